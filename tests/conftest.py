@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import granular
 from granular import cli
+from tests.support.hub import HubServer
 from tests.support.interpreters import Interpreter
 from tests.support.oracles import KappaData, Oracle
 from tests.support.servers import (
@@ -34,7 +37,7 @@ def hermetic() -> Iterator[None]:
     """Remove credentials, addresses and settings of the environment."""
     patch = pytest.MonkeyPatch()
     for name in list(os.environ):
-        if name.startswith(('AWS_', 'AZURE_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS')):
+        if name.startswith(('AWS_', 'AZURE_', 'GOOGLE_', 'GRANULAR_', 'STORAGE_EMULATOR', 'GCS', 'HF_')):
             patch.delenv(name)
     patch.setenv('AWS_EC2_METADATA_DISABLED', 'true')
     patch.setenv('NO_GCE_CHECK', 'true')
@@ -115,6 +118,26 @@ def user_buckets(
     for bucket in buckets:
         for path in bucket.iterdir():
             path.rmtree() if path.is_dir() else path.unlink()
+
+
+@pytest.fixture(scope='session')
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def user_repository(hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """``hf://datasets/me/digits`` with a dataset and a Parquet file, on the branches main and v1."""
+    folder = tmp_path_factory.mktemp('digits')
+    with granular.DatasetWriter(folder / 'train', {'label': 'int'}) as writer:
+        for label in range(100):
+            writer.append({'label': label})
+    (folder / 'parquet').mkdir()
+    parquet.write_table(pyarrow.table({'x': list(range(10))}), folder / 'parquet' / '0.parquet')
+    for branch in ('main', 'v1'):
+        hub.commit('me/digits', folder, branch)
+    monkeypatch.setenv('HF_ENDPOINT', hub.endpoint)
 
 
 @pytest.fixture(scope='session')

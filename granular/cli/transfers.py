@@ -61,7 +61,7 @@ def convert(
     ] = None,
     shardlen: Annotated[int, typer.Option(help='Datapoints in a shard; 0 for a dataset without shards.')] = 10_000,
     layout: Annotated[str, typer.Option(help=f'{" or ".join(get_args(Layout))}.')] = 'refs',
-    checksums: Annotated[bool, typer.Option('--checksums', help='Keep a checksum of each record.')] = False,
+    checksums: Annotated[bool, typer.Option(help='Keep a checksum of each record.')] = True,
     parallel: Annotated[
         int | None, typer.Option(help='Shards that are written at a time.', show_default='8, with Ray as many as fit')
     ] = None,

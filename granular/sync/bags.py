@@ -49,7 +49,7 @@ class BagWriter(SyncObject[corewriter.BagWriter]):
         path: PurePath | str | os.PathLike[str] | Any,
         version: int = 2,
         resume: Literal['check', 'discard'] = 'check',
-        checksums: bool = False,
+        checksums: bool = True,
     ) -> None:
         self._open(corewriter.BagWriter(path, version, resume, checksums))
 

@@ -114,7 +114,7 @@ class DatasetWriter(Appending[writer.DatasetWriter]):
         encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
-        checksums: bool = False,
+        checksums: bool = True,
     ) -> None:
         self._open(writer.DatasetWriter(directory, spec, encoders, layout, resume, checksums))
 
@@ -133,7 +133,7 @@ class ShardedDatasetWriter(Appending[sharded_writer.ShardedDatasetWriter]):
         shardstart: int = 0,
         shardstep: int = 1,
         layout: Layout = 'refs',
-        checksums: bool = False,
+        checksums: bool = True,
         resume: Literal['check', 'discard'] = 'check',
         index: bool = False,
     ) -> None:

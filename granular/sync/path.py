@@ -37,7 +37,7 @@ def _listing(
 
 
 class Path(PurePath):
-    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read only), or in any fsspec scheme.
+    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` or ``hf://`` (read only), or in fsspec.
 
     ::
 

@@ -46,7 +46,7 @@ def test_clean_removes_incomplete_shards_in_every_store(root):
     before = names(root)
     assert granular.clean(root, older=0, remove=True) == []
     (root / 'ds' / '000002' / 'spec.json').unlink()
-    shard = [(f'ds/000002/{name}.bag', 'bag') for name in ('n', 'refs', 'x')]
+    shard = [(f'ds/000002/{name}{end}', 'bag') for name in ('n', 'refs', 'x') for end in ('.bag', '.crc')]
     assert granular.clean(root) == []  # too young
     assert found(root, older=0) == shard
     assert [x for x in before if '000002/spec' not in x] == names(root)
@@ -55,7 +55,7 @@ def test_clean_removes_incomplete_shards_in_every_store(root):
     assert found(root, older=0) == []
     whole(root / 'ds', 10)
     if not root.store.local:
-        assert found(root, older=0, bags=True) == [('bags/000000/a.bag', 'bag')]
+        assert found(root, older=0, bags=True) == [(f'bags/000000/a{end}', 'bag') for end in ('.bag', '.crc')]
 
 
 class noop:
@@ -168,7 +168,8 @@ async def test_async_clean_lists_leftovers(tmp_path):
     write(granular.Path(tmp_path) / 'ds', 2)
     (tmp_path / 'ds' / '000001' / 'spec.json').unlink()
     left = await aio.clean(tmp_path / 'ds', older=0)
-    assert [(os.path.basename(x.place), x.kind) for x in left] == [(f'{x}.bag', 'bag') for x in ('n', 'refs', 'x')]
+    files = [f'{name}{end}' for name in ('n', 'refs', 'x') for end in ('.bag', '.crc')]
+    assert [(os.path.basename(x.place), x.kind) for x in left] == [(name, 'bag') for name in files]
 
 
 def test_clean_command(tmp_path, monkeypatch, capsys):
@@ -183,10 +184,10 @@ def test_clean_command(tmp_path, monkeypatch, capsys):
     (tmp_path / 'ds' / '000001' / 'spec.json').unlink()
     assert call() == ('', 'nothing found\n')
     out, err = call('--older', '0')
-    assert out.count('\n') == 3
+    assert out.count('\n') == 6
     assert 'refs.bag' in out
     assert '--remove' in err
-    assert len(json.loads(call('--older', '0', '--json').out)) == 3
+    assert len(json.loads(call('--older', '0', '--json').out)) == 6
     assert 'removed' in call('--older', '0', '--remove').err
     assert call('--older', '0') == ('', 'nothing found\n')
     whole(granular.Path(tmp_path) / 'ds', 5)

@@ -111,7 +111,7 @@ def test_superseded_shard_writer_publishes_no_more(request, store):
     with pytest.raises(GranularError):
         first.close()
     assert read(folder, sharded=True) == [point(i) for i in range(100, 104)]
-    assert len(names(folder)) == 8
+    assert len(names(folder)) == 14
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
@@ -328,7 +328,7 @@ def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
     with WriteProxy(server) as proxy:
         writer = granular.DatasetWriter(proxy.place(folder, **CONFIG), SPEC, granular.encoders, layout)
         fill(writer, 3)
-        proxy.arm('lost', 3 if layout == 'refs' else 4, down=True)
+        proxy.arm('lost', 6, down=True)
         with pytest.raises(StoreError, match=r'spec\.json: not known to be published.*bags were left.*discard'):
             writer.close()
     assert read(folder) == [point(i) for i in range(3)]
@@ -361,7 +361,7 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
             assert read(folder) == [point(i) for i in range(3)]
             if not proxy.done:
                 break
-        assert step == 4
+        assert step == 7
 
 
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
@@ -375,7 +375,7 @@ def test_spec_of_another_writer_keeps_its_bags(request, store):
     first.close()
     with pytest.raises(AlreadyExistsError, match=r"spec\.json: another writer.*'a'"):
         second.close()
-    assert names(folder) == ['a.bag', 'a.idx', 'spec.json']
+    assert names(folder) == ['a.bag', 'a.crc', 'a.idx', 'spec.json']
     assert read(folder) == [{'a': b'1'}]
 
 
@@ -459,7 +459,7 @@ def test_clean_uses_the_clock_of_the_store(request, store, tmp_path, monkeypatch
     monkeypatch.setattr(time, 'time', lambda: clock() + 7200)
     assert granular.clean(folder, remove=True) == []
     left = granular.clean(folder, older=0)
-    assert len(left) == 3
+    assert len(left) == 6
     assert all(0 <= leftover.age < 600 for leftover in left)
 
 
@@ -490,7 +490,7 @@ def test_tilde_is_expanded_wherever_a_path_is_accepted(tmp_path, monkeypatch, gr
     config = granular.IOConfig(index_cache='~/index', cache_dir='~/cache')
     read(granular.Path(str(bucket), config=config, **moto.options))
     assert granular_cli('cache', '~/cache')[0] == 0
-    expected = ['a.bag', 'cache', 'cli', 'converted', 'copied', 'copy', 'ds', 'index', 'shards']
+    expected = ['a.bag', 'a.crc', 'cache', 'cli', 'converted', 'copied', 'copy', 'ds', 'index', 'shards']
     assert sorted(os.listdir(home)) == expected
     assert os.listdir(tmp_path) == ['home']
     assert str(granular.Path('~')) == str(home)

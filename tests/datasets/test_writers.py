@@ -218,7 +218,8 @@ time.sleep(30)
                 fill(writer, 3)
         finally:
             os.kill(child, signal.SIGKILL)
-    assert sorted(os.listdir(tmp_path / 'data')) == ['n.bag', 'refs.bag', 'spec.json', 'x.bag']
+    files = ['n.bag', 'n.crc', 'refs.bag', 'refs.crc', 'spec.json', 'x.bag', 'x.crc']
+    assert sorted(os.listdir(tmp_path / 'data')) == files
 
 
 # --- leftovers of a killed writer

@@ -24,7 +24,7 @@ NOT_RUN = {'frameworks.md': 2, 'migration.md': 4, 'operations.md': 1, 'sources.m
 
 
 @pytest.mark.parametrize('page', RUNNING, ids=lambda page: page.name)
-def test_examples_run(page, user_buckets, redis_server, tmp_path, monkeypatch):
+def test_examples_run(page, user_buckets, user_repository, redis_server, tmp_path, monkeypatch):
     monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')

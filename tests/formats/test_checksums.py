@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import granular
 from granular.cli.commands import app
-from granular.errors import CorruptBagError, CorruptRecordError
+from granular.errors import AlreadyExistsError, CorruptBagError, CorruptRecordError
 
 SPEC = {'x': 'bytes', 'n': 'int'}
 LISTS = {'x': 'bytes', 'n': 'int', 'many': 'utf8[]'}
@@ -23,7 +23,7 @@ def make_datapoint(i, spec=SPEC):
 
 
 def write(folder, layout, count=40, spec=SPEC, **options):
-    with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout, checksums=True, **options) as writer:
+    with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout, **options) as writer:
         for i in range(len(writer), count):
             writer.append(make_datapoint(i, spec), flush=i % 7 == 0)
 
@@ -80,7 +80,7 @@ def test_cached_records_are_verified(tmp_path):
 
 
 def test_verifying_readers_pickle(tmp_path):
-    with granular.ShardedDatasetWriter(tmp_path / 's', SPEC, granular.encoders, shardlen=2, checksums=True) as writer:
+    with granular.ShardedDatasetWriter(tmp_path / 's', SPEC, granular.encoders, shardlen=2) as writer:
         writer.append(make_datapoint(1))
     harm(tmp_path / 's' / '000000' / 'x.bag', 0)
     readers = [
@@ -95,7 +95,7 @@ def test_verifying_readers_pickle(tmp_path):
 
 
 def test_verifying_without_checksums_is_an_error(tmp_path):
-    with granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders) as writer:
+    with granular.DatasetWriter(tmp_path / 'data', SPEC, checksums=False) as writer:
         writer.append(make_datapoint(1))
     assert not list((tmp_path / 'data').glob('*.crc'))
     with pytest.raises(CorruptBagError, match='no checksums'):
@@ -119,15 +119,78 @@ def test_appending_restores_checksums_lost_by_a_crash(tmp_path, cut):
     write(folder, 'columns', 20)
     file = folder / 'x.crc'
     file.write_bytes(file.read_bytes()[: max(0, 80 - cut)])
-    with granular.DatasetWriter(folder, SPEC, granular.encoders, layout='columns') as writer:  # without checksums=True
+    with granular.DatasetWriter(folder, SPEC, granular.encoders, layout='columns', checksums=False) as writer:
         for i in range(20, 30):
             writer.append(make_datapoint(i))
     with granular.DatasetReader(folder, granular.decoders, verify=True) as reader:
         assert list(reader) == [make_datapoint(i) for i in range(30)]
 
 
+def test_appending_computes_missing_checksums_and_logs(tmp_path, caplog):
+    folder = tmp_path / 'data'
+    write(folder, 'columns', 20, checksums=False)
+    assert not list(folder.glob('*.crc'))
+    write(folder, 'columns', 25, checksums=False)
+    assert (list(folder.glob('*.crc')), caplog.messages) == ([], [])
+    write(folder, 'columns', 30)
+    assert (
+        sorted(caplog.messages)
+        == [f'{folder}/{key}.bag: 25 of its 25 records have no checksum: reading them to compute it' for key in SPEC][
+            ::-1
+        ]
+    )
+    with granular.DatasetReader(folder, verify=True) as reader:
+        assert list(reader) == [make_datapoint(i) for i in range(30)]
+
+
+def test_missing_checksums_are_computed_chunk_by_chunk(tmp_path):
+    records = [b'', bytes(9 << 20), b'', b'1', bytes(5 << 20), bytes(3 << 20), b'2' * (8 << 20), b'', b'']
+    file = tmp_path / 'a.bag'
+    for i, checksums in enumerate((False, True)):
+        with granular.BagWriter(file, 3, checksums=checksums) as writer:
+            for record in records[:: 1 - 2 * i]:
+                writer.append(record)
+    records += records[::-1]
+    data = (tmp_path / 'a.crc').read_bytes()
+    assert np.frombuffer(data, '<u4').tolist() == [google_crc32c.value(record) for record in records]
+    file.write_bytes(file.read_bytes()[:-1] + b'x')
+    (tmp_path / 'a.crc').unlink()
+    with granular.BagWriter(file, 3) as writer:
+        writer.append(b'3')
+    with granular.BagReader(file, verify=True) as reader:
+        assert len(reader) == len(records) + 1
+
+
+def test_further_shards_of_a_dataset_without_checksums_are_logged(tmp_path, caplog):
+    for count, checksums in ((4, False), (6, False), (8, True)):
+        with granular.ShardedDatasetWriter(tmp_path, SPEC, shardlen=2, checksums=checksums) as writer:
+            for i in range(writer.found, count):
+                writer.append(make_datapoint(i))
+    (message,) = caplog.messages
+    assert message.startswith(f'{tmp_path}/000002: was written without checksums and is left so')
+    with granular.ShardedDatasetWriter(tmp_path, SPEC, shardlen=2) as writer:
+        writer.append(make_datapoint(8))
+    assert len(caplog.messages) == 1
+    with pytest.raises(CorruptBagError, match='000000/.*no checksums.*checksums=False'):
+        granular.ShardedDatasetReader(tmp_path, verify=True)
+    report = granular.verify(tmp_path)
+    assert (report.problems, report.records, report.checked) == ([], 27, 9)
+
+
+def test_conversion_keeps_checksums_as_it_was_begun(tmp_path):
+    records = [{'x': i} for i in range(10)]
+    granular.convert(records, tmp_path / 'a', shardlen=3, checksums=False)
+    assert not list((tmp_path / 'a').rglob('*.crc'))
+    with pytest.raises(AlreadyExistsError, match='with checksums False, not True: pass the same'):
+        granular.convert(records, tmp_path / 'a', shardlen=3)
+    granular.convert(records, tmp_path / 'b', shardlen=3)
+    assert granular.verify(tmp_path / 'b').checked == 20
+    granular.Path(tmp_path / 'b').copy(tmp_path / 'c')
+    assert granular.verify(tmp_path / 'c').checked == 20
+
+
 def test_growing_bag_is_verified(tmp_path):
-    with granular.BagWriter(tmp_path / 'a.bag', 3, checksums=True) as writer:
+    with granular.BagWriter(tmp_path / 'a.bag', 3) as writer:
         for i in range(5):
             writer.append(bytes([i]))
             with granular.BagReader(tmp_path / 'a.bag', verify=True) as reader:
@@ -136,7 +199,7 @@ def test_growing_bag_is_verified(tmp_path):
 
 def test_failed_writer_leaves_no_checksums(root):
     with pytest.raises(granular.errors.EncodeError):
-        with granular.DatasetWriter(root / 'data', SPEC, granular.encoders, checksums=True) as writer:
+        with granular.DatasetWriter(root / 'data', SPEC, granular.encoders) as writer:
             writer.append(make_datapoint(1))
             writer.append({'x': 'text', 'n': 1})
     assert not (root / 'data').exists()
@@ -154,8 +217,25 @@ def test_published_releases_read_datasets_with_checksums(tmp_path, oracle21, ora
         assert int(datapoint) == sum(range(40))
 
 
+def test_checksums_continue_after_an_older_writer_appended(tmp_path, oracle24):
+    folder = tmp_path / 'data'
+    write(folder, 'columns', 10)
+    oracle24.run(
+        'import granular, sys\n'
+        'with granular.DatasetWriter(sys.argv[1], {"x": "bytes", "n": "int"}, granular.encoders) as writer:\n'
+        '  for i in range(10, 20): writer.append({"x": bytes([i % 256]) * (i % 50 + 1), "n": i})',
+        str(folder),
+    )
+    assert (
+        granular.verify(folder).problems[0].message.endswith('expected 20 checksums, one per record of its bag, got 10')
+    )
+    write(folder, 'columns', 30)
+    with granular.DatasetReader(folder, verify=True) as reader:
+        assert list(reader) == [make_datapoint(i) for i in range(30)]
+
+
 def test_sharded_datasets_are_verified(root):
-    with granular.ShardedDatasetWriter(root / 'data', SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
+    with granular.ShardedDatasetWriter(root / 'data', SPEC, granular.encoders, shardlen=9) as writer:
         for i in range(30):
             writer.append(make_datapoint(i))
     with granular.ShardedDatasetReader(root / 'data', granular.decoders, verify=True) as reader:
@@ -168,7 +248,7 @@ def test_sharded_datasets_are_verified(root):
 
 def test_verify_continues_after_problems(tmp_path):
     folder = tmp_path / 'data'
-    with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, shardlen=9, checksums=True) as writer:
+    with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, shardlen=9) as writer:
         for i in range(45):
             writer.append(make_datapoint(i))
     (folder / '000001' / 'x.bag').write_bytes(b'no bag')

@@ -449,7 +449,7 @@ def test_files_of_other_formats(tmp_path):
         writer.append(b'hello')
         writer.append(HOSTILE_HTML)
     with Served(granular.Path(tmp_path)) as served:
-        assert [entry['format'] for entry in ask(served, '/api/folder').json['entries']] == ['bag', 'parquet']
+        assert [entry['format'] for entry in ask(served, '/api/folder').json['entries']] == ['bag', '', 'parquet']
         columns = ask(served, '/api/rows', path='t.parquet').json['columns']
         assert [cell['text'] for cell in columns['n']] == ['1', '2', 'null']
         assert ask(served, '/api/search', path='t.parquet', key='n', relation='>', text='1').json['matches'] == [1]

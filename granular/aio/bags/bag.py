@@ -170,7 +170,8 @@ class Bag:
             content = await path.read_bytes()
         except NotFoundError as error:
             raise CorruptBagError(
-                f'{self.name}: has no checksums to verify: it was written without checksums=True: {error}'
+                f'{self.name}: has no checksums to verify: it was written with checksums=False, or by another '
+                f'program: {error}'
             ) from error
         self.sums = load(content, self.length, f'{path}')
 

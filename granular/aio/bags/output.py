@@ -3,6 +3,8 @@
 import array
 import contextlib
 import dataclasses
+import itertools
+import logging
 import os
 from collections.abc import Sequence
 from typing import BinaryIO, Final, Literal
@@ -14,7 +16,7 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload_whole
+from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.store import LocalStore
@@ -33,6 +35,9 @@ from granular.formats import layout
 from granular.formats.checksums import SUFFIX, crc32c
 
 _FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
+_CHUNK: Final = 8 * MiB  # bytes read at a time to compute checksums, or one record
+
+logger: Final = logging.getLogger('granular')
 
 
 class BagOutput(AsyncResource):
@@ -127,8 +132,17 @@ class BagOutput(AsyncResource):
                 return None
             existing = 0
         self._sums = array.array('I')
-        for i in range(existing, self.length):
-            self._sums.append(crc32c(await self.path.read_range(int(limits[i]), int(limits[i + 1]))))
+        if existing < self.length:
+            logger.warning(
+                '%s: %d of its %d records have no checksum: reading them to compute it',
+                self.path, self.length - existing, self.length,
+            )  # fmt: skip
+        start = existing
+        while start < self.length:
+            stop = int(np.searchsorted(limits, limits[start] + _CHUNK, 'right')) - 1
+            stop = min(max(start + 1, stop), self.length)
+            self._sums.extend(await offload(_sums_of, self.path.key, limits[start : stop + 1]))
+            start = stop
         return existing
 
     def open_at_most(self, records: int) -> None:
@@ -399,3 +413,15 @@ def _write(file: BinaryIO, data: bytes) -> None:
         if data:
             file.write(data)
         file.flush()
+
+
+def _sums_of(name: str, limits: NDArray[np.int64]) -> list[int]:
+    """Return the checksums of neighbouring records of a local file, which is read."""
+    start, size = int(limits[0]), int(limits[-1] - limits[0])
+    with translated(name), open(name, 'rb') as file:
+        file.seek(start)
+        data = file.read(size)
+    if len(data) != size:
+        raise CorruptBagError(f'{name}: expected {size} bytes from byte {start} on, got {len(data)}')
+    ends = (limits - start).tolist()
+    return [crc32c(data[left:right]) for left, right in itertools.pairwise(ends)]

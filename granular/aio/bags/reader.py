@@ -31,8 +31,8 @@ class BagReader(Sampling[bytes]):
         a read needs are fetched.
       cache_data: keep the records in memory.
       index: the ``.idx`` file of a version 3 bag, or its content; by default the file beside the bag, if there is one.
-      verify: check each record against its checksum; the bag must have been written with ``checksums=True``. Memory:
-        4 bytes per record.
+      verify: check each record against its checksum; the bag must have been written with checksums, as by default.
+        Memory: 4 bytes per record.
 
     Example::
 

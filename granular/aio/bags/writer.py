@@ -19,8 +19,9 @@ class BagWriter(Publishing):
       version: 1, 2 or 3. A version 2 bag with an empty record is written as version 1, which can represent it.
       resume: how to treat bytes after the last limit of a version 3 bag, as a crash leaves them. ``'check'``: check
         that the records appended next equal those bytes; ``'discard'``: drop them.
-      checksums: write a CRC32C of each record beside the bag, for readers with ``verify``. A bag that has checksums and
-        is appended to gets them in any case.
+      checksums: write a CRC32C of each record beside the bag, for readers with ``verify``. A bag that is appended to
+        and has none gets those of its existing records first, which reads all of it and is logged; a bag that has
+        checksums gets them in any case.
 
     Example::
 
@@ -33,7 +34,7 @@ class BagWriter(Publishing):
         path: Path | str | os.PathLike[str] | Any,
         version: int = 2,
         resume: Literal['check', 'discard'] = 'check',
-        checksums: bool = False,
+        checksums: bool = True,
     ) -> None:
         super().__init__()
         self._output = BagOutput(Path(path), version, resume, checksums)

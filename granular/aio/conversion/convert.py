@@ -78,7 +78,7 @@ async def convert(
     encoders: Mapping[str, Encoder | Any] | None = None,
     shardlen: int | None = 10_000,
     layout: Layout = 'refs',
-    checksums: bool = False,
+    checksums: bool = True,
     parallel: int | None = None,
     sample: int = 128,
     dry_run: bool = False,
@@ -253,7 +253,10 @@ class _Work:
             raise CorruptDatasetError(f'{path}: was not written by convert') from error
         if differ := [name for name in plan if not isinstance(existing, dict) or existing.get(name) != plan[name]]:
             differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
-            raise AlreadyExistsError(f'{self._directory}: was begun as another conversion, with {differences}')
+            raise AlreadyExistsError(
+                f'{self._directory}: was begun as another conversion, with {differences}: '
+                f'pass the same, or choose another folder'
+            )
 
     # --- shared by both kinds of sources
 

@@ -40,7 +40,7 @@ class DatasetReader(Sampling[Datapoint_co]):
         a read needs are fetched.
       cache_keys: keys whose bags are kept in memory; ``'refs'`` keeps the references of the refs layout.
       parallel: accepted for code written for granular 0.21; reads are always concurrent.
-      verify: check each record against its checksum; the dataset must have been written with ``checksums=True``.
+      verify: check each record against its checksum; the dataset must have been written with checksums, as by default.
         Memory: 4 bytes per record.
 
     Example::

@@ -1,8 +1,9 @@
 """Write sharded datasets: one shard after the other, each a dataset of its own."""
 
+import logging
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from granular import formats
 from granular.aio.datasets.build_index import build_index
@@ -24,8 +25,11 @@ from granular.errors import (
     NotFoundError,
     SpecError,
 )
+from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, check_spec, shard_name
 from granular.indexing import check_integer
+
+logger: Final = logging.getLogger('granular')
 
 
 class ShardedDatasetWriter(Publishing):
@@ -65,7 +69,7 @@ class ShardedDatasetWriter(Publishing):
         shardstart: int = 0,
         shardstep: int = 1,
         layout: Layout = 'refs',
-        checksums: bool = False,
+        checksums: bool = True,
         resume: Literal['check', 'discard'] = 'check',
         index: bool = False,
     ) -> None:
@@ -83,6 +87,7 @@ class ShardedDatasetWriter(Publishing):
         self._index = index
         self.directory: Path = Path(directory)
         self._args = (spec, encoders, layout, resume, checksums)
+        self._checksums = checksums
         self._spec = check_spec(spec, layout)
         fields_of(self._spec, encoders, layout, f'{self.directory}')  # rejects unknown types before a shard starts
         self._layout = layout
@@ -155,6 +160,7 @@ class ShardedDatasetWriter(Publishing):
             raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
         self._next = own[-1] + self._step
         self._found = sum(length or 0 for length in lengths)
+        await self._compare_checksums([number for number, length in zip(own, lengths, strict=False) if length])
         if not growing and lengths[-1] is not None:
             return
         writer = await self._open_shard(last)
@@ -163,6 +169,18 @@ class ShardedDatasetWriter(Publishing):
             await writer.aclose()
         else:
             self._writer, self._resumed = writer, len(writer)
+
+    async def _compare_checksums(self, finished: list[int]) -> None:
+        """Log if the last of the finished shards, which are never changed, has no checksums, but the next ones do."""
+        if not finished or not self._checksums:
+            return
+        shard = self.directory / shard_name(finished[-1])
+        if not await (shard / f'{"refs" if self._layout == "refs" else next(iter(self._spec))}{SUFFIX}').exists():
+            logger.warning(
+                '%s: was written without checksums and is left so: further shards have them, but readers with '
+                'verify=True refuse the dataset; pass checksums=False to write further shards like it',
+                shard,
+            )
 
     async def _drop(self, number: int) -> bool:
         """Remove a shard that was started and never used, as left by a writer killed between two shards."""

@@ -48,7 +48,8 @@ class DatasetWriter(Publishing):
         datapoints appended next equal those that are half written. ``'discard'``: drop what is half written. A bucket
         cannot tell whether the other writer is alive: there, ``'discard'`` asserts that it is not.
       checksums: write a CRC32C of each record, for readers with ``verify``, in files that granular 0.21 and 0.24
-        ignore.
+        ignore. Columns that are appended to and have none get those of their existing records first, which reads all
+        of them and is logged; columns that have checksums get them in any case.
 
     Example::
 
@@ -64,7 +65,7 @@ class DatasetWriter(Publishing):
         encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
-        checksums: bool = False,
+        checksums: bool = True,
     ) -> None:
         super().__init__()
         self.directory: Path = Path(directory)

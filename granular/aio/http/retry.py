@@ -37,6 +37,7 @@ _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefr
 # S3 sends these codes with status 400 for a body that arrived damaged or too late.
 _DAMAGED: Final = frozenset(('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch'))
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
+_RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-httpapi-ratelimit-headers: used up
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _COST: Final = 5.0  # tokens of the retry budget for a retry
 _COST_AFTER_TIMEOUT: Final = 10.0
@@ -341,6 +342,8 @@ def _kind(error: Exception) -> str:
 def _retry_after(head: Head) -> float:
     """Return the seconds to wait that a reply asks for; 0 if it states none that can be parsed."""
     value = head.headers.get('retry-after', '')
+    if not value and (limit := _RATE_LIMIT.search(head.headers.get('ratelimit', ''))):
+        return float(limit[1])  # of the Hugging Face Hub, which sends no Retry-After
     if value.isdecimal():
         return float(value[:9])
     until, now = http_date(value), http_date(head.headers.get('date', '')) or datetime.datetime.now(datetime.UTC)

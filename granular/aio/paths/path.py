@@ -22,7 +22,7 @@ Progress = Callable[[int], object]
 
 
 class Path(PurePath):
-    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` (read-only), or in any fsspec scheme.
+    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` or ``hf://`` (read-only), or in fsspec.
 
     Object stores have no folders: there, a folder exists while at least one key begins with its name.
 

@@ -67,6 +67,11 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
             from granular.aio.stores.azure.store import AzureStore
 
             return AzureStore(f'{scheme}://{root}', config, options), key.rstrip('/')
+        case 'hf' if root != 'buckets':
+            from granular.aio.stores.hub import HubStore, split
+
+            repository, key = split(path)
+            return HubStore(repository, config, options), key
         case _:
             from granular.aio.stores.fsspec import FsspecStore, fsspec_root
 

@@ -57,15 +57,19 @@ class Client(abc.ABC):
         """Return the signed target of an object, cached for 240 s."""
         if (target := self.ready(key)) is not None:
             return target
-        now = time.monotonic()
         signed = Target.of(*await self.sign(key))
+        self.remember(key, signed)
+        return signed
+
+    def remember(self, key: str, signed: Target) -> None:
+        """Cache the signed target of an object for 240 s."""
+        now = time.monotonic()
         if len(self._ready) >= _REMEMBERED:
             self._ready.clear()
         elif now - self._swept > _SIGNED_FOR:
             self._swept = now
             self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < _SIGNED_FOR}
         self._ready[key] = (now, signed)
-        return signed
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -44,7 +44,7 @@ def write(
     encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
     shardlen: int = 10_000,
     layout: Layout = 'refs',
-    checksums: bool = False,
+    checksums: bool = True,
     resume: Literal['check', 'discard'] = 'check',
     **options: Any,
 ) -> None:
@@ -59,7 +59,7 @@ def write(
     of the attempts that Ray counts are then assembled by further tasks into shards of ``shardlen`` datapoints, whatever
     the blocks of the dataset. So a task that is retried, runs twice or loses its node changes nothing, as long as the
     dataset computes the same rows again. The first shard is published last: until then, there is nothing to read.
-    Every record is written twice and read once, between the workers and the store.
+    Every record is written twice and read once, between the workers and the store, and compared with its checksum then.
 
     A killed program leaves parts, and perhaps shards, which ``granular clean`` finds and the next ``write`` replaces.
     Workers take credentials from their environment, and must reach the folder by the same address.
@@ -106,7 +106,7 @@ class Datasink(_Base):  # type: ignore[misc]
         encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
         shardlen: int = 10_000,
         layout: Layout = 'refs',
-        checksums: bool = False,
+        checksums: bool = True,
         resume: Literal['check', 'discard'] = 'check',
     ) -> None:
         self._directory = shared(Path(url))
@@ -139,7 +139,9 @@ class Datasink(_Base):  # type: ignore[misc]
         name = f'{ctx.task_idx:06}.{secrets.token_hex(8)}'
         if first is None:
             return ctx.task_idx, name, 0
-        with granular.DatasetWriter(self._parts / name, self._spec, self._encoders, self._layout) as writer:
+        with granular.DatasetWriter(
+            self._parts / name, self._spec, self._encoders, self._layout, checksums=self._checksums
+        ) as writer:
             writer.append(first, flush=False)
             for row in rows:
                 writer.append(row, flush=False)
@@ -187,7 +189,7 @@ class Datasink(_Base):  # type: ignore[misc]
         count = sum(lengths)
         mapping = _Records(self._spec, size // max(1, lengths[0] if lengths else 1))
         fields = fields_of(self._spec, None, self._layout, f'{self._directory}')
-        source = Concatenation(functools.partial(_open, folders), lengths)
+        source = Concatenation(functools.partial(_open, folders, self._checksums), lengths)
         writer = ShardWriter(
             self._directory, mapping, fields, self._shardlen, self._layout, self._checksums, f'{self._parts}'
         )
@@ -225,8 +227,8 @@ class _Records:
         return record  # type: ignore[no-any-return]
 
 
-def _open(folders: Sequence[Path], number: int) -> DatasetReader:
-    return DatasetReader(folders[number], None)
+def _open(folders: Sequence[Path], verify: bool, number: int) -> DatasetReader:
+    return DatasetReader(folders[number], None, verify=verify)
 
 
 async def _size_of(folder: Path) -> int:

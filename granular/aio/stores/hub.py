@@ -1,0 +1,338 @@
+"""Repositories of the Hugging Face Hub, read at one commit.
+
+A branch or tag is looked up once, and everything is read at its commit from then on. The Hub redirects reads of large
+files to a content server: each file is looked up once in some minutes, and its ranges are then read from there.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import urllib.parse
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from granular._lazy import import_if_installed
+from granular._redact import protect
+from granular.aio.http.messages import Target
+from granular.aio.http.reply import Reply
+from granular.aio.http.retry import refusal
+from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.threads import offload
+from granular.aio.stores.base import Entry, Request, Stat, Store
+from granular.aio.stores.remote import Client, RemoteStore
+from granular.config import IOConfig, MiB
+from granular.errors import AccessDeniedError, BadReplyError, InvalidArgumentError, NotFoundError
+
+_ADDRESS: Final = re.compile(
+    r'(?:(?P<kind>datasets|spaces|models)/)?(?P<id>[\w.-]+/[\w.-]+)'
+    r'(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(?P<key>.*))?',
+    re.DOTALL,
+)
+_KINDS: Final = ('datasets', 'spaces', 'models', 'kernels', 'buckets')
+_OPTIONS: Final = frozenset(('endpoint_url', 'tls_verify', 'token'))
+_COMMIT: Final = re.compile(r'[0-9a-f]{40}')
+_NEXT: Final = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
+_MAX_PAGE: Final = 16 * MiB
+_AHEAD: Final = 16  # files looked up concurrently
+
+
+def split(address: str) -> tuple[str, str]:
+    """Return the root of an address, which names a repository and perhaps a revision, and the key in it.
+
+    Raises:
+      InvalidArgumentError: if it does not name a repository.
+    """
+    match = _ADDRESS.fullmatch(address.partition('://')[2].rstrip('/'))
+    if match is None or (match['kind'] is None and match['id'].partition('/')[0] in _KINDS):
+        raise InvalidArgumentError(
+            f'{address}: expected hf://datasets/owner/name/..., hf://spaces/owner/name/... or hf://owner/name/..., '
+            f'with @revision behind the name for another branch, tag or commit'
+        )
+    key = match['key'] or ''
+    return f'hf://{match[0][: match.start("key") - 1] if match["key"] is not None else match[0]}', key
+
+
+class HubStore(RemoteStore['HubClient']):
+    """A repository, at the commit that its revision has at the first use. It is read-only.
+
+    Options: ``token``, by default that of the environment or of ``hf auth login``, and False for none;
+    ``endpoint_url``; ``tls_verify``.
+    """
+
+    is_bucket = False
+    variables = ('HF_TOKEN', 'HF_TOKEN_PATH', 'HF_HOME')
+
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        if unknown := sorted(self.options.keys() - _OPTIONS):
+            raise InvalidArgumentError(f'{root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
+        match = _ADDRESS.fullmatch(root.partition('://')[2])
+        if match is None:
+            raise InvalidArgumentError(f'{root}: expected hf:// and a repository')
+        kind = match['kind'] or 'models'
+        revision = urllib.parse.unquote(match['revision'] or 'main')
+        self._revision = revision
+        self._repository = match['id'] if kind == 'models' else f'{kind}/{match["id"]}'
+        self._api = f'{self.endpoint}/api/{kind}/{match["id"]}'
+        self._commit = revision if _COMMIT.fullmatch(revision) else None
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return *super().__reduce__(), {'_commit': self._commit}  # other processes read the same commit
+
+    def _find_endpoint(self) -> str:
+        endpoint = self.options.get('endpoint_url') or os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
+        return str(endpoint).rstrip('/')
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {'endpoint_url': self.endpoint}
+
+    def _space(self) -> str:
+        return str(self.endpoint)
+
+    async def make_client(self) -> 'HubClient':
+        return HubClient(self, await offload(self._find_token))
+
+    def _find_token(self) -> str | None:
+        """Return the token that the options, the environment or the login of huggingface_hub give."""
+        token = self.options.get('token')
+        if token is None or token is True:
+            hub = import_if_installed('huggingface_hub')
+            token = os.environ.get('HF_TOKEN') if hub is None else hub.get_token()
+        if not token:
+            return None
+        if not isinstance(token, str):
+            raise InvalidArgumentError(f'{self.root}: expected a token or False, got {type(token).__name__}')
+        protect([token])
+        return token
+
+    # --- addresses: in requests, keys are pinned, @commit/path
+
+    def url(self, key: str) -> str:
+        commit, _, path = key[1:].partition('/')
+        if key[:1] == '@' and _COMMIT.fullmatch(commit):
+            return f'{self.root.partition("@")[0]}@{commit}/{path}'
+        return self.address(key)
+
+    def address_of(self, key: str) -> str:
+        """Return the URL of a pinned key."""
+        commit, _, path = key[1:].partition('/')
+        return f'{self.endpoint}/{self._repository}/resolve/{commit}/{_quoted(path)}'
+
+    async def _pin(self) -> str:
+        """Return the commit that is read, looked up at the first call."""
+        if self._commit is None:
+            async with self._lock.turn():
+                if self._commit is None:
+                    self._commit = await self._find_commit()
+        return self._commit
+
+    async def _find_commit(self) -> str:
+        def check(answer: Answer) -> str:
+            commit = _parsed(answer, dict, self.root).get('sha')
+            if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+                raise BadReplyError(f'{self.root}: expected the commit of {self._revision!r}, got {commit!r:.100}')
+            return commit
+
+        client = await self.client()
+        revision = urllib.parse.quote(self._revision, safe='')
+        try:
+            with self._explained(client):
+                commit: str = await client.call('GET', f'{self._api}/revision/{revision}?expand=sha', self.root, check)
+                return commit
+        except NotFoundError as error:
+            raise NotFoundError(
+                f'{self.root}: no such repository or revision, or it is private: {self._remedy(client)}'
+            ) from error
+
+    @contextlib.contextmanager
+    def _explained(self, client: 'HubClient') -> Iterator[None]:
+        """Name the remedy where the Hub denies access."""
+        try:
+            yield
+        except AccessDeniedError as error:
+            raise AccessDeniedError(
+                f'{self.root}: access denied: the repository is gated or private, or does not exist: '
+                f'{self._remedy(client)}'
+            ) from error
+
+    def _remedy(self, client: 'HubClient') -> str:
+        sent = 'the token that was sent may not read it' if client.token else 'no token was sent'
+        return (
+            f'{sent}: ask for access at {self.endpoint}/{self._repository}, and pass token=, set HF_TOKEN, or log in '
+            f'with `hf auth login`, which needs the extra huggingface'
+        )
+
+    # --- reading
+
+    async def _pinned(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests with pinned keys, whose files were looked up."""
+        commit, client = await self._pin(), await self.client()
+        pinned = [request._replace(key=f'@{commit}/{request.key}') for request in requests]
+        await client.look_up({request.key for request in pinned})
+        return pinned
+
+    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
+        with self._explained(await self.client()):
+            (request,) = await self._pinned([Request(key, [], [])])
+            return await super().read(request.key, start, stop, version)
+
+    async def read_into(
+        self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
+    ) -> None:
+        with self._explained(await self.client()):
+            (request,) = await self._pinned([Request(key, [], [])])
+            await super().read_into(request.key, start, stop, version, target, largest)
+
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        with self._explained(await self.client()):
+            return await super().read_many(await self._pinned(requests))
+
+    async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
+        cache = self._cache()
+        if cache is not None:
+            await offload(cache.forget, self.fingerprint, await self._pinned(requests))
+        return await self.read_many(requests)
+
+    async def now(self, key: str) -> float:
+        return await Store.now(self, key)
+
+    async def stat(self, key: str) -> Stat:
+        commit, client, name = await self._pin(), await self.client(), self.url(key)
+        if not key:
+            return Stat(0, is_dir=True)
+        body = urllib.parse.urlencode({'paths': key, 'expand': 'false'}).encode()
+        with self._explained(client):
+            infos = await client.call(
+                'POST', f'{self._api}/paths-info/{commit}', name, lambda answer: _entries(answer, name), body=body
+            )
+        for entry in infos:
+            if entry.key == key:
+                return Stat(entry.size, is_dir=entry.is_dir)
+        raise NotFoundError(f'{name}: no such file or folder at commit {commit}')
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        async for entry in self._tree(key, False):
+            yield entry
+
+    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        async for entry in self._tree(key, True):
+            yield entry
+
+    async def _tree(self, key: str, recursive: bool) -> AsyncIterator[Entry]:
+        commit, name = await self._pin(), self.url(key)
+        folder = f'{key}/' if key else ''
+        path = f'/{urllib.parse.quote(key, safe="")}' if key else ''
+        url: str | None = f'{self._api}/tree/{commit}{path}?recursive={str(recursive).lower()}'
+
+        def check(answer: Answer) -> tuple[list[Entry], str | None]:
+            entries = _entries(answer, name)
+            if wrong := [entry.key for entry in entries if not entry.key.startswith(folder)]:
+                raise BadReplyError(f'{name}: expected entries of this folder in its listing, got {wrong[0]!r:.200}')
+            following = _NEXT.search(answer.head.headers.get('link', ''))
+            if following is None:
+                return entries, None
+            page = urllib.parse.urljoin(f'{self._api}/', following[1])
+            if not page.startswith(f'{self.endpoint}/'):
+                raise BadReplyError(f'{name}: the next page of its listing is on another server')
+            return entries, page
+
+        while url is not None:
+            client = await self.client()  # on the event loop: between pages the caller may be on none
+            with self._explained(client):
+                entries, url = await client.call('GET', url, name, check)
+            for entry in entries:
+                yield entry
+
+
+class HubClient(Client):
+    """Client of a repository under one event loop.
+
+    Attributes:
+      token: the token that is sent; None without.
+    """
+
+    def __init__(self, store: HubStore, token: str | None) -> None:
+        super().__init__()
+        self._store, self.token = store, token
+        self._headers = {} if token is None else {'Authorization': f'Bearer {token}'}
+        self._looking: dict[str, asyncio.Lock] = {}
+
+    async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
+        return self._store.address_of(key), self._headers
+
+    async def call(self, method: str, url: str, name: str, check: Any, *, body: bytes = b'') -> Any:
+        """Call the API of the Hub."""
+        headers = {**self._headers, **({'Content-Type': 'application/x-www-form-urlencoded'} if body else {})}
+
+        async def make() -> Outgoing:
+            return Outgoing(Target.of(url, headers), method, body)
+
+        return await self.transport.call(make, self.recover, name, check, limit=_MAX_PAGE)
+
+    async def look_up(self, keys: Iterable[str]) -> None:
+        """Find the servers that have the contents of files, unless they were found in the last minutes."""
+        missing = [key for key in keys if self.ready(key) is None]
+        if len(missing) == 1:
+            await self._look_up(missing[0])
+        elif missing:
+            await for_each(each(missing), self._look_up, _AHEAD)
+
+    async def _look_up(self, key: str) -> None:
+        lock = self._looking.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if self.ready(key) is None:
+                    await self._find_server(key)
+        finally:
+            self._looking.pop(key, None)
+
+    async def _find_server(self, key: str) -> None:
+        """Follow the redirects of a file, so that each of its ranges does not have to."""
+        target = Target.of(*await self.sign(key))
+        name = self._store.url(key)
+
+        def check(answer: Answer) -> Target:
+            found = Target.of(answer.url, {})
+            if found.origin != target.origin:
+                return found  # whose signature may be for GET only
+            if answer.head.status != 200:
+                raise refusal(answer.head, answer.head.headers.get('x-error-message', '').encode(), name)
+            return Target.of(answer.url, self._headers)
+
+        async def make() -> Outgoing:
+            return Outgoing(target, 'HEAD')
+
+        self.remember(key, await self.transport.call(make, self.recover, name, check, statuses=range(200, 600)))
+
+
+def _quoted(path: str) -> str:
+    return urllib.parse.quote(path, safe='/~-_.')
+
+
+def _parsed(answer: Answer, kind: type, name: str) -> Any:
+    """Return the JSON of an answer, which must be of the given type."""
+    try:
+        value = json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise BadReplyError(f'{name}: expected JSON from the Hub, got {len(answer.body)} other bytes') from error
+    if not isinstance(value, kind):
+        raise BadReplyError(f'{name}: expected a {kind.__name__} from the Hub, got a {type(value).__name__}')
+    return value
+
+
+def _entries(answer: Answer, name: str) -> list[Entry]:
+    return [_entry(info, name) for info in _parsed(answer, list, name)]
+
+
+def _entry(info: Any, name: str) -> Entry:
+    match info:
+        case {'type': 'directory', 'path': str(path)}:
+            return Entry(path, True)
+        case {'type': 'file', 'path': str(path), 'size': int(size)} if size >= 0:
+            return Entry(path, False, size)
+    raise BadReplyError(f'{name}: expected the type, path and size of a file, got {info!r:.200}')
