@@ -322,6 +322,35 @@ def test_columns_of_empty_values_have_an_index(bucket):
         assert list(reader) == [point(i, 'columns') for i in (0, 0, 50, 50)]
 
 
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_windows_over_replaced_shards(bucket, monkeypatch, caplog):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    folder = bucket / 'ds'
+
+    def write_tokens(number, start):
+        for path in list((folder / f'{number:06}').iterdir()) if start else []:
+            if path.name != NAME:
+                path.unlink()
+        with granular.DatasetWriter(folder / f'{number:06}', {'t': 'array'}, granular.encoders) as writer:
+            writer.append({'t': np.arange(start, start + 4)})
+
+    for number in range(3):
+        write_tokens(number, 0)
+    granular.build_index(folder)
+    write_tokens(1, 100)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        with granular.TokenWindows(reader, 't', 2) as windows:
+            assert [window['t'].tolist() for window in windows] == [
+                [0, 1],
+                [2, 3],
+                [100, 101],
+                [102, 103],
+                [0, 1],
+                [2, 3],
+            ]
+    assert len(warnings_of(caplog)) == 1
+
+
 def test_appended_column_is_noticed(tmp_path, caplog):
     write(tmp_path / 'ds', range(15), 'columns', shardlen=10, index=True)
     write(tmp_path / 'ds', range(15, 18), 'columns', shardlen=10)

@@ -260,6 +260,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             for file, identity in dataset.files().items()
         }
 
+    async def _compare_shards(self) -> None:
+        """Open shards that are not those in the index by their own tables, before their columns are read directly."""
+        if (indexed := self._indexed) is not None:
+            await indexed.replace(await indexed.find_replaced(range(len(indexed))))
+
     def _states(self) -> dict[str, FolderState]:
         states = {dataset.directory.name: dataset.state() for dataset in self._datasets}
         return {name: state for name, state in states.items() if state is not None}
