@@ -104,6 +104,11 @@ class Directory:
         """The names of the bags of a shard, in the order of ``rows``."""
         return list(self.spec) if self.kinds is None else ['refs', *self.spec]
 
+    def file_sizes(self) -> Ints:
+        """Return the bytes of each ``.bag``, shape (shards, bags): in the columns layout, without the table."""
+        sizes: Ints = self.rows['datasize' if self.kinds is None else 'size'].astype(np.int64)
+        return sizes
+
     def counts(self) -> Ints:
         """Return the number of records of each table, shape (shards, tables).
 

@@ -247,6 +247,110 @@ def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatc
         assert reader.fetch(range(40)) == [point(i, 'refs') for i in range(40)]
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Let the times of the last change differ between the files that are compared and those in the index."""
+
+    def advance():
+        to_nanoseconds = granular.aio.datasets.index.to_nanoseconds
+        monkeypatch.setattr(granular.aio.datasets.index, 'to_nanoseconds', lambda time: to_nanoseconds(time) + 10**10)
+
+    return advance
+
+
+@pytest.mark.parametrize(('layout', 'key'), [('refs', 'b'), ('columns', 'c')])
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_same_bytes_that_are_divided_differently_are_noticed(bucket, layout, key, monkeypatch, clock):
+    """S3 gives the same version to the same bytes, whatever the limits and references that divide them."""
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    old = [{'b': ['x', 'y'], 'c': b'xy'}, {'b': ['z'], 'c': b'z'}]
+    new = [{'b': ['x'], 'c': b'x'}, {'b': ['y', 'z'], 'c': b'yz'}]
+    spec = {'b': 'utf8[]', 'c': 'bytes'} if layout == 'refs' else {'c': 'bytes'}
+
+    def write_points(folder, points):
+        for path in list(folder.iterdir()) if folder.exists() else []:
+            if path.name != NAME:
+                path.unlink()
+        with granular.DatasetWriter(folder, spec, granular.encoders, layout=layout) as writer:
+            for datapoint in points:
+                writer.append({key: datapoint[key] for key in spec})
+
+    for number in range(3):
+        write_points(bucket / 'ds' / f'{number:06}', old)
+    granular.build_index(bucket / 'ds')
+    write_points(bucket / 'ds' / '000001', new)
+    if layout == 'columns':
+        clock()  # as the files are of the same size
+    expected = [datapoint[key] for datapoint in (*old, *new, *old)]
+    for options in ({}, {'cache_keys': (key,)}, {'cache_index': False}):
+        with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders, **options) as reader:
+            assert is_indexed(reader)
+            assert reader[2] == {name: new[0][name] for name in spec}
+            assert [datapoint[key] for datapoint in reader.fetch(range(6), (key,))] == expected
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_empty_values_of_replaced_shards_are_noticed(bucket, monkeypatch):
+    """An empty record is never requested."""
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    folder = bucket / 'ds'
+    write(folder, [0, 0, 50, 50], shardlen=2, index=True)
+    rewrite(folder / '000000', [50, 51, 52])
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        with pytest.raises(ObjectChangedError, match=r'expected 2 datapoints, got 3.*granular index'):
+            reader.fetch([0], ('b', 'c'))
+    with granular.ShardedDatasetReader(folder, granular.decoders, cache_keys=('c',)) as reader:
+        assert [datapoint['a'] for datapoint in reader] == [50, 51, 52, 50, 50]
+
+
+@pytest.mark.parametrize('bucket', ['seaweed'], indirect=True)
+def test_each_shard_is_compared_once(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    write(bucket / 'ds', range(40), shardlen=10, index=True)
+    with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
+        for requests in (2, 1):
+            datapoint, count = count_requests(lambda reader=reader: reader.fetch([15], ('a',)))
+            assert (datapoint, count) == ([{'a': 15}], requests)
+
+
+@pytest.mark.parametrize('bucket', ['seaweed', 'fakegcs'], indirect=True)
+def test_columns_of_empty_values_have_an_index(bucket):
+    """An empty object of S3 has no version."""
+    write(bucket / 'ds', [0, 0, 50, 50], 'columns', shardlen=2, index=True)
+    with granular.ShardedDatasetReader(bucket / 'ds', granular.decoders) as reader:
+        assert is_indexed(reader)
+        assert list(reader) == [point(i, 'columns') for i in (0, 0, 50, 50)]
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_windows_over_replaced_shards(bucket, monkeypatch, caplog):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    folder = bucket / 'ds'
+
+    def write_tokens(number, start):
+        for path in list((folder / f'{number:06}').iterdir()) if start else []:
+            if path.name != NAME:
+                path.unlink()
+        with granular.DatasetWriter(folder / f'{number:06}', {'t': 'array'}, granular.encoders) as writer:
+            writer.append({'t': np.arange(start, start + 4)})
+
+    for number in range(3):
+        write_tokens(number, 0)
+    granular.build_index(folder)
+    write_tokens(1, 100)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        with granular.TokenWindows(reader, 't', 2) as windows:
+            assert [window['t'].tolist() for window in windows] == [
+                [0, 1],
+                [2, 3],
+                [100, 101],
+                [102, 103],
+                [0, 1],
+                [2, 3],
+            ]
+    assert len(warnings_of(caplog)) == 1
+
+
 def test_appended_column_is_noticed(tmp_path, caplog):
     write(tmp_path / 'ds', range(15), 'columns', shardlen=10, index=True)
     write(tmp_path / 'ds', range(15, 18), 'columns', shardlen=10)

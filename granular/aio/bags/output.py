@@ -51,6 +51,7 @@ class BagOutput(AsyncResource):
       length: the number of records.
       flushed: the number of records that were flushed.
       verifies: True if closing verifies the published files; otherwise the caller of ``aclose`` calls ``verify``.
+      has_copies: True if other processes may publish the same bytes in the same files of a bucket at the same time.
     """
 
     path: Path
@@ -77,6 +78,7 @@ class BagOutput(AsyncResource):
         self._uncertain: list[Path] = []  # files whose publishing failed, but which may exist nevertheless
         self._turns = Lock()
         self.verifies = True
+        self.has_copies = False
         self._tail: _Tail | None = None
         self._failed = False
         self.flushed: int = 0
@@ -90,9 +92,9 @@ class BagOutput(AsyncResource):
             return
         paths = [self.path] if self.version < 3 else [self.path, self._index_path]
         for path in paths:
-            if await path.exists():
+            if not self.has_copies and await path.exists():
                 raise AlreadyExistsError(f'{path}: exists already, and bags in a bucket cannot be appended to')
-        self._writers = [await path.store.open_writer(path.key, new=True) for path in paths]
+        self._writers = [await path.store.open_writer(path.key, new=not self.has_copies) for path in paths]
 
     async def _open_local(self, store: LocalStore) -> None:
         try:
@@ -312,7 +314,7 @@ class BagOutput(AsyncResource):
             stat = await path.stat()
         except NotFoundError as error:
             raise StoreError(f'{path}: {published.size} bytes were written, but there is no such file') from error
-        version = published.version or stat.version
+        version = stat.version if self.has_copies else published.version or stat.version
         if stat.is_dir or stat.size != published.size or stat.version != version:
             raise StoreError(
                 f'{path}: expected {published.size} bytes of version {version} after writing, got {stat.size} of '

@@ -161,7 +161,8 @@ async def convert(
         if not dry_run:
             hint = ': the type was inferred from other records: pass another one with spec'
             writer = ShardWriter(Path(directory), mapping, fields, shardlen, layout, checksums, opened.name, hint)
-            ray = RayShards(writer, source, format, opened) if engine == 'ray' else None
+            # In a thread, because it imports ray.
+            ray = await offload(RayShards, writer, source, format, opened) if engine == 'ray' else None
             result = await _Work(opened, writer, mapping, shardlen, layout, checksums, parallel, progress, ray).run(
                 result
             )
@@ -196,6 +197,8 @@ class _Work:
             return await self._run(plan)
         claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
+        if self._ray is not None:
+            self._ray.claim = claim
         try:
             return await self._run(plan)
         finally:

@@ -1,6 +1,7 @@
 """Write shards in the workers of a Ray cluster: each shard is a task."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Final, cast
 from granular._lazy import import_extra
 from granular.aio.conversion.record_source import Format, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
+from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
@@ -22,6 +24,7 @@ from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
     InvalidArgumentError,
+    NotFoundError,
     WorkerError,
 )
 
@@ -36,21 +39,28 @@ Count = Callable[[int, int, int], None]
 class RayShards:
     """Writes shards as tasks of Ray, which retries those whose worker or node died.
 
-    A task writes the whole shard again, and finds it finished if an earlier attempt published it. The first shard is
-    written at the same time as the others and published after them.
+    A task writes the whole shard again, and finds it finished if an earlier attempt published it. A worker that Ray
+    considers dead may still be alive: in a bucket both write the same bytes, and the later one overwrites them; on a
+    disk, the lock on the folder excludes one of them. The first shard is written at the same time as the others and
+    published after them.
 
     Args:
       writer: writes the shards.
       source, format: the source as the user passed it, which each worker opens for itself.
       opened: the source as this process has opened it.
+
+    Attributes:
+      claim: the claim on the folder in a bucket, without which no shard is published.
     """
 
     def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
         self._ray = import_extra('ray', 'ray')
         writer.directory = shared(writer.directory)
+        writer.has_copies = True  # a worker that Ray considers dead may be alive, beside the one that replaces it
         expected = len(opened), opened.size
         self._job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
         self._running: dict[int, Any] = {}  # the results of the tasks
+        self.claim: Claim | None = None
 
     async def write(self, ranges: Mapping[int, tuple[int, int]], parallel: int | None, count: Count) -> None:
         """Write shards.
@@ -66,6 +76,7 @@ class RayShards:
         """
         if not ranges:
             return
+        self._job.claim = self.claim
         job, task = await offload_whole(self._start)
 
         async def write_shard(number: int) -> None:
@@ -77,8 +88,17 @@ class RayShards:
         try:
             await for_each(each(ranges), write_shard, parallel or len(ranges))
         except BaseException:
+            numbers = list(self._running)
             await offload_whole(self._cancel)
+            await self._remove_empty(numbers)
             raise
+
+    async def _remove_empty(self, numbers: Sequence[int]) -> None:
+        """Remove the folders that cancelled tasks had just created."""
+        directory = self._job.writer.directory
+        for number in numbers:
+            with contextlib.suppress(NotFoundError):
+                await directory.store.delete_empty(self._job.writer.folder(number).key)
 
     def _cancel(self) -> None:
         """Cancel the tasks that are left, and wait for them: in one thread, one after the other."""
@@ -128,6 +148,7 @@ class _Job:
         self, token: str, writer: ShardWriter, source: Any, format: Format | None, expected: tuple[int, int | None]
     ) -> None:
         self.token, self.writer, self._source, self._format, self._expected = token, writer, source, format, expected
+        self.claim: Claim | None = None
 
     async def open(self) -> RecordSource:
         """Open the source in a worker, and check that it is the one of the driver."""
@@ -153,10 +174,23 @@ class _Job:
                 await asyncio.sleep(_POLL)
         raise refused
 
+    async def publish(self, writer: DatasetWriter, number: int, expected: int) -> tuple[int, int, int]:
+        """Publish a shard, unless a worker that Ray considers dead has. Returns the result of the task."""
+        async with writer:
+            if not self.writer.directory.store.local and await self._is_finished(number, expected):
+                await writer.abort()
+                return expected, expected, 0
+            if self.claim is not None:
+                await self.claim.check_owner()
+        return expected, writer.found, writer.size
+
     async def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether an earlier attempt has published a shard."""
         folder, mapping = self.writer.folder(number), self.writer.mapping
-        length = await length_of_shard(folder, mapping.spec, self.writer.layout)
+        try:
+            length = await length_of_shard(folder, mapping.spec, self.writer.layout)
+        except NotFoundError:
+            return False  # some servers have no object for a moment while it is overwritten
         if length is not None and length != expected:
             raise CorruptDatasetError(f'{folder}: has {length} datapoints, expected {expected}')
         return length is not None
@@ -188,8 +222,7 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
         raise
     if writer is None:
         return stop - start, stop - start, 0
-    run(writer.aclose())
-    return stop - start, writer.found, writer.size
+    return run(work.publish(writer, number, stop - start))
 
 
 def _opened(job: tuple[str, Any]) -> tuple[_Job, Source]:

@@ -51,6 +51,7 @@ class ShardWriter:
 
     Attributes:
       chunk: the number of records to read at a time.
+      has_copies: True if several processes may write the same shard at the same time.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class ShardWriter:
         self.directory, self.mapping, self._fields = directory, mapping, fields
         self._shardlen, self.layout, self._checksums = shardlen, layout, checksums
         self._name, self._hint = name, hint
+        self.has_copies = False
         self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
 
     def folder(self, number: int) -> Path:
@@ -75,9 +77,11 @@ class ShardWriter:
 
     async def open(self, number: int) -> DatasetWriter:
         """Start a shard. One that a killed process left unfinished is written again, with the same bytes."""
-        return await DatasetWriter.open(
-            self.folder(number), self.mapping.spec, None, self.layout, 'discard', self._checksums
-        )
+        writer = DatasetWriter(self.folder(number), self.mapping.spec, None, self.layout, 'discard', self._checksums)
+        if self.has_copies:
+            writer._expect_copies()
+        await writer._ensure_open()
+        return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
         """Write a shard from a range of records, and return its writer: close it to publish the shard."""

@@ -177,7 +177,8 @@ class _Builder:
         return _Shard(rows, pins, kinds, tables, records)
 
     def _row(self, bag: Bag, store: Store, times: dict[str, int]) -> tuple[int, ...]:
-        if bag.size and (bag.identity.version is None or stands_in(bag.identity.version)):
+        size = bag.datasize if bag.version == 3 else bag.size  # of the file, which has no version while it is empty
+        if size and (bag.identity.version is None or stands_in(bag.identity.version)):
             raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
         path = bag.path
         key = '' if path is None else path.key

@@ -93,11 +93,15 @@ class Claim:
         Raises:
           AlreadyExistsError: if another writer has.
         """
-        owner = await self._read(self._path)
-        if owner is None:
+        if not await self.check_owner():
             await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not claimed since
-        elif owner.get('token') != self._token:
+
+    async def check_owner(self) -> bool:
+        """Return whether the claim exists; as ``check``, but write nothing, for the workers of the writer."""
+        owner = await self._read(self._path)
+        if owner is not None and owner.get('token') != self._token:
             raise AlreadyExistsError(f'{self._directory}: another writer took over, on {owner.get("host")!r:.100}')
+        return owner is not None
 
     async def renew(self) -> None:
         """Rewrite the claim if it is older than 600 seconds, to show that the writer is alive."""

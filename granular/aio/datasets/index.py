@@ -37,6 +37,7 @@ from granular.indexing import Ints
 logger = logging.getLogger('granular')
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
+_SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more
 _LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening lists all of them, 1,000 per request
 
 
@@ -148,7 +149,7 @@ class DatasetIndex(PackedTables):
         directory = await offload(parse_directory, data, footer.start, name)
         if any(map(stands_in, directory.pins)):
             raise CorruptDatasetError(f'{name}: it names versions that do not identify objects')
-        if bool((np.array(directory.pins) == '')[(directory.rows['size'] > 0).ravel()].any()):
+        if bool((np.array(directory.pins) == '')[(directory.file_sizes() > 0).ravel()].any()):
             raise CorruptDatasetError(f'{name}: an object has no version')
         index = cls(path, end.version, directory, None)
         if whole and footer.start <= store.config.index_memory:
@@ -301,14 +302,14 @@ class DatasetIndex(PackedTables):
             return True
         return False
 
-    async def compare(self, directory: Path) -> tuple[list[int], Ints]:
+    async def compare(self, directory: Path) -> tuple[list[int], Ints | None]:
         """Compare the index with the files of the dataset, as far as few requests can.
 
         On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise only
-        shards that were added are noticed; those that were replaced are when they are read.
+        shards that were added are noticed; those that were replaced are when they are first read.
 
         Returns:
-          The numbers of all shards, and of those that were replaced.
+          The numbers of all shards, and of those that were replaced; None if these are not known.
         """
         store = directory.store
         if store.local:
@@ -322,7 +323,30 @@ class DatasetIndex(PackedTables):
             numbers = await shards_in(directory)
         except NotFoundError:
             pass
-        return numbers, np.zeros(0, np.int64)
+        return numbers, None
+
+    async def is_shard_replaced(self, directory: Path, shard: int) -> bool:
+        """Return whether a shard in a bucket was replaced, by one request for one of its files.
+
+        Writers replace all files of a shard, but the versions of the bags that are read do not always tell: S3 gives
+        the same bytes the same version, whatever the references and limits that divide them, and empty records are
+        never requested. So this compares the references, or in the columns layout the first table, and their times.
+        """
+        separate = self.directory.kinds is None
+        key, number = next(iter(self._bags.items()))
+        records, _, size, _, modified, table_modified, _ = self.directory.rows[shard, number].item()
+        file = directory / shard_name(shard) / (f'{key}.idx' if separate else f'{key}.bag')
+        try:
+            stat = await file.store.stat(file.key)
+        except NotFoundError:
+            return True
+        pin = None if separate else self.directory.pins[shard * len(self._bags) + number]
+        time, own = (table_modified if separate else modified), to_nanoseconds(stat.modified)
+        return (
+            stat.size != (records * LIMIT if separate else size)
+            or bool(pin and stat.version and stat.version != pin)
+            or bool(time and own and time // _SECOND != own // _SECOND)
+        )
 
     def _objects(self) -> int:
         files = len(self._bags) * (2 if self.directory.kinds is None else 1)

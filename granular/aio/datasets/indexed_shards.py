@@ -13,6 +13,7 @@ from granular.aio.datasets.codec import Field
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.proof import open_as_one
+from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptDatasetError, GranularError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
@@ -29,7 +30,7 @@ class IndexedShards:
     A shard that was replaced or added since the index was built is read by its own tables.
 
     Args:
-      name: the sharded dataset, for errors.
+      directory: the folder of the shards.
       index: the index.
       numbers: the number of each shard.
       fields: the fields of the spec.
@@ -42,25 +43,28 @@ class IndexedShards:
 
     def __init__(
         self,
-        name: str,
+        directory: Path,
         index: DatasetIndex,
         numbers: Ints,
         fields: Sequence[Field],
         create: Callable[[str], Dataset],
     ) -> None:
-        self._name, self.index, self._numbers, self._fields, self._create = name, index, numbers, fields, create
+        self._directory, self._name = directory, f'{directory}'
+        self.index, self._numbers, self._fields, self._create = index, numbers, fields, create
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}
         # Shards of which a record was read, or a file compared: a later replacement is an error, as without an index.
         self._confirmed: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
+        # Shards that may have been replaced since the index was built: all of them, until `compared`.
+        self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
         self._warned = False
 
     def copy(self) -> 'IndexedShards':
         """Return independently closable shards that share the index."""
-        twin = IndexedShards(self._name, self.index, self._numbers, self._fields, self._create)
+        twin = IndexedShards(self._directory, self.index, self._numbers, self._fields, self._create)
         twin.own = {i: dataset.copy() for i, dataset in self.own.items()}
         twin._made = {i: dataset.copy() for i, dataset in self._made.items()}
-        twin._confirmed, twin._warned = self._confirmed, self._warned
+        twin._confirmed, twin.unchecked, twin._warned = self._confirmed, self.unchecked, self._warned
         return twin
 
     def close(self) -> None:
@@ -175,6 +179,28 @@ class IndexedShards:
         """Return the error for a file of a shard that is not the one in the index, where it cannot be replaced."""
         return ObjectChangedError(f'{error}; or since the index of {self._name} was built: {_REMEDY}')
 
+    async def find_replaced(self, positions: Iterable[int]) -> list[int]:
+        """Return the shards that are not those in the index. Each is compared once."""
+        unchecked = [i for i in positions if self.unchecked[i] and i not in self.own]
+        replaced = await gather([self._differs(i) for i in unchecked])
+        self.unchecked[unchecked] = replaced
+        return [i for i, is_replaced in zip(unchecked, replaced, strict=True) if is_replaced]
+
+    async def check(self, positions: Iterable[int]) -> None:
+        """Check that shards are those in the index.
+
+        Raises:
+          ObjectChangedError: if one was replaced: call ``replace``.
+        """
+        if replaced := await self.find_replaced(positions):
+            raise ObjectChangedError(
+                f'{self._name}: {len(replaced)} shards were replaced since its index was built, such as '
+                f'{shard_name(int(self._numbers[replaced[0]]))}'
+            )
+
+    async def _differs(self, position: int) -> bool:
+        return await self.index.is_shard_replaced(self._directory, int(self._numbers[position]))
+
     async def replace(self, positions: Sequence[int]) -> bool:
         """Open shards by their own tables if they are not those in the index, or if the index was replaced.
 
@@ -185,7 +211,7 @@ class IndexedShards:
           ObjectChangedError: if such a shard has another number of datapoints, or was replaced since it was read.
         """
         indexed = [i for i in positions if i not in self.own]
-        changed = await gather([self._is_replaced(self[i]) for i in indexed])
+        changed = await gather([self._is_replaced(i) for i in indexed])
         stale = [i for i, is_replaced in zip(indexed, changed, strict=True) if is_replaced and not self._confirmed[i]]
         if not stale and (any(changed) or not await self.index.is_replaced()):
             return False
@@ -197,12 +223,12 @@ class IndexedShards:
             self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {names}')
         return bool(stale)
 
-    async def _is_replaced(self, dataset: Dataset) -> bool:
+    async def _is_replaced(self, position: int) -> bool:
         try:
-            await gather([bag.check_versions() for bag in dataset.columns.all_bags.values()])
+            await gather([bag.check_versions() for bag in self[position].columns.all_bags.values()])
         except (ObjectChangedError, NotFoundError):
             return True
-        return False
+        return await self._differs(position)
 
     async def _open(self, position: int) -> Dataset:
         number = int(self._numbers[position])

@@ -3,10 +3,11 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular import formats
 from granular._typing import Datapoint_co
@@ -87,7 +88,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         args = (self.directory, *self._args[:-1], *self._steps, self._args[-1], self._use_index)
         indexed = self._indexed if sharing.get() and self._state == 'open' else None
         if indexed is not None and (own := indexed.states()) is not None:
-            return _shared_by_index, (type(self), args, SharedIndex(indexed.index, self._numbers, own))
+            shared = SharedIndex(indexed.index, self._numbers, own, indexed.unchecked)
+            return _shared_by_index, (type(self), args, shared)
         if sharing.get() and self._state == 'open' and len(states := self._states()) == len(self._datasets):
             return _shared, (type(self), args, states)
         identity = Identity.of(self.directory.store, self._files()) if self._state == 'open' else None
@@ -183,7 +185,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             return False
         if shared is None:
             numbers, stale = await index.compare(self.directory)
-            if not numbers or len(stale) == len(index):
+            if not numbers or (stale is not None and len(stale) == len(index)):
                 logger.warning(
                     'the index of %s is outdated: all of its shards were replaced, or it was copied: they are read by '
                     'their own tables: run `granular index` on it',
@@ -191,14 +193,20 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                 )
                 return False
         else:
-            numbers, stale = shared.numbers, np.zeros(0, np.int64)
+            numbers, stale = shared.numbers, None
         spec, layout = index.directory.spec, index.directory.layout
         check_cache_keys(cache_keys, spec, self._name)
         fields = fields_of(spec, decoders, layout, self._name)
         chosen = np.array(self._choose(numbers), np.int64)
-        shards = IndexedShards(self._name, index, chosen, fields, self._create)
+        shards = IndexedShards(self.directory, index, chosen, fields, self._create)
         self._datasets, self._numbers = shards, numbers
+        has_extras = bool(set(cache_keys) - {'refs'}) or verify
         if shared is None:
+            if stale is not None:
+                shards.unchecked[:] = False
+            else:
+                described = np.flatnonzero(chosen < len(index)).tolist()
+                stale = chosen[await shards.find_replaced(described if has_extras else [])]
             own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
             if len(stale) or len(numbers) != len(index):
                 change = f'{len(stale)} of its {len(index)} shards were replaced, and there are {len(numbers)} now'
@@ -207,8 +215,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             if self.directory.store.local:
                 shards.confirm()
         else:
+            shards.unchecked[:] = shared.unchecked
             await shards.open_own(shared.states, shared.states)
-        if set(cache_keys) - {'refs'} or verify:
+        if has_extras:
             await shards.read_extras()
         return True
 
@@ -250,6 +259,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             for dataset in self._datasets
             for file, identity in dataset.files().items()
         }
+
+    async def _compare_shards(self) -> None:
+        """Open shards that are not those in the index by their own tables, before their columns are read directly."""
+        if (indexed := self._indexed) is not None:
+            await indexed.replace(await indexed.find_replaced(range(len(indexed))))
 
     def _states(self) -> dict[str, FolderState]:
         states = {dataset.directory.name: dataset.state() for dataset in self._datasets}
@@ -389,7 +403,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         self,
         indices: Ints,
         choices: Sequence[Choice],
-        read: Callable[[Sequence[Group], Sequence[Choice]], Awaitable[T]],
+        read: Callable[[Sequence[Group], Sequence[Choice]], Coroutine[Any, Any, T]],
     ) -> T:
         """Read datapoints, given by indices that are sorted by shard."""
         shards = np.searchsorted(self._stops, indices, side='right')
@@ -402,7 +416,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                 for number, group in zip(numbers.tolist(), positions, strict=True)
             ]
             try:
-                values = await read(groups, choices)
+                if indexed is not None and indexed.unchecked[numbers].any():
+                    both: list[Coroutine[Any, Any, Any]] = [read(groups, choices), indexed.check(numbers.tolist())]
+                    values: T = (await gather(both))[0]
+                else:
+                    values = await read(groups, choices)
             except (ObjectChangedError, NotFoundError):
                 if indexed is None or not await indexed.replace(numbers.tolist()):
                     raise
@@ -419,11 +437,13 @@ class SharedIndex(NamedTuple):
       tables: the index.
       numbers: all shards.
       states: the shards that are read by their own tables, by position.
+      unchecked: the shards that may have been replaced since the index was built.
     """
 
     tables: DatasetIndex
     numbers: list[int]
     states: Mapping[int, FolderState]
+    unchecked: NDArray[np.bool_]
 
 
 def _shared_by_index(

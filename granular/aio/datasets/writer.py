@@ -88,6 +88,7 @@ class DatasetWriter(Publishing):
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
+        self._has_copies = False  # see `_expect_copies`
         self._failed = False
         self._turns = Lock()
         self._torn = False  # True while only some of the columns may have been flushed
@@ -176,6 +177,8 @@ class DatasetWriter(Publishing):
                     writer.open_at_most(shortest)
             await store.delete([entries[name].key for name in temporary if exclusive])
             return
+        if self._has_copies:
+            return
         if (bag_files or temporary) and not exclusive and self._resume != 'discard':
             raise AlreadyExistsError(
                 f'{self._name}: exists already, without a spec.json: another writer is writing it, or was killed: if '
@@ -212,6 +215,17 @@ class DatasetWriter(Publishing):
     def _is_unused(self) -> bool:
         """True if the folder held no datapoints and none were appended."""
         return self._fresh and not self._length
+
+    def _expect_copies(self) -> None:
+        """Allow other processes to write the same bytes at the same time. Call it before the writer is opened.
+
+        In a bucket, its files are then overwritten and never removed, so that the dataset is complete once one of the
+        writers is closed, whatever becomes of the others. On a disk, locks exclude the others, as for all writers.
+        """
+        if not self.directory.store.local:
+            self._has_copies = self._standing = True
+            for writer in self._writers:
+                writer.has_copies = True
 
     # --- appending
 
@@ -332,7 +346,7 @@ class DatasetWriter(Publishing):
         self._standing = True
         failure: GranularError | None = None
         try:
-            writer = await path.store.open_writer(path.key, new=True)
+            writer = await path.store.open_writer(path.key, new=not self._has_copies)
             try:
                 await writer.write(content)
                 await writer.close()

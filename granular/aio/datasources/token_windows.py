@@ -97,6 +97,8 @@ class TokenWindows(Sampling[Window]):
 
     async def _open(self) -> None:
         await self._reader._ensure_open()
+        if isinstance(self._reader, ShardedDatasetReader):
+            await self._reader._compare_shards()
         shards = self._reader._columns_of_shards
         for columns in shards:
             if self._key not in columns.spec:

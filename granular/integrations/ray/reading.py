@@ -16,6 +16,7 @@ from granular.aio.datasets.columns import Mask
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import nbytes
+from granular.aio.runtime.bridge import run
 from granular.aio.runtime.readahead import pages
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
@@ -117,6 +118,8 @@ class Datasource(_Base):  # type: ignore[misc]
                     f'formats itself; or use granular.convert first'
                 )
             self._name, spec = f'{url}', reader.spec
+            if isinstance(reader, granular.ShardedDatasetReader):
+                run(reader.aio._compare_shards())
             chosen = reader.aio._columns_of_shards[0].choose(fields)
             self._mask = {choice.field.key: choice.selection for choice in chosen}
             parts = reader.aio.readers if isinstance(reader, granular.ShardedDatasetReader) else [reader.aio]

@@ -199,7 +199,9 @@ class Datasink(_Base):  # type: ignore[misc]
             for number in (*range(1, shards), 0)
         }
         self._committing = True
-        await RayShards(writer, source, None, await open_source(source, None)).write(ranges, None, lambda *_: None)
+        tasks = RayShards(writer, source, None, await open_source(source, None))
+        tasks.claim = None if self._guard is None else self._guard.claim
+        await tasks.write(ranges, None, lambda *_: None)
         self._committing = False
         await remove_parts(self._directory, [self._parts])
 
@@ -240,7 +242,7 @@ class _Guard:
     """The exclusive right to write shards in a folder: a lock on a disk, a claim in a bucket."""
 
     def __init__(self, lock: FolderLock | None, claim: Claim | None) -> None:
-        self._lock, self._claim = lock, claim
+        self._lock, self.claim = lock, claim
         self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
@@ -262,12 +264,12 @@ class _Guard:
         else:
             guard = cls(None, None)
         try:
-            if guard._claim is None:
+            if guard.claim is None:
                 entries = await _entries(directory)
             await remove_unfinished(directory, entries)
-            if guard._claim is not None:
+            if guard.claim is not None:
                 await ensure_event_loop()
-                guard._renewing = background(guard._renew(guard._claim))
+                guard._renewing = background(guard._renew(guard.claim))
         except BaseException:
             await guard.leave()
             raise
@@ -280,8 +282,8 @@ class _Guard:
 
     async def check(self) -> None:
         """Check that no other writer has taken over."""
-        if self._claim is not None:
-            await self._claim.check()
+        if self.claim is not None:
+            await self.claim.check()
 
     async def leave(self) -> None:
         """Let other writers start."""
@@ -289,8 +291,8 @@ class _Guard:
             await end_tasks([self._renewing])
         if self._lock is not None:
             self._lock.release()
-        if self._claim is not None:
-            await self._claim.release()
+        if self.claim is not None:
+            await self.claim.release()
 
 
 async def _entries(directory: Path) -> list[Entry]:
