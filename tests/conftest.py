@@ -39,6 +39,7 @@ def hermetic() -> Iterator[None]:
             getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
     gc.freeze()  # collections do not look at the packages that the tests have imported
     yield
+    gc.unfreeze()
     patch.undo()
 
 
