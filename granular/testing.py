@@ -68,8 +68,11 @@ def gcs_server() -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def program(command: list[str], url: str, **kwargs: Any) -> Iterator[None]:
+def program(command: list[str], url: str, **kwargs: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server program; it is ready once it answers at a URL, with any status.
+
+    Yields:
+      The process, which ends with the block.
 
     Raises:
       StoreError: if the program exits.
@@ -85,7 +88,7 @@ def program(command: list[str], url: str, **kwargs: Any) -> Iterator[None]:
             if time.monotonic() > end:
                 raise StoreTimeoutError(f'{command[0]}: no answer at {url} in {_STARTS_IN} s')
             time.sleep(0.02)
-        yield
+        yield process
     finally:
         process.terminate()
         try:

@@ -31,6 +31,10 @@ STORES = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 BUCKETS = ('moto', 'seaweed', 'fakegcs')
 BLOCKED = 0.2  # seconds; no callback may block an event loop for longer
 
+# The tests start hundreds of interpreters: none of them is to compile granular again.
+os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+sys.dont_write_bytecode = False
+
 
 @pytest.fixture(scope='session', autouse=True)
 def hermetic() -> Iterator[None]:
@@ -44,7 +48,9 @@ def hermetic() -> Iterator[None]:
     for api in (granular, granular.aio):
         for name in api.__all__:
             getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
+    gc.freeze()  # collections do not look at the packages that the tests have imported
     yield
+    gc.unfreeze()
     patch.undo()
 
 
@@ -80,6 +86,7 @@ def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope='session')
 def moto() -> Iterator[MotoServer]:
     with MotoServer() as server:
+        gc.freeze()
         yield server
 
 

@@ -325,15 +325,16 @@ def test_killed_conversion_is_resumed(store, kind, layout, request, tmp_path, in
 
 async def test_concurrent_conversion_is_refused(tmp_path):
     """The second conversion fails, and the first one continues."""
-    finish = threading.Event()
+    writing, finish = threading.Event(), threading.Event()
 
     def gated(i):
-        assert i != 31 or finish.wait(30)  # types are not inferred from this one
+        if i == 31:  # types are not inferred from this one: it is read once the shard is locked
+            writing.set()
+            assert finish.wait(30)
         return datapoint(i)
 
     first = asyncio.create_task(aio.convert(Random(300, gated), tmp_path / 'x', shardlen=300))
-    while not (tmp_path / 'x' / '000000').exists():
-        await asyncio.sleep(0.002)
+    assert await asyncio.to_thread(writing.wait, 30)
     with pytest.raises(AlreadyExistsError, match='another writer is writing it'):
         await aio.convert(Random(300), tmp_path / 'x', shardlen=300)
     finish.set()

@@ -1,5 +1,6 @@
 """Worker processes: batches and their order, errors and crashes, and processes that remain."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import functools
@@ -17,7 +18,7 @@ import pytest
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, sources
-from granular.errors import InvalidArgumentError, WorkerError
+from granular.errors import GranularError, InvalidArgumentError, WorkerError
 from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.tables import each_value
@@ -268,6 +269,35 @@ def test_loader_continues_after_a_worker_failure(death):
             assert loader.save()['step'] <= 40
         loader.load({'step': 50, 'seed': 0})
         assert [batch['i'][0] for batch in loader] == [50, 60, 70, 80, 90]
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+async def test_closing_while_a_worker_is_replaced_ends_its_processes():
+    class Context(multiprocessing.context.ForkContext):
+        started, replacing, go_on = 0, threading.Event(), threading.Event()
+
+        def Process(self, *args, **options):
+            self.started += 1
+            if self.started == 2:
+                self.replacing.set()
+                assert self.go_on.wait(30)
+            return super().Process(*args, **options)
+
+    context = Context()
+    source = granular.aio.sources.Transform(range(100), functools.partial(at, 41, die))
+    loader = granular.aio.Loader(source, 10, workers=1, mp=context)
+    with pytest.raises(WorkerError, match='was killed by SIGKILL'):
+        [batch async for batch in loader]
+    after = asyncio.ensure_future(anext(loader))
+    await asyncio.to_thread(context.replacing.wait, 30)
+    closing = asyncio.ensure_future(loader.aclose())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    context.go_on.set()
+    await closing
+    with contextlib.suppress(GranularError):
+        await after
+    assert context.started == 2
 
 
 def stopped_child():

@@ -292,14 +292,24 @@ def test_slow_read_is_tolerated_without_min_rate(server):
     assert len(server.ranges) == 1
 
 
-def warm_path(server, **settings):
-    """Return a path to a store whose latency is known."""
-    remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **settings}))
-    for at in range(100):
-        remote.read_range(at, at + 10)
-    time.sleep(1.1)  # it is judged once a second
-    remote.read_range(0, 10)
-    return remote
+SECOND = 0.1  # seconds: latencies are judged, and refusals counted, over a shorter time than the real one
+
+
+@pytest.fixture
+def warm_path(server, monkeypatch):
+    """Return a function that opens a path to a store whose latency is known."""
+    for name in ('granular.aio.http.pool._TICK', 'granular.aio.http.limits._PAUSE'):
+        monkeypatch.setattr(name, SECOND)
+
+    def open_path(**settings):
+        remote = path(server, granular.IOConfig(**{'backoff': 0.01, 'concurrency': 8, **settings}))
+        for at in range(100):
+            remote.read_range(at, at + 10)
+        time.sleep(1.1 * SECOND)
+        remote.read_range(0, 10)
+        return remote
+
+    return open_path
 
 
 def count_hedges(fn):
@@ -308,9 +318,8 @@ def count_hedges(fn):
     return fn(), granular.io_stats()['hedges'] - before, time.monotonic() - began
 
 
-def test_slow_reply_is_hedged(server):
-    remote = warm_path(server)
-    time.sleep(1.1)
+def test_slow_reply_is_hedged(server, warm_path):
+    remote = warm_path()
     server.script.append(('late', 3))
     result, count, seconds = count_hedges(lambda: remote.read_range(10, 50_000))
     assert result == DATA[10:50_000]
@@ -323,27 +332,27 @@ def test_slow_reply_is_hedged(server):
     assert remote.read_range(5, 9) == DATA[5:9]
 
 
-def test_request_and_its_hedge_may_both_fail(server):
-    remote = warm_path(server, attempts=2)
+def test_request_and_its_hedge_may_both_fail(server, warm_path):
+    remote = warm_path(attempts=2)
     server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])
     assert count_hedges(lambda: remote.read_range(10, 500))[0] == DATA[10:500]
 
 
-def test_hedging_can_be_disabled(server):
-    remote = warm_path(server, hedge=0.0)
+def test_hedging_can_be_disabled(server, warm_path):
+    remote = warm_path(hedge=0.0)
     server.script.append(('late', 0.5))
     assert count_hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
-def test_throttled_requests_are_not_hedged(server):
-    remote = warm_path(server)
-    time.sleep(2.1)  # replies are counted over two seconds: the only one since is a refusal
+def test_throttled_requests_are_not_hedged(server, warm_path):
+    remote = warm_path()
+    time.sleep(2.1 * SECOND)  # replies are counted for so long: the only one since is a refusal
     server.script.extend([('status', 503), ('late', 0.5)])
     assert count_hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], 0)
 
 
-def test_hedges_are_bounded(server):
-    remote = warm_path(server)
+def test_hedges_are_bounded(server, warm_path):
+    remote = warm_path()
     server.script.extend([('late', 0.3)] * 40)
     starts = list(range(0, 80_000, 2000))
     config = granular.IOConfig(max_gap=0, concurrency=8)

@@ -371,7 +371,8 @@ def test_reply_of_another_version_is_retried_once(server):
 def test_malformed_heads_are_refused_at_once(server, head):
     root = folder(server, 's3', granular.IOConfig(backoff=0.001, first_byte_timeout=60.0, read_timeout=60.0))
     if head == b'H':
-        root = folder(server, 's3')  # which may go on
+        # Which may go on.
+        root = folder(server, 's3', granular.IOConfig(backoff=0.001, first_byte_timeout=0.3, read_timeout=0.3))
     server.script.append(('raw', head))
     began = time.monotonic()
     assert (root / 'a').read_range(5, 9) == FILES['data/a'][5:9]

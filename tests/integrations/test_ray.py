@@ -117,6 +117,7 @@ def nodes(moto):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
         patch.setenv('RAY_worker_niceness', '0')  # by default, workers wait for all other processes
+        patch.setenv('RAY_health_check_period_ms', '100')  # a dead node is one that refused five of these checks
         # Paths are sent to the workers without credentials.
         patch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
         patch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])

@@ -28,7 +28,7 @@ QUERY = (
     f'X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={KEY}%2F20260101&X-Amz-Security-Token={TOKEN}'
     f'&X-Amz-Signature={SIGNATURE}'
 )
-QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.2, read_timeout=0.2)
+QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
 
 ECHO = (
     f'GET /object?{QUERY} Authorization: Bearer {BEARER} x-amz-security-token: {TOKEN} '

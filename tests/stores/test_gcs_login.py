@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 
 import pytest
 from google.oauth2.credentials import Credentials
@@ -169,7 +170,10 @@ def test_token_is_renewed_before_it_expires(server, tmp_path):
     ('status', 'error'),
     [(400, AccessDeniedError), (503, StoreError), (302, AccessDeniedError), (307, AccessDeniedError)],
 )
-def test_refused_token_is_a_granular_error(tmp_path, server, status, error):
+def test_refused_token_is_a_granular_error(tmp_path, server, status, error, monkeypatch):
+    # google-auth asks three times, with seconds in between.
+    monkeypatch.setattr('google.auth._exponential_backoff.time', types.SimpleNamespace(sleep=lambda seconds: None))
+
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             self.rfile.read(int(self.headers['Content-Length']))
@@ -195,7 +199,7 @@ def test_refused_token_is_a_granular_error(tmp_path, server, status, error):
 def served(handler):
     """Serve HTTP on a free port."""
     with http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield running.server_address[1]
         running.shutdown()

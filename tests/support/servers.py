@@ -136,8 +136,11 @@ class SeaweedServer(ContextServer):
                 '-s3.port.iceberg=0', '-s3.port.lance=0',  # of which only one would run on a machine
             ]  # fmt: skip
             environment = {**os.environ, 'WEED_MASTER_VOLUME_GROWTH_COPY_1': '1'}
-            with testing.program(command, endpoint, cwd=folder, env=environment):
-                yield {'endpoint_url': endpoint, 'key': KEY, 'secret': SECRET, 'region': 'us-east-1'}
+            with testing.program(command, endpoint, cwd=folder, env=environment) as process:
+                try:
+                    yield {'endpoint_url': endpoint, 'key': KEY, 'secret': SECRET, 'region': 'us-east-1'}
+                finally:
+                    process.kill()  # ending by itself would take it seconds
 
     def new_bucket(self) -> granular.Path:
         # It answers before it can write.

@@ -22,7 +22,7 @@ from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import offload_whole
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
 
@@ -73,14 +73,16 @@ class Workers:
     async def _ensure_alive(self, number: int) -> None:
         if self._closed:
             return
+        # A caller that is cancelled waits until the processes that it starts are known, and can be ended.
         if not self._started:
-            await offload(self._start)
-            self._started = True
+            await offload_whole(self._start)
         elif self._workers[number].dead:
-            dead = self._workers[number]
-            await dead.join()
-            alive = [worker for worker in self._workers if worker is not dead]
-            self._workers[number] = await offload(self._worker, number, alive)
+            await self._workers[number].join()
+            await offload_whole(self._replace, number)
+
+    def _replace(self, number: int) -> None:
+        dead = self._workers[number]
+        self._workers[number] = self._worker(number, [worker for worker in self._workers if worker is not dead])
 
     def _start(self) -> None:
         if self._context.get_start_method() != 'fork':
@@ -105,7 +107,7 @@ class Workers:
             for worker in workers:
                 worker.kill()
             raise
-        self._workers = workers
+        self._workers, self._started = workers, True
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
@@ -211,7 +213,7 @@ class _Worker:
         self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], tuple[int, ...]]] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._stopped = self.dead = False
+        self._stopped = self.dead = self._joined = False
         if fd >= 0:
             shared_memory.send_fd(self.pipe, fd)
         self._outbox = _Outbox(self.pipe, self._process.name)
@@ -294,7 +296,9 @@ class _Worker:
         self._finalizer()
 
     async def join(self) -> None:
-        """Wait until the process exits; kill it after a grace period."""
+        """Wait until the process exits; kill it after a grace period. A second call has no effect."""
+        if self._joined:
+            return
         # Not in a thread: while the interpreter exits, none can be started.
         until = time.monotonic() + _GRACE
         while self._process.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
@@ -305,6 +309,7 @@ class _Worker:
         self.pipe.close()
         if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
             self._process.close()
+        self._joined = True
 
 
 def _is_alive(thread: threading.Thread | None) -> bool:
