@@ -112,14 +112,14 @@ def test_rates_are_those_of_a_server_of_known_bandwidth(folder, tls):
             authority.cert_pem.write_to_path(str(folder / 'authority.pem'))
             endpoint = stack.enter_context(TLSProxy(context, endpoint)).endpoint
             options = {'tls_verify': str(folder / 'authority.pem')}
-        result = bench(granular.Path(f'{endpoint}/data/large', **options), 1.5, 64 * MIB)
+        result = bench(granular.Path(f'{endpoint}/data/large', **options), 60, 3 * MIB)
     assert result.tls == tls
     assert result.bytes <= SlowServer.RATE * result.seconds * 1.1
-    measured = [one for one in (*result.by_in_flight, *result.by_size) if one.requests >= 4]
     # Bytes of a measurement may have been sent, up to those of its requests in flight, before its clock started.
-    for one in measured:
-        assert one.bytes_per_second <= SlowServer.RATE * (1 + 2 * one.in_flight / one.requests)
-    assert max(one.bytes_per_second for one in measured) >= SlowServer.RATE / 8  # on a busy machine
+    for one in (*result.by_in_flight, *result.by_size):
+        if one.requests:
+            assert 0 < one.bytes_per_second <= SlowServer.RATE * (1 + 2 * one.in_flight / one.requests)
+    assert all(one.requests for one in result.by_in_flight)
 
 
 def test_sizes_are_read_with_no_more_requests_in_flight_than_the_bytes_allow(folder):
