@@ -42,8 +42,8 @@ class Measurement:
       size: bytes of a request.
       requests: requests that ended.
       requests_per_second, bytes_per_second: the rates.
-      cpu: share of the time in which the thread that reads computed.
-      cpu_per_request: seconds of that for one request.
+      cpu: share of the time in which the thread that reads computed; 0 if no request ended.
+      cpu_per_request: seconds of that for one request; 0 if none ended.
     """
 
     in_flight: int
@@ -67,7 +67,8 @@ class Result:
         the time was too short for any.
       latency: these reads.
       by_in_flight: reads of 64 KiB by requests in flight.
-      by_size: reads with the best number of requests in flight, by size.
+      by_size: reads with the best number of requests in flight, by size; with fewer of a size of which the bound of
+        bytes allows less than two for each.
       connection_bytes_per_second: the rate of one connection with the largest size.
       bytes_per_second: the highest rate of bytes of all measurements.
       requests_per_second: the highest rate of requests.
@@ -134,7 +135,7 @@ class _Bench:
         self._path: aio.Path = path.aio
         self._store: RemoteStore[Any] = path.store  # type: ignore[assignment]
         self._seconds, self._until, self._budget = seconds, 0.0, nbytes
-        self._complete, self._opened = True, 0
+        self._complete, self._opened, self._tls = True, 0, False
         self._random = np.random.default_rng()
         self._objects: list[tuple[str, int, str | None]] = []  # key, size and version
 
@@ -155,24 +156,23 @@ class _Bench:
         by_size = []
         for i, size in enumerate(sizes):
             seconds = self._left() / (len(sizes) - i + 2)
-            by_size.append(await self._read(best.in_flight, size, 0.25 / len(sizes), seconds))
+            share = 0.25 / len(sizes)
+            # So many at a time that each of them is followed by another one: fewer would not be the rate of that many.
+            in_flight = max(1, min(best.in_flight, int(share * self._budget) // (2 * size)))
+            by_size.append(await self._read(in_flight, size, share, seconds))
         single = await self._read(1, sizes[-1], 0.5, self._left() / 2)
-        after, tls = _totals(), await self._is_encrypted()
+        after = _totals()
         change = {name: after[name] - before[name] for name in after}
         measured = [latency, *by_in_flight, *by_size, single]
         rate = max(one.bytes_per_second for one in measured)
         limit = limit_of(best, by_in_flight, by_size, change['throttled'])
         settings, advice = _advice(limit, best, by_size, change['throttled'])
         return Result(
-            hidden(str(self._path)), tls, len(self._objects), time.monotonic() - began, change['requests'],
+            hidden(str(self._path)), self._tls, len(self._objects), time.monotonic() - began, change['requests'],
             change['bytes'], _quantile(times, 50), _quantile(times, 99), latency, by_in_flight, by_size,
             single.bytes_per_second, rate, max(one.requests_per_second for one in measured), change['throttled'],
             change['retries'], change['hedges'], limit, settings, advice, self._complete,
         )  # fmt: skip
-
-    async def _is_encrypted(self) -> bool:
-        connections = (await self._store.client()).transport.pool.connections
-        return any(connection.origin.secure for connection in connections)
 
     async def _find(self) -> None:
         """Find objects, and learn their versions from a first read."""
@@ -189,6 +189,8 @@ class _Bench:
             if self._left() <= 0 or self._budget < _SMALL:
                 break
             reply = await self._store.read(key, -_SMALL)
+            # Later, a measurement that is cut off may have closed all connections.
+            self._tls |= any(one.origin.secure for one in (await self._store.client()).transport.pool.connections)
             self._budget -= len(reply.data)
             if reply.size:
                 self._objects.append((key, reply.size, reply.version))
@@ -240,9 +242,9 @@ class _Bench:
         if not finished:
             self._opened = 0
             self._complete &= self._left() > 0
-        return Measurement(
-            in_flight, size, done, done / elapsed, done * size / elapsed, cpu / elapsed, cpu / max(done, 1)
-        )
+        if not done:
+            return Measurement(in_flight, size, 0, 0.0, 0.0, 0.0, 0.0)
+        return Measurement(in_flight, size, done, done / elapsed, done * size / elapsed, cpu / elapsed, cpu / done)
 
 
 def limit_of(best: Measurement, by_in_flight: list[Measurement], by_size: list[Measurement], throttled: int) -> Limit:
@@ -255,7 +257,8 @@ def limit_of(best: Measurement, by_in_flight: list[Measurement], by_size: list[M
     """
     if throttled:
         return 'the store'
-    if min(one.requests for one in (*by_in_flight, *by_size)) == 0:
+    by_size = [one for one in by_size if one.requests]  # large requests to a slow server may outlast the time
+    if not by_size or min(one.requests for one in by_in_flight) == 0:
         return 'unknown'
     if max((one.cpu for one in (best, *by_size) if one.requests >= _FEWEST), default=0.0) >= _BUSY:
         return 'this core'

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import granular
 from granular._lazy import import_extra
-from granular.cli.describe import Description, describe, printable, readable
+from granular.cli.describe import Description, describe, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
 
@@ -253,6 +253,7 @@ def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDat
             try:
                 return granular.DatasetReader(root, decoders, cache_index=False)
             except NotFoundError:
+                refuse_other_formats(root)
                 return granular.ShardedDatasetReader(root, decoders, cache_index=False)
         except UnknownTypeError:
             continue  # show values of custom types as bytes

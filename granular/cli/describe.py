@@ -4,7 +4,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from granular.errors import NotFoundError
+from granular.aio.datasources.detect import format_of
+from granular.errors import InvalidArgumentError, NotFoundError
 from granular.sync.bags import BagReader
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.path import Path
@@ -35,11 +36,25 @@ class Description(TypedDict, total=False):
     keys: dict[str, Key]
 
 
+def refuse_other_formats(path: Path) -> None:
+    """Raise an error for a file of another format.
+
+    Raises:
+      InvalidArgumentError: if it is one.
+    """
+    if (kind := format_of(path.name)) and path.is_file():
+        raise InvalidArgumentError(
+            f'{path}: is a file of the format {kind}, expected a dataset: `granular view` shows such files, '
+            f'`granular convert` makes a dataset of them, and granular.open reads them'
+        )
+
+
 def describe(path: Path) -> Description:
     """Describe the dataset or bag at a path. Reads only the ends of tables, never records.
 
     Raises:
       NotFoundError: if it is neither a dataset, a folder of shards, nor a bag.
+      InvalidArgumentError: if it is a file of another format.
     """
     if path.suffix == '.bag':
         with BagReader(path, cache_index=False) as bag:
@@ -55,6 +70,7 @@ def describe(path: Path) -> Description:
                 shards = sharded.aio.readers
                 return {'url': f'{path}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
         except NotFoundError:
+            refuse_other_formats(path)
             raise error from None
 
 

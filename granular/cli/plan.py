@@ -3,7 +3,8 @@
 import dataclasses
 import importlib.resources
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,9 +13,10 @@ import granular
 from granular import metrics, shuffle
 from granular.aio.datasets.columns import Columns
 from granular.aio.stores import ranges
+from granular.cli.describe import refuse_other_formats
 from granular.config import GiB, KiB
 from granular.errors import InvalidArgumentError, NotFoundError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_integer
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 
 _LABELS: Final = 100  # of the sorted dataset by which mixing is measured
@@ -44,6 +46,10 @@ class Prices:
     egress: float
     source: str
 
+    def __post_init__(self) -> None:
+        _check('price of 1,000 reads', self.read, at_least=0)
+        _check('price of 1 GB', self.egress, at_least=0)
+
     @classmethod
     def of(cls, scheme: str, read: float | None = None, egress: float | None = None) -> 'Prices':
         """Return the prices of a store by its scheme, with those that are given; 0 for a store of unknown prices."""
@@ -67,6 +73,11 @@ class Rates:
     bytes_per_second: float | None = None
     requests_per_second: float | None = None
 
+    def __post_init__(self) -> None:
+        for name, rate in (('bytes', self.bytes_per_second), ('requests', self.requests_per_second)):
+            if rate is not None:
+                _check(f'{name} a second', rate, above=0)
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -84,9 +95,15 @@ class Run:
     batch: int
     epochs: int = 1
     hosts: int = 1
-    memory: int = GiB
-    disk: int = 10 * GiB
+    memory: float = GiB
+    disk: float = 10 * GiB
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ('batch', 'epochs', 'hosts'):
+            check_integer(name, getattr(self, name), 1)
+        _check('memory', self.memory, above=0)
+        _check('disk', self.disk, at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,11 +169,16 @@ class Planner:
 
     def __init__(self, path: granular.Path, keys: Sequence[str] | None = None, cached: Sequence[str] = ()) -> None:
         self._reader, self.opening = _open(path, cached)
-        if self._reader.layout == 'refs' and 'refs' not in cached:
-            # References tell which records a datapoint has, so that they are held here in any case.
-            self._reader.close()
-            self._reader, _ = _open(path, [*cached, 'refs'])
         core: Any = self._reader.aio
+        indexed = getattr(core, '_indexed', None) is not None
+        self._reads_references = self._reader.layout == 'refs' and 'refs' not in cached and not indexed
+        if self._reads_references or indexed:
+            # References tell which records a datapoint has, so that they are held here in any case. An index holds
+            # tables in another form.
+            held = {*cached, 'refs'} if self._reader.layout == 'refs' else cached
+            self._reader.close()
+            self._reader, _ = _open(path, tuple(held), index=False)
+            core = self._reader.aio
         self._parts: list[Columns] = (
             core._columns_of_shards if isinstance(self._reader, ShardedDatasetReader) else [core._columns]
         )
@@ -177,10 +199,6 @@ class Planner:
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
-
-    @property
-    def _reads_references(self) -> bool:
-        return 'refs' not in self._cached and self._parts[0].refs is not None
 
     def reads(self, indices: Ints) -> tuple[int, int]:
         """Return the requests, and the bytes of their replies, that fetch these datapoints together."""
@@ -439,23 +457,36 @@ def _cost(plan: Plan) -> tuple[float, int, float]:
     return plan.dollars, plan.requests, -plan.mixing
 
 
-def _open(path: granular.Path, cached: Sequence[str]) -> tuple[DatasetReader | ShardedDatasetReader, int]:
+def _open(
+    path: granular.Path, cached: Sequence[str], index: bool = True
+) -> tuple[DatasetReader | ShardedDatasetReader, int]:
     """Open a dataset. Returns its reader, and the number of requests that opened it."""
     store = path.store
     # Without caches, which would hide requests.
     config = dataclasses.replace(store.config, index_cache='', cache_dir='')
     plain = granular.Path(str(path), config=config, **store.options)
     failed: NotFoundError | None = None
-    for kind in (DatasetReader, ShardedDatasetReader):
+    readers: tuple[Callable[[], DatasetReader | ShardedDatasetReader], ...] = (
+        lambda: DatasetReader(plain, None, cache_keys=cached),
+        lambda: ShardedDatasetReader(plain, None, cache_keys=cached, index=index),
+    )
+    for open_reader in readers:
         before = metrics.snapshot().total('requests')
         try:
-            reader = kind(plain, None, cache_keys=cached)
+            reader = open_reader()
             reader.spec  # noqa: B018 - which opens it
         except NotFoundError as error:
             failed = failed or error
             continue
         return reader, metrics.snapshot().total('requests') - before
+    refuse_other_formats(path)
     raise NotFoundError(f'{path}: is not a dataset') from failed
+
+
+def _check(name: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> None:
+    if not math.isfinite(value) or value <= above or value < at_least:
+        bound = f'more than {above:g}' if math.isfinite(above) else f'{at_least:g} or more'
+        raise InvalidArgumentError(f'{name}: expected a number, {bound}, got {value:g}')
 
 
 def readable_size(nbytes: float) -> str:

@@ -40,7 +40,8 @@ def plan(
     memory: Annotated[float, typer.Option(help='GiB of memory that data may take on a host.')] = 1.0,
     disk: Annotated[float, typer.Option(help='GiB of disk that a block cache may take on a host.')] = 10.0,
     bench: Annotated[
-        pathlib.Path | None, typer.Option(help='The output of granular bench --json, for the time.', exists=True)
+        pathlib.Path | None,
+        typer.Option(help='The output of granular bench --json, for the time.', exists=True, dir_okay=False),
     ] = None,
     bytes_per_second: Annotated[float | None, typer.Option(help='Bytes a second that a host reads.')] = None,
     requests_per_second: Annotated[float | None, typer.Option(help='Requests a second that a host sends.')] = None,
@@ -57,9 +58,10 @@ def plan(
     path = open_path(url)
     measured = _rates(bench)
     rates = plans.Rates(
-        bytes_per_second or measured.bytes_per_second, requests_per_second or measured.requests_per_second
+        measured.bytes_per_second if bytes_per_second is None else bytes_per_second,
+        measured.requests_per_second if requests_per_second is None else requests_per_second,
     )
-    run = plans.Run(batch, epochs, hosts, int(memory * GiB), int(disk * GiB))
+    run = plans.Run(batch, epochs, hosts, memory * GiB, disk * GiB)
     prices = plans.Prices.of(path.store.root.partition('://')[0], read_price, egress_price)
     report = plans.plan(path, run, order or (), key, cached or (), rates, prices)
     if as_json:
@@ -98,7 +100,7 @@ def _print_result(result: benches.Result) -> None:
     read = f'{result.requests:,} requests, {plans.readable_size(result.bytes)} in {result.seconds:.1f} s'
     say(f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
     if result.first_byte_p50 is not None and result.first_byte_p99 is not None:
-        say(f'first byte: p50 {result.first_byte_p50 * 1e3:.1f} ms, p99 {result.first_byte_p99 * 1e3:.1f} ms')
+        say(f'first byte: p50 {result.first_byte_p50 * 1e3:.3g} ms, p99 {result.first_byte_p99 * 1e3:.3g} ms')
     if result.connection_bytes_per_second:
         say(f'one connection: {plans.readable_size(result.connection_bytes_per_second)}/s')
     table = Table(box=None, header_style='bold')
@@ -108,6 +110,9 @@ def _print_result(result: benches.Result) -> None:
     for measurements in (result.by_in_flight, result.by_size):
         highest = max((one.bytes_per_second for one in measurements), default=0.0)
         for one in measurements:
+            if not one.requests:
+                table.add_row(f'{one.in_flight}', plans.readable_size(one.size), '?', '?', '?', '?')
+                continue
             table.add_row(
                 f'{one.in_flight}',
                 plans.readable_size(one.size),

@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+import os
 from typing import Any, Final
 
 import msgpack
@@ -69,6 +70,10 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
     if isinstance(value, image_module.Image):
         image = value
     else:
+        if isinstance(value, str | os.PathLike):
+            raise EncodeError(
+                f'{format}: expected an array or the bytes of a file, got the path {value!r:.200}: read it'
+            )
         array = np.asarray(value)
         channels = array.shape[2:] if array.ndim == 3 else ()
         fits = channels in ((), (3,)) or (format == 'png' and channels == (4,))

@@ -81,7 +81,7 @@ async def search(source: Source, key: str, relation: str, text: str, start: int)
     skipped, at, until = 0, start, time.monotonic() + _SECONDS
     while at < source.length and len(matches) < MATCHES and time.monotonic() < until:
         stop = min(at + _WINDOW, source.length)
-        rows = (await source.locate([key], range(at, stop)))[key]
+        rows = (await source.locate([key], range(at, stop), head=_LARGE))[key]
         values = [row.values[0] for row in rows]
         small = [(i, value) for i, value in enumerate(values, at) if value.size <= _LARGE]
         skipped += len(values) - len(small)

@@ -213,7 +213,7 @@ class _Server:
         async with self.library.use(_path(request)) as source:
             keys = request.query.getall('key', list(source.spec))
             indices = _indices(request, source.length)
-            located = await source.locate(keys, indices)
+            located = await source.locate(keys, indices, head=LINE)
             firsts = [row.values[0] if row.values else None for key in keys for row in located[key]]
             lines = iter(await self._lines(source, firsts, LINE, line))
             columns = {key: [{**next(lines), **_length(row.length)} for row in located[key]] for key in keys}
@@ -269,24 +269,30 @@ class _Server:
             if 'from' in request.query:
                 first, count = _integer(request, 'from'), min(_integer(request, 'count', 1), ROWS)
                 values = list((await source.locate([key], [_integer(request, 'index')], first, count))[key][0].values)
-                names = list(range(first, first + len(values)))
+                names, drawn = list(range(first, first + len(values))), await self._draw_all(source, values, side)
             else:
-                indices = _indices(request, source.length)
-                rows = (await source.locate([key], indices))[key]
-                values = [row.values[0] for row in rows if row.values]
-                names = [index for index, row in zip(indices, rows, strict=True) if row.values]
-            drawn: list[tuple[dict[str, Any], bytes]] = [({}, b'')] * len(values)
-            small = [i for i, value in enumerate(values) if value.size <= MOST]
-            for i in {*range(len(values))} - {*small}:
-                drawn[i] = {'error': f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
-            async for batch in source.read_batches([values[i] for i in small]):
-                # The next fan-out begins when the pictures of this one are made, and its bytes are released.
-                draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]
-                batch.clear()
-                await gather(draws)
-                draws.clear()
+                indices, names, drawn = _indices(request, source.length), [], []
+                for start in range(0, len(indices), source.portion):
+                    some = indices[start : start + source.portion]
+                    rows = (await source.locate([key], some))[key]
+                    names += [index for index, row in zip(some, rows, strict=True) if row.values]
+                    drawn += await self._draw_all(source, [row.values[0] for row in rows if row.values], side)
             entries = [{'name': name, **facts} for name, (facts, _) in zip(names, drawn, strict=True)]
             return _framed(entries, [file for _, file in drawn])
+
+    async def _draw_all(self, source: Source, values: Sequence[Value], side: int) -> list[tuple[dict[str, Any], bytes]]:
+        """Return the facts and the file of a picture of each value."""
+        drawn: list[tuple[dict[str, Any], bytes]] = [({}, b'')] * len(values)
+        small = [i for i, value in enumerate(values) if value.size <= MOST]
+        for i in {*range(len(values))} - {*small}:
+            drawn[i] = {'error': f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
+        async for batch in source.read_batches([values[i] for i in small]):
+            # The next fan-out begins when the pictures of this one are made, and its bytes are released.
+            draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]
+            batch.clear()
+            await gather(draws)
+            draws.clear()
+        return drawn
 
     async def _draw(
         self, kind: str, data: bytes, side: int, drawn: list[tuple[dict[str, Any], bytes]], position: int

@@ -19,6 +19,7 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import EncodeError, OutOfRangeError, UnknownKeyError
@@ -40,7 +41,7 @@ class Value(NamedTuple):
       bag: the bag that holds it; None if ``data`` holds it.
       start: its first byte in the bag.
       kind: its type.
-      data: its bytes, if they are in memory.
+      data: its bytes, if they are in memory, or the first of them that ``locate`` was asked to keep.
     """
 
     size: int
@@ -71,6 +72,8 @@ class Source(abc.ABC):
 
     spec: Spec
     length: int
+    portion: int = 1 << 20
+    """Datapoints that are located at a time where their values are needed whole."""
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
@@ -80,14 +83,22 @@ class Source(abc.ABC):
         """Return the facts that the page shows."""
 
     @abc.abstractmethod
-    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]: ...
+    async def _locate(
+        self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
+    ) -> dict[str, list[Located]]: ...
 
     @abc.abstractmethod
     async def read(self, parts: Sequence[Part]) -> list[bytes]:
         """Return parts of values, read in one fan-out."""
 
     async def locate(
-        self, keys: Sequence[str], indices: Iterable[int], first: int = 0, count: int = 1
+        self,
+        keys: Sequence[str],
+        indices: Iterable[int],
+        first: int = 0,
+        count: int = 1,
+        *,
+        head: int | None = None,
     ) -> dict[str, list[Located]]:
         """Return, by key, where the values of datapoints are; of sequences, the values from ``first`` on.
 
@@ -95,6 +106,8 @@ class Source(abc.ABC):
           keys: the keys.
           indices: the datapoints, ascending.
           first, count: the values of a sequence.
+          head: first bytes of a value that are to be read later, which bounds the memory for values that are read
+            whole to be located; by default, all.
         """
         if unknown := [key for key in keys if key not in self.spec]:
             raise UnknownKeyError(f'{self.reader!r}: expected keys of {list(self.spec)}, got {unknown}')
@@ -103,7 +116,7 @@ class Source(abc.ABC):
             raise OutOfRangeError(
                 f'{self.reader!r}: expected indices from 0 to {self.length - 1}, got {array[0]} to {array[-1]}'
             )
-        return await self._locate(keys, array, first, count)
+        return await self._locate(keys, array, first, count, head)
 
     async def value(self, key: str, index: int, position: int = 0) -> Value:
         """Return where one value is."""
@@ -161,7 +174,9 @@ class DatasetSource(Source):
             ],
         }
 
-    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]:
+    async def _locate(
+        self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
+    ) -> dict[str, list[Located]]:
         groups = self._group(indices)
         # A range that begins beyond the end of a sequence is an error for the readers, here it is empty.
         selection = {key: slice(first, first + count) if self._many(key) else True for key in keys}
@@ -234,7 +249,9 @@ class RecordSource(Source):
             'keys': [{'key': 'record', 'type': 'bytes', 'records': self.length, 'bytes': size}],
         }
 
-    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]:
+    async def _locate(
+        self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
+    ) -> dict[str, list[Located]]:
         bag = self._bag
         starts, stops = (await retry_if_corrupt(lambda fresh: read_limits([(bag, indices)], fresh), bag.is_remote))[0]
         values = [
@@ -248,14 +265,18 @@ class RecordSource(Source):
 
 
 class ForeignSource(Source):
-    """Rows of Parquet, ArrayRecord and WebDataset files, whose values are read whole."""
+    """Rows of Parquet, ArrayRecord, TFRecord and WebDataset files, whose values are read whole."""
+
+    portion = _FEW
 
     def __init__(self, reader: Any) -> None:
         super().__init__(reader)
         self.length = len(reader)
         names: tuple[str, ...]
-        if isinstance(reader, ArrayRecordDataSource):
-            self._format, names = 'ArrayRecord', ('record',)
+        self._records = isinstance(reader, ArrayRecordDataSource | TFRecordDataSource)
+        if self._records:
+            self._format = 'ArrayRecord' if isinstance(reader, ArrayRecordDataSource) else 'TFRecord'
+            names = ('record',)
         elif isinstance(reader, ParquetDataSource):
             self._format, names = 'Parquet', reader.columns
         else:
@@ -271,24 +292,26 @@ class ForeignSource(Source):
             'keys': [{'key': key, 'type': kind} for key, kind in self.spec.items()],
         }
 
-    async def _locate(self, keys: Sequence[str], indices: Ints, first: int, count: int) -> dict[str, list[Located]]:
+    async def _locate(
+        self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
+    ) -> dict[str, list[Located]]:
         out: dict[str, list[Located]] = {key: [] for key in keys}
-        rest, step = indices, _FEW
+        rest, step = indices, self.portion
         while len(rest):
             wanted, rest = rest[:step], rest[step:]
-            mask = () if self._format == 'ArrayRecord' else (list(keys),)
-            size = await offload(self._add, await self.reader.fetch(wanted, *mask), out)
+            mask = () if self._records else (list(keys),)
+            size = await offload(self._add, await self.reader.fetch(wanted, *mask), out, head)
             step = max(1, min(1024, BUDGET * len(wanted) // max(size, 1)))
         return out
 
-    def _add(self, rows: Sequence[Any], out: dict[str, list[Located]]) -> int:
-        """Append the values of rows, by key. Returns their bytes."""
+    def _add(self, rows: Sequence[Any], out: dict[str, list[Located]], head: int | None) -> int:
+        """Append the values of rows, by key, with their first bytes. Returns the bytes of the rows."""
         size = 0
         for row in rows:
             for key, located in out.items():
                 kind, data = as_record(row if isinstance(row, bytes) else row.get(key))
                 kind = self.spec[key] if kind == 'bytes' and self.spec[key] != 'value' else kind
-                located.append(Located(None, [Value(len(data), None, 0, kind, data)]))
+                located.append(Located(None, [Value(len(data), None, 0, kind, data[:head])]))
                 size += len(data)
         return size
 

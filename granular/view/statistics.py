@@ -37,7 +37,7 @@ def sample(length: int, seed: int = 0) -> Ints:
 async def histograms(source: Source) -> dict[str, Any]:
     """Return histograms by key: of the sizes of values, of the lengths of sequences, and of numbers."""
     indices = sample(source.length)
-    located = await source.locate(list(source.spec), indices.tolist())
+    located = await source.locate(list(source.spec), indices.tolist(), head=_SMALL + 1)
     numbers = [
         (key, value)
         for key, rows in located.items()

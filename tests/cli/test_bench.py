@@ -1,17 +1,20 @@
 """``granular bench``: bounds of seconds and bytes, what it measures of slow and throttling servers, and its advice."""
 
+import contextlib
 import dataclasses
 import json
 import re
+import ssl
 import time
 
 import pytest
+import trustme
 
 import granular
 from granular.cli import bench as benches
 from granular.cli.bench import Measurement, bench, limit_of, saturating
 from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
-from tests.support.servers import HTTPServer, served
+from tests.support.servers import HTTPServer, TLSProxy, served
 
 DELAY = 0.01
 MIB = 1 << 20
@@ -24,6 +27,28 @@ class ThrottlingServer(HTTPServer):
         if range_header is not None and len(self.requests) % 10 == 0:
             return 503, {}, b'slow down'
         return super()._reply(path, range_header)
+
+
+class SlowServer(HTTPServer):
+    """Sends so many bytes a second over all connections, by its clock."""
+
+    RATE = 4_000_000
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.free = 0.0  # the time at which all bytes so far are sent
+
+    @property
+    def delay(self):
+        """The seconds until the reply to the request that came last may end."""
+        first, _, last = (self.requests[-1][2] or 'bytes=0-0').removeprefix('bytes=').partition('-')
+        nbytes = int(last or 0) - int(first or 0) + 1
+        self.free = max(self.free, time.monotonic()) + nbytes / self.RATE
+        return self.free - time.monotonic()
+
+    @delay.setter
+    def delay(self, seconds):
+        pass
 
 
 @pytest.fixture
@@ -75,6 +100,33 @@ def test_throttling_is_seen_and_limits(folder):
     assert result.retries >= result.throttled - 1  # the last may be cancelled when the time is up
     assert result.limit == 'the store'
     assert f'throttled {result.throttled} requests' in result.advice[0]
+
+
+@pytest.mark.parametrize('tls', [False, True])
+def test_rates_are_those_of_a_server_of_known_bandwidth(folder, tls):
+    with contextlib.ExitStack() as stack:
+        endpoint, options = stack.enter_context(SlowServer(folder)).endpoint, {}
+        if tls:
+            authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            authority.issue_cert('127.0.0.1').configure_cert(context)
+            authority.cert_pem.write_to_path(str(folder / 'authority.pem'))
+            endpoint = stack.enter_context(TLSProxy(context, endpoint)).endpoint
+            options = {'tls_verify': str(folder / 'authority.pem')}
+        result = bench(granular.Path(f'{endpoint}/data/large', **options), 60, 3 * MIB)
+    assert result.tls == tls
+    assert result.bytes <= SlowServer.RATE * result.seconds * 1.1
+    # Bytes of a measurement may have been sent, up to those of its requests in flight, before its clock started.
+    for one in (*result.by_in_flight, *result.by_size):
+        if one.requests:
+            assert 0 < one.bytes_per_second <= SlowServer.RATE * (1 + 2 * one.in_flight / one.requests)
+    assert all(one.requests for one in result.by_in_flight)
+
+
+def test_sizes_are_read_with_no_more_requests_in_flight_than_the_bytes_allow(folder):
+    with served(folder) as server:
+        result = bench(granular.Path(f'{server.endpoint}/data/large'), 30, 8 * MIB)
+    for one in result.by_size:
+        assert one.in_flight == 1 or one.requests >= 2 * one.in_flight
 
 
 def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(moto):
@@ -137,6 +189,18 @@ def test_limit_is_unknown_if_too_little_was_measured():
     by_size = [dataclasses.replace(measured(256, benches.SIZES[0], 1.0), requests=0)]
     assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'unknown'
     assert benches._advice('unknown', by_in_flight[-1], by_size, 0)[0] == {}
+
+
+def test_sizes_that_outlast_the_time_are_left_out(granular_cli, folder, monkeypatch):
+    by_in_flight = flights(40, 160, 640, 2500, 9000)
+    late = Measurement(8, benches.SIZES[-1], 0, 0.0, 0.0, 0.0, 0.0)
+    by_size = [measured(256, benches.SIZES[0], 9000), late]
+    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'latency'
+    with served(folder) as server:
+        result = bench(granular.Path(f'{server.endpoint}/data'), 30, MIB)
+        monkeypatch.setattr(benches, 'bench', lambda *args: dataclasses.replace(result, by_size=by_size))
+        _, out, _ = granular_cli('bench', f'{server.endpoint}/data')
+    assert re.search(r' 8 +4\.2 MB +\? +\? +\? +\?', out)
 
 
 def test_busy_thread_is_the_limit():

@@ -69,6 +69,13 @@ def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
+@pytest.mark.parametrize('command', [('info',), ('cat', 0), ('plan',)])
+def test_commands_of_datasets_name_those_of_other_files(granular_cli, tmp_path, command):
+    (tmp_path / 'rows.parquet').write_bytes(b'PAR1')
+    code, _, err = granular_cli(command[0], tmp_path / 'rows.parquet', *command[1:])
+    assert (code, 'rows.parquet: is a file of the format parquet' in err, 'granular convert' in err) == (1, True, True)
+
+
 def test_copy_refuses_to_overwrite_by_default(granular_cli, path, tmp_path):
     code, out, err = granular_cli('copy', path, tmp_path / 'copy')
     assert (code, out) == (0, '')

@@ -62,6 +62,24 @@ def test_plan_of_a_full_shuffle_is_exact(server, layout, cached, max_gap):
     assert full.requests - full.opening <= real <= full.requests + full.opening + 3
 
 
+@pytest.mark.parametrize('cached', [(), ('label', 'refs')])
+def test_plan_of_an_indexed_dataset_is_exact(moto, cached):
+    path = granular.Path(str(write(moto.place() / 'data', 160)), config=CALM, **moto.options)
+    (plain,) = plan(path, Run(batch=40), ['full'], cached=cached).plans
+    granular.build_index(path)
+    (full,) = plan(path, Run(batch=40), ['full'], cached=cached).plans
+    assert full.exact == 'exact'
+    assert full.requests < plain.requests or cached
+    before = granular.io_stats()['requests']
+    with (
+        granular.ShardedDatasetReader(path, cache_keys=cached) as reader,
+        granular.Loader(MapDataset.source(reader).shuffle(seed=0).map(only_label), 40) as loader,
+    ):
+        assert len(list(loader)) == 4
+    real = granular.io_stats()['requests'] - before
+    assert full.requests - full.opening <= real <= full.requests + full.opening + 3
+
+
 def test_bytes_of_a_plan_are_those_of_the_records(server):
     path = granular.Path(f'{server.endpoint}/columns', config=CALM)
     report = plan(path, Run(batch=50), ['full'], ['data'])
@@ -179,6 +197,17 @@ def test_invalid_plans_are_errors(server, tmp_path):
         plan(path, Run(100, hosts=10))
     with pytest.raises(NotFoundError, match='is not a dataset'):
         plan(granular.Path(tmp_path), Run(1))
+
+
+@pytest.mark.parametrize(
+    ('option', 'value'),
+    [('memory', '-1'), ('memory', 'nan'), ('disk', '-1'), ('disk', 'inf'), ('bytes-per-second', '0'),
+     ('requests-per-second', '-5'), ('requests-per-second', 'nan'), ('read-price', '-1'), ('egress-price', 'nan')],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_errors(granular_cli, server, option, value):
+    code, out, err = granular_cli('plan', f'{server.endpoint}/columns', '--batch', 50, f'--{option}', value)
+    assert (code, out) == (1, '')
+    assert 'expected a number, ' in err
 
 
 def test_command_prints_a_table_and_json(granular_cli, server, tmp_path):

@@ -399,6 +399,10 @@ def test_unknown_sources_and_formats_are_errors(tmp_path):
     with pytest.raises(InvalidArgumentError, match='expected one of parquet'):
         granular.convert(tmp_path / 'x', tmp_path / 'y', format='csv')
     (tmp_path / 'x' / 'a.parquet').write_bytes(b'')
+    (tmp_path / 'x' / 'b.tar').write_bytes(b'')
+    with pytest.raises(InvalidArgumentError, match='expected files of one format, got parquet, webdataset'):
+        granular.convert(tmp_path / 'x' / '?.*a*', tmp_path / 'y')
+    (tmp_path / 'x' / 'b.tar').unlink()
     (tmp_path / 'x' / 'a.tar').write_bytes(b'')
     with pytest.raises(InvalidArgumentError, match='has files of parquet, webdataset: pass format'):
         granular.convert(tmp_path / 'x', tmp_path / 'y')

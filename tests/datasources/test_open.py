@@ -85,6 +85,12 @@ def test_open_in_a_bucket(bucket):
             assert (type(reader).__name__, len(reader)) == (KINDS[name], 10)
 
 
+def test_open_of_an_object_of_unknown_format_says_so(bucket):
+    (bucket / 'image.jpg').write_bytes(b'image')
+    with pytest.raises(NotFoundError, match=r'image\.jpg: unknown format: expected a folder, or a name that'):
+        granular.open(bucket / 'image.jpg')
+
+
 def test_open_takes_the_files_of_a_list_in_their_order(folder):
     files = [folder / f'r.array_record-0000{number}-of-00002' for number in (1, 0)]
     with granular.open(files) as reader:
@@ -97,6 +103,8 @@ def test_open_passes_options(folder):
         assert reader.columns == ('label',)
     with pytest.raises(InvalidArgumentError, match=r"DatasetReader.*unknown options \['columns'\].*cache_keys"):
         granular.open(folder / 'dataset', columns=['label'])
+    with pytest.raises(InvalidArgumentError, match=r"unknown options \['config'\].*belong to granular\.Path"):
+        granular.open(folder / 'dataset', config=granular.IOConfig())
     with pytest.raises(InvalidArgumentError, match=r"BagReader.*unknown options \['decoders'\]"):
         granular.open(folder / 'dataset/label.bag', {'int': int})
 
@@ -107,6 +115,11 @@ def test_open_passes_options(folder):
         ('nothing', NotFoundError, 'nothing'),
         ('nothing.tar', NotFoundError, 'nothing.tar'),
         ('nothing-*.tar', NotFoundError, 'matches no files'),
+        (
+            'dataset/spec.json',
+            NotFoundError,
+            r'spec\.json: unknown format: expected a folder, or .*\.parquet',
+        ),
         ('empty', NotFoundError, r'expected a dataset.*\.parquet.*got a folder of 1 other'),
         ('', InvalidArgumentError, r'expected files of one format.*got \.array_record-00000-of-00002, .*\.tar'),
         ([], InvalidArgumentError, 'expected files of one format.*got none'),

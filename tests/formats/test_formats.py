@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import pathlib
 import pickle
 import struct
 import subprocess
@@ -132,6 +133,9 @@ def test_files_of_images_are_kept():
     jpg, png = encoders['jpg'](image), encoders['png'](image)
     assert encoders['jpg'](jpg) == encoders['jpg'](bytearray(jpg)) == jpg
     assert encoders['png'](memoryview(png)) == png
+    for path in ('a.jpg', pathlib.Path('a.jpg')):
+        with pytest.raises(EncodeError, match=r'jpg: expected an array or the bytes of a file, got the path .*a\.jpg'):
+            encoders['jpg'](path)
     with pytest.raises(EncodeError, match='jpg: expected a JPEG file, got .* bytes from .*PNG'):
         encoders['jpg'](png)
     with pytest.raises(EncodeError, match='png: expected a PNG, WebP, GIF or BMP file, got'):

@@ -114,6 +114,12 @@ def test_unknown_options_are_refused(bucket):
         granular.Path(str(bucket), **bucket.store.options, endpoint_uri='x').read_bytes()
 
 
+def test_settings_of_another_type_are_refused(tmp_path):
+    for address in ('s3://bucket/x', str(tmp_path)):
+        with pytest.raises(InvalidArgumentError, match=r'config: expected a granular\.IOConfig, got dict'):
+            granular.Path(address, config={'cache_dir': 'x'})
+
+
 def test_local_path_takes_no_options():
     with pytest.raises(InvalidArgumentError, match='anon'):
         granular.Path('/tmp', anon=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import granular
-from granular import MapDataset, aio
+from granular import MapDataset, aio, shuffle
 from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 
 # Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
@@ -248,7 +248,8 @@ def test_repr_lists_the_stages():
      lambda d: d.batch(0), lambda d: d.filter(bool).batch(2), lambda d: d.repeat(0), lambda d: d.repeat().repeat(2),
      lambda d: d.map(3), lambda d: d.apply(3), lambda d: MapDataset.mix([d, d], [1, 0]),
      lambda d: MapDataset.mix([d, d[:0]]), lambda d: MapDataset.zip([d, d[:3]]), lambda d: MapDataset.concatenate([]),
-     lambda d: MapDataset.concatenate([d, d.repeat()]), lambda d: d.shuffle(seed=1, order='blocks')],
+     lambda d: MapDataset.concatenate([d, d.repeat()]), lambda d: d.shuffle(seed=1, order='blocks'),
+     lambda d: d.shuffle(seed=1, order=shuffle.Blocks)],
 )  # fmt: skip
 def test_invalid_arguments_are_rejected(make):
     with pytest.raises(InvalidArgumentError):

@@ -1,6 +1,7 @@
 """Sources of granular 0.21: epochs, transforms, and one fetch for a chain."""
 
 import json
+import pathlib
 import pickle
 
 import numpy as np
@@ -140,6 +141,14 @@ def test_one_fetch_spans_several_epochs():
 def test_invalid_sources_are_rejected(make):
     with pytest.raises(InvalidArgumentError):
         make()
+
+
+@pytest.mark.parametrize('kind', [str, pathlib.Path, granular.Path])
+def test_address_is_not_a_source(tmp_path, kind):
+    address = kind(str(tmp_path / 'data'))
+    for take in (granular.MapDataset.source, sources.Epochs, lambda address: granular.Loader(address, 2)):
+        with pytest.raises(InvalidArgumentError, match=r'got the address .*data.*: open it with granular\.open'):
+            take(address)
 
 
 def test_errors_name_the_step():

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import urllib.parse
 
@@ -18,6 +19,10 @@ import pyarrow.parquet
 import pytest
 
 import granular
+from granular.view.search import search
+from granular.view.sources import source_of
+from granular.view.statistics import histograms
+from tests.support.examples import frame
 from tests.support.servers import served as http_served
 from tests.view.example import HOSTILE, HOSTILE_HTML, SPEC, write_hostile
 from tests.view.serving import Served
@@ -459,6 +464,45 @@ def test_files_of_other_formats(tmp_path):
             ask(served, '/api/media', path='r.bag', key='record', index=1).headers['Content-Type']
             == 'application/octet-stream'
         )
+
+
+def test_records_of_tfrecord_files(tmp_path):
+    (tmp_path / 't.tfrecord').write_bytes(frame(b'first') + frame(b'second'))
+    with Served(granular.Path(tmp_path)) as served:
+        assert ask(served, '/api/dataset', path='t.tfrecord').json['kind'] == 'TFRecord'
+        cells = ask(served, '/api/rows', path='t.tfrecord').json['columns']['record']
+        assert [(cell['size'], cell['family']) for cell in cells] == [(5, 'bytes'), (6, 'bytes')]
+        assert ask(served, '/api/media', path='t.tfrecord', key='record', index=1).body == b'second'
+        assert ask(served, '/api/histograms', path='t.tfrecord').json['length'] == 2
+
+
+async def test_lists_of_files_of_other_formats_hold_only_the_beginnings_of_values(tmp_path):
+    with tarfile.open(tmp_path / 'a.tar', 'w') as tar:
+        for i in range(40):
+            for suffix, data in (('jpg', bytes(100_000)), ('cls', b'%d' % i)):
+                member = tarfile.TarInfo(f'{i:03}.{suffix}')
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    source = source_of(await granular.aio.open(str(tmp_path / 'a.tar'), None))
+    located = await source.locate(['cls', 'jpg'], range(40), head=10)
+    assert [row.values[0].data for row in located['cls']] == [b'%d' % i for i in range(40)]
+    assert {(row.values[0].size, len(row.values[0].data)) for row in located['jpg']} == {(100_000, 10)}
+    assert (await source.read([(located['jpg'][0].values[0], 0, 4)])) == [bytes(4)]
+    held = []
+    locate = source.locate
+
+    async def watched(keys, indices, *args, **options):
+        found = await locate(keys, indices, *args, **options)
+        held.append(sum(len(value.data) for rows in found.values() for row in rows for value in row.values))
+        return found
+
+    source.locate = watched
+    found = await histograms(source)
+    charts = {row['key']: row['charts'] for row in found['keys']}
+    assert charts['jpg'][0]['bars'] == [['100000', '100000', 40]]
+    assert (await search(source, 'cls', '=', '7', 0))['matches'] == [7]
+    await source.close()
+    assert len(held) == 2 and max(held) < 10_000
 
 
 # --- requests to the store, life and death

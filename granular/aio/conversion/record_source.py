@@ -309,9 +309,14 @@ def _kind_of(name: str) -> str:
 
 def _format_of(paths: Sequence[Path]) -> str:
     kinds = {_kind_of(path.name) for path in paths}
+    if len(kinds) > 1 and '' not in kinds:
+        raise InvalidArgumentError(
+            f'{paths[0]} and {len(paths) - 1} more: expected files of one format, got {", ".join(sorted(kinds))}'
+        )
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
-            f'{paths[0]}: unknown format: expected a name that ends in {", ".join(_ENDINGS)}, a folder, or format'
+            f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
+            f'{", ".join(_ENDINGS)}, a folder, or format'
         )
     return kinds.pop()
 

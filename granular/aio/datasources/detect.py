@@ -112,18 +112,32 @@ async def open(  # noqa: A001
 
 
 async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> Opened:
-    entries = [entry async for entry in folder.store.scan(folder.key)]
+    try:
+        entries = [entry async for entry in folder.store.scan(folder.key)]
+    except NotFoundError:
+        if await folder.is_file():
+            raise _unknown(folder) from None
+        raise
     if any(entry.key.rpartition('/')[2] == 'spec.json' for entry in entries):
         return await _open(DatasetReader, folder, decoders, options)
     if shards_of(entries):
         return await _open(ShardedDatasetReader, folder, decoders, options)
     files = sorted(Path.of(folder.store, entry.key) for entry in entries if not entry.is_dir and format_of(entry.key))
     if not files:
+        if not entries and await folder.is_file():  # a bucket lists no folder behind the name of an object
+            raise _unknown(folder)
         raise NotFoundError(
             f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
             f'names end in .bag, {", ".join(ENDINGS)}; got a folder of {len(entries)} other entries'
+            f'{"" if not entries else ": `granular convert` makes a dataset of images in folders by class"}'
         )
     return await _open_files(files, f'{folder}', decoders, options)
+
+
+def _unknown(file: Path) -> NotFoundError:
+    return NotFoundError(
+        f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}'
+    )
 
 
 async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: dict[str, Any]) -> Opened:
@@ -142,7 +156,8 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
         raise InvalidArgumentError(
-            f'{cls.__name__} of {_name_of(path)}: unknown options {unknown}: expected some of {accepted}'
+            f'{cls.__name__} of {_name_of(path)}: unknown options {unknown}: expected some of {accepted}; '
+            f'options of the store, such as config or endpoint_url, belong to granular.Path(...)'
         )
     reader: Opened = cls(path, **options)
     await reader._ensure_open()

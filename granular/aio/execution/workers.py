@@ -26,9 +26,26 @@ from granular.aio.runtime.threads import offload_whole
 from granular.errors import ClosedError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
 
+_METHODS: Final = multiprocessing.get_all_start_methods()
 _GRACE: Final = 5.0  # seconds in which a worker may exit by itself
 _POLL: Final = 0.01  # seconds between checks of a process that is to exit
 _SILENCE: Final = 1.0  # seconds without a message after which to check the worker
+
+
+def start_context(context: Any) -> Any:
+    """Return the context of :mod:`multiprocessing` of a start method, or the context that is given.
+
+    Raises:
+      InvalidArgumentError: if it is neither.
+    """
+    if context is None or context in _METHODS:
+        return multiprocessing.get_context(context)
+    if not hasattr(context, 'get_start_method'):
+        raise InvalidArgumentError(
+            f'expected a start method of processes ({", ".join(map(repr, _METHODS))}) or a context of multiprocessing, '
+            f'got {context!r:.100}'
+        )
+    return context
 
 
 class Workers:
@@ -41,14 +58,14 @@ class Workers:
       initialize: function of the number of a process and their number, called in each process before its first item.
 
     Raises:
-      InvalidArgumentError: if the task does not pickle.
+      InvalidArgumentError: if the task does not pickle, or there is no such start method.
       WorkerError: (for an item) if its process died, or its result or error cannot be transferred.
     """
 
     def __init__(
         self, task: Task, count: int, context: Any, initialize: Callable[[int, int], object] | None = None
     ) -> None:
-        self._context = multiprocessing.get_context(context) if isinstance(context, str | type(None)) else context
+        self._context = start_context(context)
         self._task, self._count, self._initialize, self._stages = task, count, initialize, task.stages()
         self._workers: list[_Worker] = []
         self._payload: Any = task, initialize

@@ -171,6 +171,10 @@ class Loader(LoaderHandle):
     ) -> None:
         batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
         workers = check_integer('workers', workers, 1)
+        if mp is not None:
+            from granular.aio.execution.workers import start_context
+
+            mp = start_context(mp)
         if not 0 <= shard_id < num_shards:
             raise InvalidArgumentError(f'expected 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
         self.source: Source = convert(source)

@@ -28,8 +28,10 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
       InvalidArgumentError: for a ``path`` of another type, an address without a bucket or host, or with credentials
-        in it, a local path with options, or an unknown ``~user``.
+        in it, a local path with options, settings that are no ``IOConfig``, or an unknown ``~user``.
     """
+    if not isinstance(config, IOConfig):
+        raise InvalidArgumentError(f'config: expected a granular.IOConfig, got {type(config).__name__}')
     if isinstance(path, os.PathLike):
         path = os.fsdecode(path)
     if not isinstance(path, str):

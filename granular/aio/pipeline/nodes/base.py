@@ -77,8 +77,11 @@ class Shuffle(IndexNode):
     seed: int
 
     def __init__(self, parent: Source, order: Order, seed: int) -> None:
-        if not isinstance(order, Order):
-            raise InvalidArgumentError(f'expected an order of granular.shuffle, got {order!r:.100}')
+        if not isinstance(order, Order) or isinstance(order, type):
+            call = ': call it' if isinstance(order, type) else ''
+            raise InvalidArgumentError(
+                f'expected an order of granular.shuffle, such as shuffle.Blocks(), got {order!r:.100}{call}'
+            )
         if isinstance(order, Blocks):
             order = order.sized(parent.stored_nbytes())
             parent = BlockBuffer(parent, order.block)

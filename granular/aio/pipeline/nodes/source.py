@@ -4,6 +4,7 @@ import abc
 import functools
 import inspect
 import operator
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
@@ -150,6 +151,10 @@ def convert(source: Any) -> Source:
     """
     if isinstance(source, Source):
         return source
+    if isinstance(source, str | os.PathLike):  # a text has a length and an index, but its letters are not datapoints
+        raise InvalidArgumentError(
+            f'expected a source, got the address {source!r:.200}: open it with granular.open(...)'
+        )
     if isinstance(node := getattr(source, 'node', None), Source):
         return node
     if (core := getattr(source, 'aio', None)) is not None:
