@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
@@ -23,6 +22,7 @@ from granular.view.search import search
 from granular.view.sources import source_of
 from granular.view.statistics import histograms
 from tests.support.examples import frame
+from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.servers import served as http_served
 from tests.view.example import HOSTILE, HOSTILE_HTML, SPEC, write_hostile
 from tests.view.serving import Served
@@ -545,8 +545,8 @@ def test_missing_path_is_an_error(example):
 
 
 def test_command_prints_a_link_and_ends_with_an_interrupt(example):
-    command = [sys.executable, '-m', 'granular', 'view', f'{example}']
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    code = INTERRUPTIBLE + 'import sys; from granular.cli import main; sys.exit(main())'
+    with program([sys.executable, '-c', code, 'view', f'{example}']) as process:
         link = process.stdout.readline().strip()
         assert re.fullmatch(r'http://127\.0\.0\.1:\d+/\?token=[\w-]{32}', link)
         connection = http.client.HTTPConnection(link[7:].partition('/')[0], timeout=30)
