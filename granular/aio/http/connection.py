@@ -163,6 +163,7 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
       transport: that of the event loop, or ``TlsLayer``.
       destination: the memory for the rest of the body, once it is known.
+      surplus: True if more data has arrived than TLS has delivered.
       moved: the time of the last byte.
       sent: the time of the request.
       begun: whether the head of the reply has arrived.
@@ -170,6 +171,7 @@ class Connection(asyncio.BufferedProtocol):
 
     origin: Origin
     destination: memoryview | None
+    surplus: bool = False
     moved: float
     sent: float
     mark_time: float
@@ -450,8 +452,8 @@ class Connection(asyncio.BufferedProtocol):
             exchange.succeeded(reply.head)
 
     def _reuse(self) -> None:
-        if self.origin.secure:
-            # Data that TLS decrypts beyond the reply is delivered before this callback.
+        if self.surplus:
+            # What TLS decrypts beyond the reply is delivered before this callback: the connection may end with it.
             asyncio.get_running_loop().call_soon(self._keep)
         else:
             self._pool.keep(self)

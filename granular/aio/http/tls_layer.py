@@ -145,6 +145,7 @@ class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
             except ssl.SSLWantReadError:  # the rest of a record is still to come
                 got, more = 1, False
             if count:
+                connection.surplus = more
                 connection.buffer_updated(count)
             if not got:  # the server has ended TLS
                 self._transport.close()  # type: ignore[union-attr]
