@@ -28,9 +28,9 @@ def ours(data: Data, what: str, core: int | None = CORE, module: str = 'clients'
 
 
 def rival(data: Data, name: str, script: str, *args: str, core: int | None = CORE, **job: object) -> dict[str, float]:
-    """Run a rival, in its own environment."""
+    """Run a rival, in its own environment: a PYTHONPATH would let it import this granular in place of its own."""
     python = str(RIVALS / name / 'bin' / 'python')
-    return child([python, str(SCRIPTS / f'run_{script}.py'), *args, data.job(name, **job)], core, cwd='/')
+    return child([python, '-E', str(SCRIPTS / f'run_{script}.py'), *args, data.job(name, **job)], core, cwd='/')
 
 
 def wrk(url: str, script: str, inflight: int, seconds: int) -> tuple[float, float]:
