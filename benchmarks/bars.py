@@ -135,20 +135,28 @@ def _escaped(name: str) -> str:
 
 
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
-    """Write bars, tables and plots into docs/performance.md, between their marks."""
+    """Write bars, tables and plots into docs/performance.md, between their marks. Bars that were not measured stay."""
     page = DOCS / 'performance.md'
     text = page.read_text()
-    rows = [
-        f'| {_escaped(bar.name)} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
-        f'| {"" if bar.reached else "**missed** "}{bar.behind} |'
-        for bar in bars
-    ]
-    head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
-    text = _between(text, 'bars', '\n'.join(head + rows))
+    day = datetime.datetime.now(tz=datetime.UTC).date()
+    rows = {line.split(' | ')[0]: line for line in _inside(text, 'bars').splitlines() if ' | at ' in line}
+    for bar in bars:
+        start = f'| {_escaped(bar.name)}'
+        rows[start] = (
+            f'{start} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
+            f'| {"" if bar.reached else "**missed** "}{bar.behind} | {day} |'
+        )
+    head = [f'{machine()}.', '', '| bar | figure | bound | details | measured |', '| --- | ---: | --- | --- | --- |']
+    text = _between(text, 'bars', '\n'.join([*head, *rows.values()]))
     for table in tables:
         plot(table)
         text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
     page.write_text(text)
+
+
+def _inside(text: str, name: str) -> str:
+    begin, end = f'<!-- {name} -->', f'<!-- /{name} -->'
+    return text[text.index(begin) + len(begin) : text.index(end)] if begin in text else ''
 
 
 def _between(text: str, name: str, content: str) -> str:
