@@ -25,7 +25,8 @@ from benchmarks.nginx import serving
 BENCHMARKS = {
     fn.__name__: fn
     for fn in (
-        requests.requests, remote.medium, remote.small, remote.large, remote.tls, remote.tail, remote.faults,
+        requests.requests, remote.medium, remote.many, remote.small, remote.large, remote.tls, remote.tail,
+        remote.faults,
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels, pipelines.torch,
         mixing.mixing, caching.blockcache, caching.shared,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,

@@ -47,7 +47,8 @@ def open_reader(job: Job) -> granular.DatasetReader:
 def batches(job: Job, fn: Any) -> Iterator[Any]:
     """Iterate over the batches of a loader, after the first one."""
     source = granular.sources.Epochs(open_reader(job), shuffle=job.get('shuffle', True), seed=0)
-    loader = granular.Loader(granular.sources.Transform(source, fn), job.get('batch', 64))
+    source = granular.sources.Transform(source, fn)
+    loader = granular.Loader(source, job.get('batch', 64), prefetch=job.get('prefetch', 8))
     next(loader)
     return loader
 

@@ -36,6 +36,10 @@ http {{
     access_by_lua_block {{ ngx.sleep(0.015 + math.random() * 0.02) }}
   }}
   server {{
+    listen 127.0.0.1:{middle} backlog=8192;
+    access_by_lua_block {{ ngx.sleep(0.04 + math.random() * 0.02) }}
+  }}
+  server {{
     listen 127.0.0.1:{far} backlog=4096;
     access_by_lua_block {{ ngx.sleep(0.08 + math.random() * 0.04) }}
   }}
@@ -65,6 +69,7 @@ class Server(NamedTuple):
 
     instant: str
     delayed: str
+    middle: str
     far: str
     uneven: str
     faulty: str
@@ -93,7 +98,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
          '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', own / 'key.pem', '-out', own / 'cert.pem'],
         check=True, capture_output=True,
     )  # fmt: skip
-    instant, delayed, far, uneven, faulty, tls = ports(6)
+    instant, delayed, middle, far, uneven, faulty, tls = ports(7)
     user = 'user root;' if os.geteuid() == 0 else ''
     text = CONF.format(
         modules=MODULES,
@@ -103,6 +108,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
         gcs=GCS,
         instant=instant,
         delayed=delayed,
+        middle=middle,
         far=far,
         uneven=uneven,
         faulty=faulty,
@@ -120,7 +126,7 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
                 raise RuntimeError((own / 'error.log').read_text())
             time.sleep(0.02)
         there = 'http://127.0.0.1'
-        addresses = (f'{there}:{port}' for port in (instant, delayed, far, uneven, faulty))
+        addresses = (f'{there}:{port}' for port in (instant, delayed, middle, far, uneven, faulty))
         yield Server(*addresses, f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
     finally:
         process.terminate()

@@ -95,6 +95,22 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
     return bars, table(f'medium-{which.split(maxsplit=1)[0]}', title, 'records/s', rate)
 
 
+def many(data: Data, server: Server) -> Result:
+    """100 kB records, shuffled, one by one, with 512 requests in flight on the 50 ms server."""
+    place, count = data.medium(), data.count(40_000)
+    script = wrk_script(data.folder / 'many.lua', f'{place.name}/data.bag', ranges_of(place, count))
+    mine = {'url': f'{server.middle}/{place.name}', 'batches': count // 64, 'inflight': 512, 'prefetch': 16}
+    rate = in_turns(
+        1 if data.quick else 3,
+        {
+            'wrk -t1 -c512': lambda: wrk(server.middle, script, 512, 2 if data.quick else 4)[0],
+            'granular Loader': lambda: ours(data, 'loader', **mine)['rate'],
+        },
+    )
+    got, top = rate['granular Loader'], rate['wrk -t1 -c512']
+    return [Bar('Loader, 100 kB, 50 ms server / wrk -t1 -c512', got / top, 0.9, f'{got:,.0f}/s / {top:,.0f}/s')], []
+
+
 def in_turns(times: int, who: Mapping[Who, Callable[[], float]]) -> dict[Who, float]:
     """Return the median of several alternating runs of each, as the speed of the machine varies."""
     runs = [{name: fn() for name, fn in who.items()} for _ in range(times)]
