@@ -11,7 +11,6 @@ import threading
 
 import pytest
 import trustme
-import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ import granular
 from granular.aio.http.connection import Exchange
 from granular.aio.http.messages import Chunks, ProtocolError, Target, parse
 from granular.errors import BadReplyError, InvalidArgumentError, StoreError, StoreTimeoutError
+from tests.support.event_loops import run_on
 from tests.support.faults import DATA, FaultServer
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
@@ -198,12 +198,6 @@ def test_circular_redirects_are_an_error(server):
 
 
 # --- connections
-
-
-def run_on(kind, main):
-    factory = uvloop.new_event_loop if kind == 'uvloop' else asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main())
 
 
 async def pool_of(server):

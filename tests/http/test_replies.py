@@ -9,11 +9,11 @@ import time
 
 import pytest
 import trustme
-import uvloop
 
 import granular
 from granular.aio.http.limits import Pauses
 from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
+from tests.support.event_loops import LOOPS, run_on
 from tests.support.faults import DATA, FaultServer, md5_etag
 from tests.support.tables import cover, pairwise
 
@@ -283,7 +283,6 @@ class Talker:
 
 # Of a reply that comes late, when the next request was sent already, only its being the same tells.
 SECOND = [('same', 0.0), ('another', 0.0), ('same', 0.0005), ('same', 0.003), ('same', 0.02)]
-LOOPS = {'asyncio': asyncio.new_event_loop, 'uvloop': uvloop.new_event_loop}
 
 
 @pytest.mark.parametrize(
@@ -301,8 +300,7 @@ def test_second_reply_is_not_taken_for_the_next_request(loop, secure, second, tm
                 assert result == f'/file-{i}'.encode().ljust(100), i
             await granular.aio.aclose()
 
-    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(main())
+    run_on(loop, main)
 
 
 class Echo(FaultServer):

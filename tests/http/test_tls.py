@@ -10,7 +10,6 @@ import warnings
 
 import pytest
 import trustme
-import uvloop
 
 import granular
 from granular.aio.http import tls
@@ -18,11 +17,11 @@ from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores.gcs.store import GCSStore
 from granular.errors import GranularError, InvalidArgumentError, StoreError
+from tests.support.event_loops import run_on
 from tests.support.faults import DATA, FaultServer
 from tests.support.loop_server import LoopServer
 from tests.support.servers import TLSProxy
 
-LOOPS = {'asyncio': asyncio.new_event_loop, 'uvloop': uvloop.new_event_loop}
 QUICK = granular.IOConfig(backoff=0.01, attempts=2)
 
 
@@ -174,8 +173,7 @@ def test_records_of_tls_are_decrypted_however_they_arrive(version, loop, largest
     sizes = (draw.randint(1, largest) for _ in itertools.count())
     with FaultServer(certified) as server, Wire(server.endpoint, sizes) as wire:
         port = urllib.parse.urlsplit(wire.endpoint).port
-        with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-            runner.run(main())
+        run_on(loop, main)
 
 
 @pytest.mark.parametrize('until', [0, 1, 700])

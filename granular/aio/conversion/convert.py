@@ -187,6 +187,7 @@ class _Work:
         self._source, self._writer, self._directory, self._mapping = source, writer, writer.directory, mapping
         self._shardlen, self._layout, self._checksums = shardlen, layout, checksums
         self._parallel, self._report, self._ray = parallel, progress, ray
+        self._claim: Claim | None = None
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._found = self._bytes = 0
 
@@ -197,8 +198,7 @@ class _Work:
             return await self._run(plan)
         claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
-        if self._ray is not None:
-            self._ray.claim = claim
+        self._claim = claim
         try:
             return await self._run(plan)
         finally:
@@ -294,7 +294,7 @@ class _Work:
         ranges = {number: (number * length, min(count, (number + 1) * length)) for number in (*range(1, shards), 0)}
         if self._ray is not None:
             left = {number: (a, b) for number, (a, b) in ranges.items() if not self._is_finished(number, b - a)}
-            await self._ray.write(left, self._parallel, self._count)
+            await self._ray.write(left, self._parallel, self._count, self._claim)
             return shards, count
         finished = asyncio.Semaphore(0)  # counts the shards after the first one
 

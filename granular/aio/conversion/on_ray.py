@@ -48,9 +48,6 @@ class RayShards:
       writer: writes the shards.
       source, format: the source as the user passed it, which each worker opens for itself.
       opened: the source as this process has opened it.
-
-    Attributes:
-      claim: the claim on the folder in a bucket, without which no shard is published.
     """
 
     def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
@@ -60,15 +57,21 @@ class RayShards:
         expected = len(opened), opened.size
         self._job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
         self._running: dict[int, Any] = {}  # the results of the tasks
-        self.claim: Claim | None = None
 
-    async def write(self, ranges: Mapping[int, tuple[int, int]], parallel: int | None, count: Count) -> None:
+    async def write(
+        self,
+        ranges: Mapping[int, tuple[int, int]],
+        parallel: int | None,
+        count: Count,
+        claim: Claim | None = None,
+    ) -> None:
         """Write shards.
 
         Args:
           ranges: the first record and the one after the last of each shard; shard 0 comes last.
           parallel: shards written at a time; None for as many as the cluster has room for.
           count: called for each shard.
+          claim: the claim on the folder in a bucket, without which no shard is published.
 
         Raises:
           GranularError: as raised in the task, for the first shard that fails. The other tasks are cancelled.
@@ -76,7 +79,7 @@ class RayShards:
         """
         if not ranges:
             return
-        self._job.claim = self.claim
+        self._job.claim = claim
         job, task = await offload_whole(self._start)
 
         async def write_shard(number: int) -> None:

@@ -55,7 +55,7 @@ class IndexedShards:
         self._made: dict[int, Dataset] = {}
         # Shards of which a record was read, or a file compared: a later replacement is an error, as without an index.
         self._confirmed: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
-        # Shards that may have been replaced since the index was built: all of them, until `compared`.
+        # Shards that may have been replaced since the index was built: all of them, until they are compared.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
         self._warned = False
 

@@ -9,7 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular._redact import hidden
 from granular.aio.http.connection import PoolClosedError
@@ -31,6 +31,7 @@ from granular.errors import (
 from granular.metrics import StoreMetrics
 
 logger: Final = logging.getLogger('granular')
+T = TypeVar('T')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
@@ -158,6 +159,37 @@ class Attempts:
         self._gained = 0  # bytes since the last renewal of the time
         self._paid = 1.0  # tokens that success returns
         self._recovered: set[RecoverableKind] = set()
+
+    async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, reserved: int | None = None) -> T:
+        """Return the result of the first attempt that succeeds.
+
+        Args:
+          attempt: makes an attempt.
+          nbytes: bytes of memory to reserve for each.
+          reserved: the bytes of the limit that the first attempt holds already; None if it has no slot.
+        """
+        limit, metrics = self._traffic.limit, self._traffic.metrics
+        while True:
+            if reserved is None:
+                reserved = await limit.acquire(nbytes)
+            metrics.in_flight += 1
+            try:
+                result = await attempt()
+                self.succeeded()
+                return result
+            except Exception as error:
+                failure = error
+            except asyncio.CancelledError:
+                metrics.failed('cancelled')
+                raise
+            finally:
+                metrics.in_flight -= 1
+                limit.release(reserved)
+            reserved = None
+            try:
+                await self.failed(failure)
+            finally:
+                del failure  # which refers to this frame
 
     def succeeded(self) -> None:
         """Record that the last attempt succeeded."""

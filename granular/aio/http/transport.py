@@ -1,6 +1,5 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -249,28 +248,8 @@ class Transport:
           nbytes: bytes of memory to reserve.
           first: the reservation that the first attempt holds already, if any.
         """
-        limit, metrics = self.traffic.limit, self._metrics
-        while True:
-            reserved, first.reserved = first.reserved, None
-            if reserved is None:
-                reserved = await limit.acquire(nbytes)
-            metrics.in_flight += 1
-            try:
-                result = await attempt()
-                attempts.succeeded()
-                return result
-            except Exception as error:
-                failure = error
-            except asyncio.CancelledError:
-                metrics.failed('cancelled')
-                raise
-            finally:
-                metrics.in_flight -= 1
-                limit.release(reserved)
-            try:
-                await attempts.failed(failure)
-            finally:
-                del failure  # which refers to this frame
+        reserved, first.reserved = first.reserved, None
+        return await attempts.run(attempt, nbytes, reserved)
 
 
 async def _prepared(prepare: Callable[[], Awaitable[T]]) -> T:

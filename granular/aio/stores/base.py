@@ -16,7 +16,7 @@ from granular.aio.http.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.config import IOConfig, Merge, MiB, store_defaults
-from granular.errors import UnsupportedError
+from granular.errors import OutOfRangeError, UnsupportedError
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
@@ -247,6 +247,18 @@ class Store(abc.ABC):
           NotFoundError: if it does not exist.
         """
         await self.read(key, 0, 1, version)
+
+    def check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
+        """Return the first byte of a read and the one after its last.
+
+        Raises:
+          OutOfRangeError: if the object ends before.
+        """
+        first = max(0, size + start) if start < 0 else start
+        end = size if stop is None else stop
+        if first > size or end > size:
+            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}')
+        return first, end
 
     @abc.abstractmethod
     async def stat(self, key: str) -> Stat:

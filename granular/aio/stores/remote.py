@@ -2,25 +2,23 @@
 
 import abc
 import asyncio
-import datetime
-import email.utils
-import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from granular._redact import without_user
 from granular.aio.http.buffers import Space, blank
 from granular.aio.http.download import Download
-from granular.aio.http.messages import Target
+from granular.aio.http.messages import Target, http_date
 from granular.aio.http.reply import Reply, changed, stands_in
 from granular.aio.http.retry import RecoverableKind
 from granular.aio.http.tls import verify_of
 from granular.aio.http.transport import Answer, Outgoing, Transport
-from granular.aio.runtime.scope import Scope, peek_scope, scope
+from granular.aio.runtime.scope import Scope
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
-from granular.aio.stores.base import Request, Store
+from granular.aio.stores.base import Request
+from granular.aio.stores.clients import ClientStore
 from granular.config import IOConfig
 from granular.errors import BadReplyError
 
@@ -127,32 +125,25 @@ class Client(abc.ABC):
 def _date(answer: Answer) -> float:
     """Return the time in the Date header of an answer, in seconds since the epoch."""
     date = answer.head.headers.get('date', '')
-    try:
-        moment = email.utils.parsedate_to_datetime(date)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
-    except (TypeError, ValueError, OverflowError):
-        raise BadReplyError(f'expected the time in the Date header of an answer, got {date[:100]!r}') from None
+    if (moment := http_date(date)) is None:
+        raise BadReplyError(f'expected the time in the Date header of an answer, got {date[:100]!r}')
+    return moment.timestamp()
 
 
 C = TypeVar('C', bound=Client)
 
 
-class RemoteStore(Store, Generic[C]):
-    """A store that is read over HTTP, through one client per event loop."""
+class RemoteStore(ClientStore[C]):
+    """A store that is read over HTTP."""
 
-    conditional = True
     version_header = 'ETag'
     """Reply header that identifies the version of an object."""
     is_bucket = True
     """True if each object has a version, and redirects to other servers are not followed."""
-    variables: tuple[str, ...] = ()
-    """Environment variables from which a client takes credentials that the options do not give."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         self.tls_verify: bool | str = verify_of(root, self.options)
-        # Part of the identity: a client that was created under another environment must not be reused.
-        self._environment = hash(tuple(map(os.environ.get, self.variables)))
         self.endpoint: Any = self._find_endpoint()
 
     @property
@@ -188,14 +179,6 @@ class RemoteStore(Store, Generic[C]):
         )
         opened.on_close(client.aclose)
         return client
-
-    async def client(self) -> C:
-        """Return the running event loop's client, created at first use."""
-        opened = peek_scope()
-        if opened is not None and (client := opened.peek(self)) is not None:
-            return cast(C, client)
-        opened = await scope()
-        return await opened.get(self, self._open_client)
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()

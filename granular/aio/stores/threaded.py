@@ -15,7 +15,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter, Store
 from granular.aio.stores.errors import translated
 from granular.config import MiB
-from granular.errors import GranularError, OutOfRangeError, StoreError
+from granular.errors import GranularError, StoreError
 from granular.metrics import counters
 
 T = TypeVar('T')
@@ -44,18 +44,6 @@ class ThreadedStore(Store):
     @abc.abstractmethod
     def exists_now(self, key: str) -> bool:
         """Return whether a file or folder exists, on the calling thread."""
-
-    def check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
-        """Return the first byte of a read and the one after its last.
-
-        Raises:
-          OutOfRangeError: if the object ends before.
-        """
-        first = max(0, size + start) if start < 0 else start
-        end = size if stop is None else stop
-        if first > size or end > size:
-            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}')
-        return first, end
 
     def check_unchanged(self, key: str, before: str, now: str) -> None:
         """Check that a file still has its earlier version.

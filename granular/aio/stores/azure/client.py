@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar
 from granular._lazy import import_extra
 from granular._redact import hidden
 from granular.aio.execution.failures import summary
-from granular.aio.http.limits import Limit
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
@@ -67,26 +66,22 @@ class AzureClient:
           request: returns the request, anew for each attempt; it runs under the event loop of fsspec.
           nbytes: bytes of memory to reserve.
         """
-        attempts, limit, metrics = Attempts(self._traffic, _recover, name), self._traffic.limit, self._metrics
-        while True:
-            reserved = await limit.acquire(nbytes)
-            metrics.in_flight += 1
+
+        async def attempt() -> T:
             try:
                 result = await self._send(request)
-                self._succeeded(attempts, limit)
-                return result
-            except asyncio.CancelledError:
-                metrics.failed('cancelled')
-                raise
             except Exception as error:
                 failure = self._converted(name, error)
-            finally:
-                metrics.in_flight -= 1
-                limit.release(reserved)
+            else:
+                self._reached = True
+                self._traffic.limit.succeeded(time.monotonic())
+                return result
             try:
-                await attempts.failed(failure)
+                raise failure
             finally:
                 del failure  # which refers to this frame
+
+        return await Attempts(self._traffic, _recover, name).run(attempt, nbytes)
 
     async def _send(self, request: Callable[[], Awaitable[T]]) -> T:
         async def run() -> T:
@@ -94,11 +89,6 @@ class AzureClient:
 
         # A cancelled caller cancels the request.
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._fs.loop))
-
-    def _succeeded(self, attempts: Attempts, limit: Limit) -> None:
-        self._reached = True
-        attempts.succeeded()
-        limit.succeeded(time.monotonic())
 
     def received(self, nbytes: int) -> None:
         """Count the bytes of a reply."""

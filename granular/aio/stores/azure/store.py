@@ -1,29 +1,27 @@
 """The store for Azure Blob Storage."""
 
 import asyncio
-import email.utils
-import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular._redact import protect
+from granular.aio.http.messages import http_date
 from granular.aio.http.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.scope import Scope, peek_scope, scope
+from granular.aio.runtime.scope import Scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import VARIABLES, check_options, find_account, secrets_of
 from granular.aio.stores.azure.client import AzureClient, is_missing
-from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Request, Stat, Store
+from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Request, Stat
+from granular.aio.stores.clients import Bucket, ClientStore
 from granular.config import IOConfig, MiB
 from granular.errors import (
-    AlreadyExistsError,
     BadReplyError,
     InvalidArgumentError,
     NotFoundError,
-    OutOfRangeError,
     StoreError,
 )
 
@@ -31,7 +29,6 @@ _CONTAINER: Final = re.compile(r'[A-Za-z0-9$_-]+')
 _MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests itself
 _PAGE: Final = 1000  # names in a page of a listing
 _BATCH: Final = 100  # concurrent deletions
-_PASSES: Final = 10  # passes of listing a folder and deleting what it contains
 _POLL: Final = 0.1  # seconds between two questions for the state of a copy
 # Options that are part of the account.
 _NAMING: Final = ('endpoint_url', 'account_host', 'account_name')
@@ -73,7 +70,7 @@ class Page(NamedTuple):
     token: str | None
 
 
-class AzureStore(Store):
+class AzureStore(Bucket, ClientStore[AzureClient]):
     """A container in an account of Azure Blob Storage.
 
     Options:
@@ -86,9 +83,9 @@ class AzureStore(Store):
       endpoint_url: the URL of the account, such as that of an emulator.
     """
 
-    conditional = True
-    has_folders = False
     versions_repeat = False
+    variables = VARIABLES
+    noun = 'blobs'
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
@@ -99,8 +96,6 @@ class AzureStore(Store):
         check_options(root, self.options)
         self._account = find_account(root, self.options)
         protect(secrets_of(self._account.login))
-        # Part of the identity: a client that was created under another environment must not be reused.
-        self._environment = hash(tuple(map(os.environ.get, VARIABLES)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle the account, so that it stays the same under another environment.
@@ -120,14 +115,6 @@ class AzureStore(Store):
         # Importing adlfs and logging in is slow: keep both off the event loop.
         return await offload(AzureClient, self.root, self._container, self._account, self.config)
 
-    async def client(self) -> AzureClient:
-        """Return the running event loop's client, created at first use."""
-        opened = peek_scope()
-        if opened is not None and (client := opened.peek(self)) is not None:
-            return client  # type: ignore[no-any-return]
-        opened = await scope()
-        return await opened.get(self, self._open_client)
-
     async def now(self, key: str) -> float:
         client, dates = await self.client(), list[str]()
 
@@ -139,10 +126,9 @@ class AzureStore(Store):
             await anext(pages.by_page(), None)
 
         await client.call(self.url(key), request)
-        try:
-            return email.utils.parsedate_to_datetime(dates[-1]).timestamp()
-        except (IndexError, TypeError, ValueError) as error:
-            raise BadReplyError(f'{self.url(key)}: expected the time in the Date header, got {dates}') from error
+        if not dates or (moment := http_date(dates[-1])) is None:
+            raise BadReplyError(f'{self.url(key)}: expected the time in the Date header, got {dates}')
+        return moment.timestamp()
 
     # --- reading
 
@@ -153,7 +139,7 @@ class AzureStore(Store):
         first = await self._read_part(key, start, end, version)
         if first is None:  # it has no bytes from the start on
             return await self._read_known(key, start, stop, await self._file(key, version))
-        _, last = self._check_range(key, start, stop, first.size)
+        _, last = self.check_range(key, start, stop, first.size)
         end = start + len(first.data)
         if end == last:
             return first
@@ -162,7 +148,7 @@ class AzureStore(Store):
 
     async def _read_known(self, key: str, start: int, stop: int | None, blob: Blob) -> Reply:
         """Read a range of a blob whose size is known."""
-        first, end = self._check_range(key, start, stop, blob.size)
+        first, end = self.check_range(key, start, stop, blob.size)
         if first == end:
             return Reply(b'', first, blob.size, blob.etag)
         return await self.read(key, first, end, blob.etag)
@@ -212,17 +198,6 @@ class AzureStore(Store):
     def _largest(self) -> int:
         """The bytes that a request may read."""
         return min(self.merge.max_request, _MOST_READ)
-
-    def _check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
-        """Return the first byte of a read and the one after its last.
-
-        Raises:
-          OutOfRangeError: if the blob ends before.
-        """
-        first, end = max(0, size + start) if start < 0 else start, size if stop is None else stop
-        if first > size or end > size:
-            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}')
-        return first, end
 
     async def read_into(
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
@@ -369,16 +344,7 @@ class AzureStore(Store):
 
         return AzureWriter(await self.client(), key, self.url(key), self.config, new)
 
-    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        if not key:
-            if not await self._has_container() and await self._create_container():
-                return
-        elif exist_ok or not await self._has(key):
-            return
-        if not exist_ok:
-            raise AlreadyExistsError(f'{self.url(key)}: exists already')
-
-    async def _has_container(self) -> bool:
+    async def has_root(self) -> bool:
         # Asked by a listing, which credentials for this container alone permit.
         try:
             async for _ in self._pages('', '', False, must_exist=False, size=1):
@@ -387,8 +353,7 @@ class AzureStore(Store):
             return False
         return True
 
-    async def _create_container(self) -> bool:
-        """Create the container. Return False if it exists."""
+    async def create_root(self) -> bool:
         client = await self.client()
 
         async def request() -> bool:
@@ -401,13 +366,6 @@ class AzureStore(Store):
             return True
 
         return await client.call(self.url(''), request)
-
-    async def _has(self, key: str) -> bool:
-        try:
-            await self.stat(key)
-        except NotFoundError:
-            return False
-        return True
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self.ready()
@@ -428,22 +386,16 @@ class AzureStore(Store):
 
         await client.call(self.url(key), request)
 
-    async def delete_tree(self, key: str) -> None:
-        for number in range(_PASSES):
-            mark = await self._find(key) if key else None
-            count, marks = 0, [key] if mark is not None and mark.is_dir else []
-            async for page in self._pages(key, '', False, number == 0):
-                count += len(page.blobs)
-                await self.delete([blob.name for blob in page.blobs if not blob.is_dir])
-                marks += [blob.name for blob in page.blobs if blob.is_dir]
-            for name in sorted(marks, reverse=True):  # one by one, as what is in a folder goes before its mark
-                await self._delete(name)
-            if not count:
-                return
-        raise StoreError(
-            f'{self.url(key)}: has {count} blobs after they were deleted {_PASSES} times: another writer adds blobs, '
-            f'or the store does not delete them'
-        )
+    async def delete_listed(self, key: str, must_exist: bool) -> int:
+        mark = await self._find(key) if key else None
+        count, marks = 0, [key] if mark is not None and mark.is_dir else []
+        async for page in self._pages(key, '', False, must_exist):
+            count += len(page.blobs)
+            await self.delete([blob.name for blob in page.blobs if not blob.is_dir])
+            marks += [blob.name for blob in page.blobs if blob.is_dir]
+        for name in sorted(marks, reverse=True):  # one by one, as what is in a folder goes before its mark
+            await self._delete(name)
+        return count
 
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()

@@ -10,21 +10,17 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat
+from granular.aio.stores.clients import Bucket
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
-from granular.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    StoreError,
-)
+from granular.errors import NotFoundError
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _BATCH: Final = 100  # concurrent deletions
-_PASSES: Final = 10  # passes of listing a folder and deleting what it contains
 
 
-class GCSStore(RemoteStore[GCSClient]):
+class GCSStore(Bucket, RemoteStore[GCSClient]):
     """A GCS bucket.
 
     Options:
@@ -37,7 +33,6 @@ class GCSStore(RemoteStore[GCSClient]):
     """
 
     version_header = 'x-goog-generation'
-    has_folders = False
     versions_repeat = False
     variables = ('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST')
     endpoint: str
@@ -111,40 +106,23 @@ class GCSStore(RemoteStore[GCSClient]):
 
         return GCSWriter(self, await self.client(), key, new)
 
-    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        if not key:
-            client = await self.client()
-            if not await client.has_bucket() and await client.create_bucket():
-                return
-        elif exist_ok or not await self._has(key):
-            return
-        if not exist_ok:
-            raise AlreadyExistsError(f'{self.url(key)}: exists already')
+    async def has_root(self) -> bool:
+        return await (await self.client()).has_bucket()
 
-    async def _has(self, key: str) -> bool:
-        try:
-            await self.stat(key)
-        except NotFoundError:
-            return False
-        return True
+    async def create_root(self) -> bool:
+        return await (await self.client()).create_bucket()
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()
         for i in range(0, len(keys), _BATCH):
             await gather([client.delete(key) for key in keys[i : i + _BATCH]])
 
-    async def delete_tree(self, key: str) -> None:
-        for number in range(_PASSES):
-            count = 0
-            async for page in self._pages(key, '', '', number == 0):
-                count += len(page.items)
-                await self.delete([item.name for item in page.items])
-            if not count:
-                return
-        raise StoreError(
-            f'{self.url(key)}: has {count} objects after they were deleted {_PASSES} times: another writer adds '
-            f'objects, or the store does not delete them'
-        )
+    async def delete_listed(self, key: str, must_exist: bool) -> int:
+        count = 0
+        async for page in self._pages(key, '', '', must_exist):
+            count += len(page.items)
+            await self.delete([item.name for item in page.items])
+        return count
 
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()

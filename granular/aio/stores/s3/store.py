@@ -10,21 +10,17 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat, Upload
+from granular.aio.stores.clients import Bucket
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3.client import S3Client
 from granular.aio.stores.s3.documents import is_writable
 from granular.aio.stores.s3.listing import Listing, Page
-from granular.errors import (
-    AlreadyExistsError,
-    NotFoundError,
-    StoreError,
-)
+from granular.errors import NotFoundError
 
 _BATCH: Final = 1000  # keys in one delete request
-_PASSES: Final = 5  # passes of listing a folder and deleting what it contains
 
 
-class S3Store(RemoteStore[S3Client]):
+class S3Store(Bucket, RemoteStore[S3Client]):
     """An S3 bucket.
 
     Options: ``key``, ``secret``, ``token``, ``profile``, ``anon``, ``endpoint_url``, ``region``, ``requester_pays``,
@@ -34,7 +30,7 @@ class S3Store(RemoteStore[S3Client]):
     credential chain.
     """
 
-    has_folders = False
+    passes = 5
     variables = (
         *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE'),
         *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),
@@ -110,16 +106,9 @@ class S3Store(RemoteStore[S3Client]):
 
         return S3Writer(self, await self.client(), key, new)
 
-    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        if key and exist_ok:
-            return
-        with contextlib.suppress(NotFoundError):
-            await self.stat(key)
-            if not exist_ok:
-                raise AlreadyExistsError(f'{self.url(key)}: exists already')
-            return
-        if not key:
-            await (await self.client()).create_bucket()
+    async def create_root(self) -> bool:
+        await (await self.client()).create_bucket()
+        return True
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()
@@ -134,23 +123,16 @@ class S3Store(RemoteStore[S3Client]):
         for i in range(0, len(keys), _BATCH):
             await client.delete_many(keys[i : i + _BATCH])
 
-    async def delete_tree(self, key: str) -> None:
-        for number in range(_PASSES):
-            count = 0
-            try:
-                async for page in self._pages(key):
-                    count += len(page.items)
-                    await self.delete([item.key for item in page.items])
-            except NotFoundError:
-                if number:
-                    return
+    async def delete_listed(self, key: str, must_exist: bool) -> int:
+        count = 0
+        try:
+            async for page in self._pages(key):
+                count += len(page.items)
+                await self.delete([item.key for item in page.items])
+        except NotFoundError:
+            if must_exist:
                 raise
-            if not count:  # only the root of a bucket exists while it is empty
-                return
-        raise StoreError(
-            f'{self.url(key)}: has {count} objects after they were deleted {_PASSES} times: another writer adds '
-            f'objects, or the store does not delete them'
-        )
+        return count
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         from granular.aio.stores.s3.uploads import uploads
