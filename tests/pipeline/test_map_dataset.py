@@ -359,3 +359,10 @@ def test_selection_map_is_checked():
     for index, chosen in ((1, 1), (2, -1)):
         with pytest.raises(OutOfRangeError, match=f'chooses dataset {chosen} at index {index}: there are 1'):
             dataset[index]
+
+
+@pytest.mark.parametrize('choice', [(0, 1, 2), (0, 1.5), (0,), 1, None], ids=str)
+def test_selection_map_must_return_pairs_of_integers(choice):
+    dataset = MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 2), choice])
+    with pytest.raises(InvalidArgumentError, match=r'expected pairs of integers, \(dataset, index\), got'):
+        dataset.fetch([0, 1])

@@ -5,6 +5,7 @@ the chain. Shuffle, mix and concatenate have the order and semantics that Google
 """
 
 import abc
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
@@ -356,7 +357,13 @@ class Selection(SourceChoice):
         return self._length
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        pairs = np.array([self._chooser(index) for index in indices.tolist()], np.int64).reshape(-1, 2)
+        chosen = [self._chooser(index) for index in indices.tolist()]
+        try:
+            pairs = np.array([tuple(map(operator.index, pair)) for pair in chosen], np.int64).reshape(len(chosen), 2)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f'the selection map: expected pairs of integers, (dataset, index), got {chosen!r:.100}: {error}'
+            ) from error
         owners = pairs[:, 0]
         for i in np.flatnonzero((owners < 0) | (owners >= len(self.parents))).tolist():
             raise OutOfRangeError(
