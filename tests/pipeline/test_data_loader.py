@@ -197,6 +197,7 @@ def test_invalid_samplers_are_rejected():
     for make in (
         lambda: IndexSampler(0), lambda: IndexSampler(5, num_epochs=0), lambda: IndexSampler(5, shuffle=True),
         lambda: IndexSampler(5, seed=-1), lambda: ShardOptions(2, 2), lambda: ShardOptions(0, 0),
+        lambda: ShardOptions(0.5, 2), lambda: ShardOptions(0, 2.0), lambda: ShardOptions(False, 2),
         lambda: DataLoader(data_source=[1], sampler=object()),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(2)),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_count=-1),

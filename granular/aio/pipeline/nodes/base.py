@@ -21,7 +21,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, Seed, check_integer
+from granular.indexing import Ints, Seed, check_integer, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, permute
 
 ENDLESS: Final = sys.maxsize
@@ -135,12 +135,10 @@ class Slice(IndexNode):
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
         else:
-            self._part = np.asarray(part, np.int64)
-            if self._part.ndim != 1 or ((self._part < -len(parent)) | (self._part >= len(parent))).any():
-                raise InvalidArgumentError(
-                    f'expected a 1-D sequence of indices from {-len(parent)} to {len(parent) - 1}'
-                )
-            self._part = self._part % max(1, len(parent))
+            indices = integers_of(part, 'slice')
+            if ((indices < -len(parent)) | (indices >= len(parent))).any():
+                raise InvalidArgumentError(f'slice: expected indices from {-len(parent)} to {len(parent) - 1}')
+            self._part = indices % max(1, len(parent))
 
     def __len__(self) -> int:
         return len(self._part)
