@@ -11,7 +11,8 @@ import os
 from typing import Final, NamedTuple
 
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.file import Progress
+from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, call_in
