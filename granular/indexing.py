@@ -73,14 +73,36 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     """
     if isinstance(indices, slice):
         return np.arange(*indices.indices(length), dtype=np.int64)
-    array = np.asarray(indices)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
-        raise InvalidArgumentError(
-            f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}'
-        )
+    array = _array_of_integers(indices, name)
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     invalid = (array < -length) | (array >= length)
     if invalid.any():
         raise OutOfRangeError(f'{name}: index {array[invalid][0]} is out of range: it has {length}')
     array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)
+
+
+def integers_of(values: Any, name: str) -> Ints:
+    """Return integers as an array; numpy alone would truncate fractions, and take a mask of booleans for 0 and 1.
+
+    Args:
+      values: a range, or anything that converts to a 1-D array of integers.
+      name: what is indexed, for errors.
+
+    Raises:
+      InvalidArgumentError: if they are not a 1-D sequence of integers.
+      OutOfRangeError: if one is too large.
+    """
+    array = _array_of_integers(values, name)
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise OutOfRangeError(f'{name}: expected integers below 2**63, got {array.max()}')
+    return array.astype(np.int64, copy=False)
+
+
+def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
+        raise InvalidArgumentError(
+            f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}'
+        )
+    return array

@@ -57,12 +57,15 @@ class Batches(Iterator[Any], abc.ABC):
 
     def _send(self) -> None:
         before = self._batches.state_dict() if self._keeps else None
+        batch: Any = END
         try:
             batch = next(self._batches, END)
             if batch is not END:
                 batch = call_user(self._convert, batch)
         except Exception as error:
-            # Return the batches before it first. The loader stays at its position, and so does the state.
+            # Return the batches before it first. The loader stays at the batch that failed, and so does the state.
+            if batch is not END and self._keeps:
+                self._batches.load_state_dict(before)
             self._sent.append(_Sent(None, before, error))
             return
         self._ended = batch is END

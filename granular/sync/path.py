@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from granular.aio.paths import path as core
-from granular.aio.paths.file import File
-from granular.aio.paths.path import Progress
+from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.forking import each_after_fork
@@ -82,7 +81,7 @@ class Path(PurePath):
         A written file appears when it is closed, and not at all if its ``with`` block ends with an error.
         """
         file = run(self.aio.open(mode))
-        buffered = _BufferedReader(_RawReader(file), MiB) if mode == 'rb' else _BufferedWriter(_RawWriter(file), MiB)
+        buffered = io.BufferedReader(_RawReader(file), MiB) if mode == 'rb' else _BufferedWriter(_RawWriter(file), MiB)
         return cast(BinaryIO, buffered)
 
     mkdir = blocking(core.Path.mkdir)
@@ -141,10 +140,6 @@ class _RawReader(io.RawIOBase):
                 run(self._file.aclose())
         finally:
             super().close()
-
-
-class _BufferedReader(io.BufferedReader):
-    """A buffered reader."""
 
 
 class _RawWriter(io.RawIOBase):

@@ -23,6 +23,7 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.runtime.bridge import run
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
+from granular.indexing import integers_of
 from granular.sync.base import Batched
 
 T = TypeVar('T')
@@ -96,7 +97,7 @@ class MapDataset(core.MapOperations[Element_co], Batched):
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at many indices, in the order requested, with concurrent reads."""
-        return run(self._node.fetch(np.asarray(indices, np.int64)))
+        return run(self._node.fetch(integers_of(indices, 'fetch')))
 
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
         return self._derive(run(selection.filtered(self._node, field, valid_classes, invalid_classes)))

@@ -346,8 +346,21 @@ def test_refused_record_leaves_the_writer_usable(tmp_path):
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
         assert reader[0] == {'x': 'fine'}
         for ask in (lambda: reader[1], lambda: reader.fetch([0, 1])):
-            with pytest.raises(DecodeError, match=r"ds.*key 'x'.*1"):
+            with pytest.raises(DecodeError, match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8'"):
                 ask()
+
+
+@pytest.mark.parametrize('decode', [granular.formats.decode_utf8, lambda record: record.decode()])
+def test_decode_error_of_a_batch_names_shard_and_datapoint(tmp_path, decode):
+    with granular.ShardedDatasetWriter(tmp_path, {'x': 'bytes[]', 'y': 'bytes'}, None, shardlen=3) as writer:
+        for i in range(9):
+            writer.append({'x': [b'a'] * (i % 3) + [b'\xff'] * (i == 7), 'y': b'\xff' if i == 5 else b'b'})
+    with granular.ShardedDatasetReader(tmp_path, {'bytes': decode}) as reader:
+        with pytest.raises(DecodeError, match=r"000002: datapoint 1, key 'x' \(1 bytes\)"):
+            reader.fetch([8, 0, 4, 7, 6])
+        with pytest.raises(DecodeError, match=r"000001: datapoint 2, key 'y' \(1 bytes\)"):
+            reader.fetch([8, 0, 5, 4])
+        assert reader.fetch([8, 0]) == [{'x': ['a', 'a'], 'y': 'b'}, {'x': [], 'y': 'b'}]
 
 
 # --- bad input when writing
@@ -375,6 +388,14 @@ def test_datapoints_with_wrong_keys_are_refused(tmp_path):
         for point in ({'data': b''}, {**datapoint(0, COLUMNS), 'more': 1}, [1], None):
             with pytest.raises(DatapointError):
                 writer.append(point)
+        assert len(writer) == 0
+
+
+@pytest.mark.parametrize('value', [7, None, 'text', b'bytes', {'a': 1}, np.array(7)], ids=str)
+def test_value_that_is_not_a_sequence_is_an_encode_error(tmp_path, value):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'int[]'}, granular.encoders) as writer:
+        with pytest.raises(EncodeError, match=r"ds: datapoint 0, key 'x': expected a sequence of values for 'int\[\]'"):
+            writer.append({'x': value})
         assert len(writer) == 0
 
 

@@ -223,6 +223,16 @@ def test_replaced_shards_are_noticed_at_the_first_read(bucket, layout, monkeypat
 
 
 @pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+def test_copies_of_a_reader_notice_replaced_shards_independently(bucket, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    folder = bucket / 'ds'
+    write(folder, range(20), shardlen=10, index=True)
+    rewrite(folder / '000001', range(10, 20), text='other')
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader, reader.copy() as copy:
+        assert reader[11] == copy[11] == point(11, 'refs', 'other')
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
 def test_shard_of_another_length_is_an_error_at_the_first_read(bucket, monkeypatch):
     monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
     folder = bucket / 'ds'

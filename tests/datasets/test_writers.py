@@ -32,6 +32,22 @@ def fill(writer, count, first=0):
         writer.append(point(i))
 
 
+def test_failed_abort_of_one_bag_aborts_the_others(tmp_path, monkeypatch):
+    writer = granular.DatasetWriter(tmp_path / 'ds', SPEC, granular.encoders)
+    fill(writer, 3)
+    unlink = os.unlink
+
+    def refuse_one(path, **options):
+        if os.path.basename(path).startswith('.n.bag'):
+            raise PermissionError(1, 'refused', path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, 'unlink', refuse_one)
+    with pytest.raises(PermissionError, match='refused'), writer:
+        raise LookupError
+    assert [name.startswith('.n.bag') for name in os.listdir(tmp_path / 'ds')] == [True]
+
+
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 def test_second_of_two_writers_is_refused(tmp_path, layout):
     first = granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders, layout=layout)

@@ -143,7 +143,7 @@ def test_decoders_by_extension(tmp_path):
     assert source[7, ('cls', 'txt')] == {'cls': 7, 'txt': 'café'}
     dataset = granular.MapDataset.source(source).select(['cls']).shuffle(seed=1).batch(10)
     assert sorted(np.concatenate([batch['cls'] for batch in dataset])) == list(range(100))
-    with pytest.raises(DecodeError, match=r"x\.tar.*'img'"):
+    with pytest.raises(DecodeError, match=r"x\.tar: datapoint '.*', key 'img'"):
         granular.WebDatasetDataSource(path, {'img': int})[3]
     for wrong in (3, {'cls': 3}):
         with pytest.raises(InvalidArgumentError):

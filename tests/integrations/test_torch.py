@@ -19,6 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import granular
 from granular import MapDataset, ShardOptions
 from granular.errors import InvalidArgumentError, MissingExtraError, StateError
+from granular.integrations import batches as core
 from granular.integrations.torch import Batches, IterableDataset, has_accelerator, to_torch
 from tests.support.tables import each_value
 
@@ -235,6 +236,26 @@ def test_error_is_raised_at_the_position_of_its_batch():
             with pytest.raises(ValueError, match='nine'):
                 next(batches)
             assert batches.state_dict() == state
+
+
+@pytest.mark.parametrize('buffer', [0, 2])
+def test_failed_conversion_is_raised_at_the_position_of_its_batch(buffer):
+    class Fragile(core.Batches):
+        def _convert(self, batch):
+            if 9 in batch['i']:
+                raise ValueError('nine')
+            return batch['i'].tolist()
+
+    source = granular.sources.Epochs([{'i': i} for i in range(16)], shuffle=False)
+    with Fragile(granular.Loader(source, 4), buffer) as batches:
+        assert [next(batches) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        state = batches.state_dict()
+        for _ in range(2):
+            with pytest.raises(ValueError, match='nine'):
+                next(batches)
+            assert batches.state_dict() == state
+        batches.load_state_dict({**state, 'step': 12})
+        assert next(batches) == [12, 13, 14, 15]
 
 
 class Refused(torch.utils.data.IterableDataset):

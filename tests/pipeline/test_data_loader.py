@@ -9,6 +9,7 @@ import pytest
 
 import granular
 from granular import Batch, DataLoader, IndexSampler, NoSharding, SequentialSampler, ShardOptions, aio
+from granular.aio.runtime.loops import ensure_event_loop, running_loop
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from tests.pipeline.test_map_dataset import plain
 
@@ -196,6 +197,7 @@ def test_invalid_samplers_are_rejected():
     for make in (
         lambda: IndexSampler(0), lambda: IndexSampler(5, num_epochs=0), lambda: IndexSampler(5, shuffle=True),
         lambda: IndexSampler(5, seed=-1), lambda: ShardOptions(2, 2), lambda: ShardOptions(0, 0),
+        lambda: ShardOptions(0.5, 2), lambda: ShardOptions(0, 2.0), lambda: ShardOptions(False, 2),
         lambda: DataLoader(data_source=[1], sampler=object()),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(2)),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), worker_count=-1),
@@ -238,6 +240,21 @@ def test_indices_of_samplers_are_checked():
     entries = [granular.RecordMetadata(0, 1), granular.RecordMetadata(1, None)]
     with pytest.raises(InvalidArgumentError, match='at index 1: expected a RecordMetadata with a record_key'):
         list(DataLoader(data_source=[5, 6, 7], sampler=entries))
+
+
+def test_sampler_is_not_called_on_the_event_loop():
+    class Source(list):
+        async def fetch(self, indices):
+            await ensure_event_loop()
+            return [self[index] for index in indices]
+
+    class Sampler(list):
+        def __getitem__(self, index):
+            assert running_loop() is None
+            return super().__getitem__(index)
+
+    sampler = Sampler(granular.RecordMetadata(i, i) for i in range(1000))
+    assert list(DataLoader(data_source=Source(range(1000)), sampler=sampler)) == list(range(1000))
 
 
 def test_samplers_may_have_a_shard_as_those_of_grain():

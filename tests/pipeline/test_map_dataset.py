@@ -10,6 +10,7 @@ import pytest
 
 import granular
 from granular import MapDataset, aio, shuffle
+from granular.aio.runtime.bridge import run
 from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 
 # Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
@@ -359,3 +360,30 @@ def test_selection_map_is_checked():
     for index, chosen in ((1, 1), (2, -1)):
         with pytest.raises(OutOfRangeError, match=f'chooses dataset {chosen} at index {index}: there are 1'):
             dataset[index]
+
+
+@pytest.mark.parametrize('indices', [[1.0], [True, False], ['1'], [[1, 2]], 3, 'ab', None, [2**63]], ids=str)
+def test_indices_that_are_not_integers_are_refused(indices):
+    dataset = MapDataset.range(3)
+    for use in (dataset.fetch, dataset.slice, dataset.subset, lambda some: run(dataset.aio.fetch(some))):
+        with pytest.raises((InvalidArgumentError, OutOfRangeError), match='expected (a 1-D sequence of )?integers'):
+            use(indices)
+    assert dataset.fetch([]) == list(dataset.slice([])) == []
+
+
+def test_objects_that_are_not_datasets_are_refused():
+    dataset = MapDataset.range(3)
+    selection = [(0, 1)]
+    for combine in (
+        MapDataset.mix, MapDataset.zip, MapDataset.concatenate,
+        lambda datasets: MapDataset.select_from_datasets(datasets, selection),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgumentError, match=r'dataset 1: expected a MapDataset, got \[1, 2\]'):
+            combine([dataset, [1, 2]])
+
+
+@pytest.mark.parametrize('choice', [(0, 1, 2), (0, 1.5), (0,), 1, None], ids=str)
+def test_selection_map_must_return_pairs_of_integers(choice):
+    dataset = MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 2), choice])
+    with pytest.raises(InvalidArgumentError, match=r'expected pairs of integers, \(dataset, index\), got'):
+        dataset.fetch([0, 1])

@@ -105,6 +105,40 @@ async def test_async_iteration():
         assert [batch.tolist() async for batch in iterator] == [[0, 1], [3, 6]]
 
 
+def test_failed_close_of_an_iterator_closes_the_other_streams_of_a_mix():
+    class Failing(DatasetIterator):
+        def __init__(self, parent, error):
+            super().__init__(parent)
+            self._error, self.closed = error, False
+
+        def __next__(self):
+            return next(self._parent)
+
+        def get_state(self):
+            return self._parent.get_state()
+
+        def set_state(self, state):
+            self._parent.set_state(state)
+
+        def close(self):
+            self.closed = True
+            super().close()
+            raise self._error
+
+    class Stream(IterDataset):
+        def __iter__(self):
+            iterators.append(Failing(iter(self._parent), errors.pop(0)))
+            return iterators[-1]
+
+    iterators, errors = [], [OSError('first'), OSError('second')]
+    source = MapDataset.range(9).to_iter_dataset()
+    iterator = iter(IterDataset.mix([Stream(source), Stream(source)]))
+    assert next(iterator) == next(iterator) == 0
+    with pytest.raises(OSError, match='first'):
+        iterator.close()
+    assert [stream.closed for stream in iterators] == [True, True]
+
+
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 def test_parents_run_in_workers():
     stream = Sums(MapDataset.range(5).to_iter_dataset()).map(lambda x: x + 1)

@@ -18,7 +18,7 @@ import granular
 from granular import aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
-from granular.errors import GranularError
+from granular.errors import ClosedError, GranularError
 from tests.support.tables import cover
 
 COUNT = 640
@@ -132,6 +132,20 @@ def test_reader_opens_after_a_cancelled_opening(path):
 
     asyncio.run(given_up())
     assert value_of(asyncio.run(reader.get(3))) == 3
+
+
+async def test_reader_closed_while_it_opens_stays_closed(fakegcs):
+    path = fakegcs.place().aio
+    async with aio.DatasetWriter(path / 'data', {'x': 'int'}) as writer:
+        await writer.append({'x': 1})
+    reader = aio.DatasetReader(path / 'data')
+    opening = asyncio.create_task(reader.fetch([0]))
+    await asyncio.sleep(0)  # it waits for a reply now
+    await reader.aclose()
+    for read in (opening, reader.fetch([0])):
+        with pytest.raises(ClosedError):
+            await read
+    assert reader.closed
 
 
 def test_lock_across_loops_is_fair_and_survives_closed_loops():

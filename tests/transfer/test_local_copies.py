@@ -444,6 +444,17 @@ async def test_cancelled_copy_leaves_no_thread(tmp_path, local):
     assert len(os.listdir(local / 'x')) == 41
 
 
+@pytest.mark.parametrize(('kind', 'archive'), [('zip', zipped), ('tar', tarred)])
+def test_error_of_progress_is_raised_as_itself(tmp_path, local, kind, archive):
+    (tmp_path / f'x.{kind}').write_bytes(archive({'a': b'1' * 1000}))
+
+    def progress(size):
+        raise LookupError('mine')
+
+    with pytest.raises(LookupError, match='mine'):
+        granular.copy_to_local(tmp_path / f'x.{kind}', local / 'x', progress=progress)
+
+
 def test_archive_replaced_while_it_is_read_is_an_error(tmp_path, local):
     archive = tmp_path / 'x.tar'
     archive.write_bytes(tarred({str(i): bytes(1 << 20) for i in range(24)}))

@@ -112,7 +112,7 @@ class Snapshot:
 
     async def forget(self) -> None:
         """Remove the cache file, because the dataset was replaced."""
-        await offload(_remove, self._file)
+        await offload(remove_file, self._file)
 
 
 def cache_file_of(directory: Path) -> str | None:
@@ -170,7 +170,7 @@ def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | No
     except Exception as error:
         # Any damage is recoverable: the store has the data.
         logger.warning('%s: index cache of %s ignored: %s', file, name, error)
-        _remove(file)
+        remove_file(file)
         return None
 
 
@@ -246,7 +246,8 @@ def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:
     return total
 
 
-def _remove(file: str) -> None:
+def remove_file(file: str) -> None:
+    """Remove a cache file, if it exists. A failure is logged as a warning, not raised."""
     try:
         os.unlink(file)
     except FileNotFoundError:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.tasks import gather, settle
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
@@ -349,7 +349,7 @@ class BagOutput(AsyncResource):
                 file.close()
         if self._files and self._failed:
             await self.truncate(self.flushed)
-        await gather([writer.abort() for writer in self._writers])
+        await settle([writer.abort() for writer in self._writers])
         if self.verifies:
             await self.remove_published(sole=False)
 

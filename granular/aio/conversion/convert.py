@@ -17,7 +17,8 @@ from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.file import Progress
+from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import each, for_each

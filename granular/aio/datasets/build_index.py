@@ -16,7 +16,8 @@ from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import stands_in
-from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.file import Progress
+from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user

@@ -1,6 +1,6 @@
 """Run encoders and decoders: inline if they are cheap, in the thread pool if they would block the event loop."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular import formats
@@ -34,6 +34,10 @@ class Field(NamedTuple):
     many: bool
     fn: Callable[[Any], Any]
     light: bool
+
+
+Locate = Callable[[Field, int], str]
+"""Returns the datapoint of the record of a field at a position, such as ``./digits: datapoint 7``."""
 
 
 def raw(value: Any) -> Any:
@@ -79,12 +83,23 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 # --- decoding -------------------------------------------------------------------------------------------------------
 
 
-async def decode_records(fields: Sequence[Field], columns: Sequence[Sequence[bytes]], name: str) -> list[list[Any]]:
-    """Return the values of each field, decoded from its records, in order."""
+async def decode_records(
+    fields: Sequence[Field], columns: Sequence[Sequence[bytes]], locate: Locate
+) -> list[list[Any]]:
+    """Return the values of each field, decoded from its records, in order.
+
+    Args:
+      fields: the fields.
+      columns: the records of each field.
+      locate: describes the datapoint of a record, for errors.
+
+    Raises:
+      DecodeError: if a decoder rejects a record.
+    """
     pairs = list(zip(fields, columns, strict=True))
     if all(_is_cheap(field, records) for field, records in pairs):
-        return [decode_now(field, records, name) for field, records in pairs]
-    return await gather([_decode(field, records, name) for field, records in pairs])
+        return [_decode_now(field, records, locate) for field, records in pairs]
+    return await gather([_decode(field, records, locate) for field, records in pairs])
 
 
 def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
@@ -94,13 +109,13 @@ def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
     return field.fn is raw or running_loop() is None or sum(map(len, records)) <= _INLINE
 
 
-async def _decode(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
     if _is_cheap(field, records):
-        return decode_now(field, records, name)
-    return await _decode_in_threads(field, records, name)
+        return _decode_now(field, records, locate)
+    return await _decode_in_threads(field, records, locate)
 
 
-def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
     """Return the values of records, decoded on this thread."""
     if field.fn is raw:
         return list(records)
@@ -109,24 +124,24 @@ def decode_now(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
         out.extend(map(field.fn, records))
     except Exception as error:
         # The list has the values decoded before the failure, so its length is the index.
-        raise _decode_error(field, len(out), records, name, error) from error
+        raise decode_error(locate(field, len(out)), field, records[len(out)], error) from error
     return out
 
 
-async def _decode_in_threads(field: Field, records: Sequence[bytes], name: str) -> list[Any]:
+async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
     def call(i: int) -> Any:
         try:
             return field.fn(records[i])
         except Exception as error:
-            raise _decode_error(field, i, records, name, error) from error
+            raise decode_error(locate(field, i), field, records[i], error) from error
 
     return await map_threads(call, len(records))
 
 
-def _decode_error(field: Field, i: int, records: Sequence[bytes], name: str, error: Exception) -> DecodeError:
+def decode_error(datapoint: str, field: Field, record: bytes, error: Exception) -> DecodeError:
+    """Return the error for a record that a decoder rejected."""
     return DecodeError(
-        f'{name}: key {field.key!r}, value {i} of the read ({len(records[i])} bytes): not decoded as '
-        f'{field.kind!r}: {describe_error(error)}'
+        f'{datapoint}, key {field.key!r} ({len(record)} bytes): not decoded as {field.kind!r}: {describe_error(error)}'
     )
 
 
@@ -153,15 +168,22 @@ def encode_now(fields: Sequence[Field], datapoint: Mapping[str, Any], name: str,
     for field in fields:
         value = datapoint[field.key]
         if field.many:
-            if isinstance(value, str | bytes | Mapping):
-                raise EncodeError(
-                    f'{name}: datapoint {index}, key {field.key!r}: expected a sequence of values for {field.kind!r}, '
-                    f'got {type(value).__name__}'
-                )
-            out.append([_encode_one(field, item, name, index) for item in value])
+            out.append([_encode_one(field, item, name, index) for item in _values_of(field, value, name, index)])
         else:
             out.append([_encode_one(field, value, name, index)])
     return out
+
+
+def _values_of(field: Field, value: Any, name: str, index: int) -> Iterator[Any]:
+    try:
+        if not isinstance(value, str | bytes | Mapping):
+            return iter(value)
+    except TypeError:  # it cannot be iterated
+        pass
+    raise EncodeError(
+        f'{name}: datapoint {index}, key {field.key!r}: expected a sequence of values for {field.kind!r}, got '
+        f'{type(value).__name__}'
+    )
 
 
 def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:

@@ -10,14 +10,13 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.packed import PackedReferences, read_tables
 from granular.aio.bags.records import read_records, retry_if_corrupt
-from granular.aio.datasets.codec import Field, decode_records, describe_error
+from granular.aio.datasets.codec import Field, decode_error, decode_records
 from granular.aio.datasets.references import References, clip
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.user_functions import CONTROL, function_error
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import (
     CorruptDatasetError,
-    DecodeError,
     InvalidArgumentError,
     ObjectChangedError,
     UnknownKeyError,
@@ -180,7 +179,7 @@ class Columns:
             try:
                 datapoint[key] = field.fn(record)
             except Exception as error:
-                raise self._decode_error(field, index, error) from error
+                raise decode_error(f'{self.name}: datapoint {index}', field, record, error) from error
             except CONTROL as error:
                 raise function_error(error) from error
         return datapoint
@@ -200,14 +199,9 @@ class Columns:
         try:
             return field.fn(record)
         except Exception as error:
-            raise self._decode_error(field, index, error) from error
+            raise decode_error(f'{self.name}: datapoint {index}', field, record, error) from error
         except CONTROL as error:
             raise function_error(error) from error
-
-    def _decode_error(self, field: Field, index: int, error: Exception) -> DecodeError:
-        return DecodeError(
-            f'{self.name}: datapoint {index}, key {field.key!r}: not decoded as {field.kind!r}: {describe_error(error)}'
-        )
 
     # --- references
 
@@ -322,22 +316,37 @@ async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> li
 
 
 async def _read_columns(groups: Sequence[Group], choices: Sequence[Choice], fresh: bool) -> list[list[Any]]:
-    name = groups[0][0].name if len(groups) == 1 else f'{groups[0][0].name} and {len(groups) - 1} more'
     references = await read_references(groups, fresh)
     requests: list[tuple[Bag, Ints]] = []
-    counts: list[list[Ints]] = [[] for _ in choices]
-    for i, choice in enumerate(choices):
+    counts: dict[str, list[Ints]] = {}
+    for choice in choices:
+        own = counts[choice.field.key] = []
         for (columns, indices), (firsts, lengths) in zip(groups, references, strict=True):
             record_indices, count = columns.record_indices(indices, choice, firsts, lengths)
             requests.append((columns.bags[choice.field.key], record_indices))
-            counts[i].append(count)
+            own.append(count)
     records = await read_records(requests, fresh)
     flat = [_chain(records[i * len(groups) : (i + 1) * len(groups)]) for i in range(len(choices))]
-    values = await decode_records([choice.field for choice in choices], flat, name)
+    values = await decode_records(
+        [choice.field for choice in choices],
+        flat,
+        lambda field, position: _locate(groups, counts[field.key] if field.many else None, position),
+    )
     return [
-        _split(column, np.concatenate(count).tolist()) if choice.field.many else column
-        for choice, column, count in zip(choices, values, counts, strict=True)
+        _split(column, np.concatenate(counts[choice.field.key]).tolist()) if choice.field.many else column
+        for choice, column in zip(choices, values, strict=True)
     ]
+
+
+def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: int) -> str:
+    """Describe the datapoint of a value, given the numbers of values of all datapoints; None for one value each."""
+    for i, (columns, indices) in enumerate(groups):
+        ends = np.arange(1, len(indices) + 1) if counts is None else np.cumsum(counts[i])
+        total = int(ends[-1]) if len(ends) else 0
+        if position < total:
+            return f'{columns.name}: datapoint {indices[np.searchsorted(ends, position, side="right")]}'
+        position -= total
+    raise IndexError(position)
 
 
 async def read_references(groups: Sequence[Group], fresh: bool = False) -> list[tuple[Ints, Ints]]:

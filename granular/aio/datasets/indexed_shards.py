@@ -61,11 +61,13 @@ class IndexedShards:
 
     def copy(self) -> 'IndexedShards':
         """Return independently closable shards that share the index."""
-        twin = IndexedShards(self._directory, self.index, self._numbers, self._fields, self._create)
-        twin.own = {i: dataset.copy() for i, dataset in self.own.items()}
-        twin._made = {i: dataset.copy() for i, dataset in self._made.items()}
-        twin._confirmed, twin.unchecked, twin._warned = self._confirmed, self.unchecked, self._warned
-        return twin
+        shards = IndexedShards(self._directory, self.index, self._numbers, self._fields, self._create)
+        shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
+        shards._made = {i: dataset.copy() for i, dataset in self._made.items()}
+        # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
+        shards._confirmed, shards.unchecked = self._confirmed.copy(), self.unchecked.copy()
+        shards._warned = self._warned
+        return shards
 
     def close(self) -> None:
         """Close the shards."""

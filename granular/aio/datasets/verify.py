@@ -14,9 +14,11 @@ from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
-from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.file import Progress
+from granular.aio.paths.path import Path
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_user
 from granular.errors import CorruptError, NotFoundError, UnsupportedError
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import shard_name
@@ -200,7 +202,7 @@ async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: Prog
                 report.problems.append(Problem(f'{path}', index, difference))
             index += 1
             if progress is not None:
-                progress(size)
+                call_user(progress, size)
 
 
 async def _read_sums(path: Path, records: int, report: Report) -> Sums | None:

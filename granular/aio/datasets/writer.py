@@ -139,7 +139,7 @@ class DatasetWriter(Publishing):
         try:
             await gather([writer._ensure_open() for writer in self._writers])
         except AlreadyExistsError:
-            await gather([writer.abort() for writer in self._writers])  # the files belong to another writer
+            await settle([writer.abort() for writer in self._writers])  # the files belong to another writer
             raise
         except BaseException:
             await self._drop()
@@ -403,7 +403,7 @@ class DatasetWriter(Publishing):
     async def _yield_to(self, published: bytes, path: Path, failure: GranularError | None) -> NoReturn:
         """Remove the bags that do not belong to the dataset of another writer, which has published its spec."""
         spec = parse_spec(published, f'{path}')
-        await gather([bag.remove_published(sole=False) for bag in self._writers if bag.path.stem not in spec])
+        await settle([bag.remove_published(sole=False) for bag in self._writers if bag.path.stem not in spec])
         raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
 
     async def _abort(self) -> None:
@@ -414,7 +414,7 @@ class DatasetWriter(Publishing):
     async def _drop(self) -> None:
         """Discard what is not published, and remove what is, unless a spec may exist that needs it."""
         try:
-            await gather([writer.abort() for writer in self._writers])
+            await settle([writer.abort() for writer in self._writers])
             if self._fresh and not self._standing:
                 await self._remove_published()
             elif self._torn:
@@ -428,7 +428,7 @@ class DatasetWriter(Publishing):
         store = self.directory.store
         *rest, first = self._writers
         sole = self._lock is not None or first.is_winner
-        await gather([writer.remove_published(sole) for writer in rest])
+        await settle([writer.remove_published(sole) for writer in rest])
         await first.remove_published(sole)  # last, because another writer may start then
         if store.has_folders:
             await self._remove_folder()

@@ -1,12 +1,10 @@
 """Indexes files whose format has no index: their headers are read once, and the result is cached on the local disk."""
 
-import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from granular.aio.bags.index_cache import cache_file_of, load_tables, save_tables
+from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.datasources.header_scanner import HeaderScanner
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
@@ -65,7 +63,7 @@ async def forget_indices(paths: Iterable[Path]) -> None:
     """Remove the cached indices of files, because one of them was replaced."""
     for path in paths:
         if (file := cache_file_of(path)) is not None:
-            await offload(_forget, file)
+            await offload(remove_file, file)
 
 
 async def _index_of(
@@ -102,8 +100,3 @@ async def _scan(path: Path, kind: str, scanner: HeaderScanner) -> Any:
         await offload(scanner.feed, at, reply.data, size)
         del reply  # free the bytes before the next read
     return scanner.index(size, version)
-
-
-def _forget(file: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file)

@@ -175,8 +175,8 @@ class Loader(LoaderHandle):
             from granular.aio.execution.workers import start_context
 
             mp = start_context(mp)
-        if not 0 <= shard_id < num_shards:
-            raise InvalidArgumentError(f'expected 0 <= shard_id < num_shards, got {shard_id} and {num_shards}')
+        num_shards = check_integer('num_shards', num_shards, 1)
+        shard_id = check_integer('shard_id', shard_id, 0, num_shards - 1)
         self.source: Source = convert(source)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after

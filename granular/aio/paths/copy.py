@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.file import File
+from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
@@ -27,8 +27,6 @@ from granular.formats.layout import SUFFIXES, shard_number
 
 _CHUNK: Final = 8 * MiB
 _PARALLEL: Final = 16  # files copied concurrently
-
-Progress = Callable[[int], object]
 
 
 async def copy(source: PurePath, target: PurePath, progress: Progress | None) -> None:

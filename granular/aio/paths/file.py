@@ -1,5 +1,6 @@
 """Open files."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -8,6 +9,9 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.lock import Lock
 from granular.aio.stores import ObjectWriter
 from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
+
+Progress = Callable[[int], object]
+"""A function of the user, called with the number of bytes, records or shards since the last call."""
 
 
 class File:

@@ -1,12 +1,12 @@
 """Paths of files and folders on a disk, in a bucket or on a server, and their I/O."""
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Self
 
 from numpy.typing import ArrayLike
 
-from granular.aio.paths.file import File
+from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
 from granular.aio.stores.fanout import Job, read_all
@@ -17,8 +17,6 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.metrics import counters
-
-Progress = Callable[[int], object]
 
 
 class Path(PurePath):

@@ -33,7 +33,7 @@ from granular.aio.pipeline.transforms import (
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
 from granular.formats.display import html_lines
-from granular.indexing import Ints, Seed, check_integer, check_seed
+from granular.indexing import Ints, Seed, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
@@ -372,7 +372,7 @@ class MapDataset(MapOperations[Element_co]):
 
     async def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""
-        return await self._node.fetch(np.asarray(indices, np.int64))
+        return await self._node.fetch(integers_of(indices, 'fetch'))
 
     async def get(self, index: SupportsIndex) -> Element_co:
         """Return the element at an index."""
@@ -441,4 +441,7 @@ class MapDataset(MapOperations[Element_co]):
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
+    for i, dataset in enumerate(datasets):
+        if not isinstance(dataset, MapOperations):
+            raise InvalidArgumentError(f'dataset {i}: expected a MapDataset, got {dataset!r:.100}')
     return [dataset._node for dataset in datasets]

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import NoSharding, ShardOptions
+from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, check_integer
@@ -205,6 +206,13 @@ class Sampled(Node):
                 f'the sampler has record_key={key} at index {number}: the data source has {length} datapoints'
             )
 
+    def _entries(self, numbers: Sequence[int]) -> list[Any]:
+        """Return what the user's sampler chooses for some of its indices."""
+        entries = [self._sampler[number] for number in numbers]
+        for number, entry in zip(numbers, entries, strict=True):
+            self._check(number, entry)
+        return entries
+
     def __len__(self) -> int:
         return self._length
 
@@ -218,9 +226,7 @@ class Sampled(Node):
             datapoints: Sequence[Any] = await self.parents[0].fetch(keys)
             metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
-            metadata = [call_user(sampler.__getitem__, number) for number in numbers]
-            for number, entry in zip(numbers, metadata, strict=True):
-                self._check(number, entry)
+            metadata = await offload(self._entries, numbers)
             datapoints = await self.parents[0].fetch([int(entry.record_key) for entry in metadata])
         return list(zip(metadata, datapoints, strict=True))
 

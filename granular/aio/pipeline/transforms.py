@@ -248,13 +248,10 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
-        for name in ('shard_index', 'shard_count'):
-            if isinstance(value := getattr(self, name), np.integer):
-                object.__setattr__(self, name, int(value))
-        if self.shard_count < 1 or not 0 <= self.shard_index < self.shard_count:
-            raise InvalidArgumentError(
-                f'expected 0 <= shard_index < shard_count, got {self.shard_index} and {self.shard_count}'
-            )
+        count = check_integer('shard_count', self.shard_count, 1)
+        index = check_integer('shard_index', self.shard_index, 0, count - 1)
+        object.__setattr__(self, 'shard_count', count)
+        object.__setattr__(self, 'shard_index', index)
 
     def split(self, records: int) -> tuple[int, int]:
         """Return start and end of this shard if shards are contiguous; the first shards share the remainder."""

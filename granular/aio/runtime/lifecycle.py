@@ -61,7 +61,10 @@ class AsyncResource(abc.ABC):
                     except Exception as error:
                         shorten(error)
                         raise
-                    self._state = 'open'
+                    if self._state == 'closed':  # meanwhile
+                        await self._abort()
+                    else:
+                        self._state = 'open'
             self._check_open()
 
     def _check_open(self) -> None:

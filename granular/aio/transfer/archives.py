@@ -11,17 +11,15 @@ import os
 from typing import Final, NamedTuple
 
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.file import Progress
+from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, call_in
+from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores.base import ContentInfo
 from granular.config import MiB
-from granular.errors import (
-    BadReplyError,
-    CorruptArchiveError,
-    GranularError,
-)
+from granular.errors import BadReplyError, CorruptArchiveError, GranularError
 
 KINDS: Final = {
     '.zip': 'zip', '.tar': 'tar', '.tar.gz': 'tar.gz', '.tgz': 'tar.gz', '.tar.bz2': 'tar.bz2', '.tar.xz': 'tar.xz',
@@ -69,11 +67,7 @@ async def unpack(
       StoreError: if the disk is full.
       UnsupportedError: if the archive is encrypted or uses an unknown compression.
     """
-    from granular.aio.transfer.unpack import (  # imported late, as its modules are rarely needed
-        UnpackFolder,
-        untar,
-        unzip,
-    )
+    from granular.aio.transfer.unpack import UnpackFolder, untar, unzip  # imported late: rarely needed
 
     await ensure_event_loop()
     info = await source.store.content_info(source.key)
@@ -93,6 +87,8 @@ async def unpack(
         except GranularError:
             raise
         except Exception as error:  # any kind: parsers of damaged data raise many
+            if error is archive.failure:
+                raise
             member = f' at {target.member!r}' if target.member else ''
             raise CorruptArchiveError(f'{source}: cannot be read as {kind}{member}: {error!r:.200}') from error
         return Unpacked(target.files, target.bytes)
@@ -124,7 +120,11 @@ def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
 
 
 class _Archive(SeekableFile):
-    """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead."""
+    """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead.
+
+    Attributes:
+      failure: the exception of ``progress``.
+    """
 
     def __init__(
         self,
@@ -142,6 +142,7 @@ class _Archive(SeekableFile):
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
         self._seen: set[int] = set()  # windows already counted: those of a zip's directory are read twice
         self._stopped = False
+        self.failure: Exception | None = None
 
     def _bytes_at(self, start: int, size: int) -> bytes | memoryview:
         if start >= self._size:
@@ -165,8 +166,15 @@ class _Archive(SeekableFile):
                 self._seen.add(number)
                 self._digests.add(self._data)  # meaningful for a tar only, whose windows come in order
                 if self._progress is not None:
-                    self._progress(len(self._data))
+                    self._report(self._progress)
         return self._data
+
+    def _report(self, progress: Progress) -> None:
+        try:
+            call_user(progress, len(self._data))
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _request(self, number: int) -> concurrent.futures.Future[list[bytes]]:
         start = number * _WINDOW

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
 from granular.aio.paths.copy import FolderCopy, relative_name
-from granular.aio.paths.path import Path, Progress
+from granular.aio.paths.file import Progress
+from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, offload

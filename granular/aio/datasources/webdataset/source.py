@@ -155,9 +155,12 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
             for (name, i, _), record in zip(members[owner], file_records, strict=True):
                 targets[name].append(i)
                 records[name].append(record)
-        values = await codec.decode_records(
-            [self._fields[name] for name in targets], list(records.values()), self._name
-        )
+
+        def locate(field: Field, position: int) -> str:
+            i = targets[field.key][position]
+            return f'{self.paths[owners[i]]}: datapoint {self._indices[owners[i]].key(int(numbers[i]))!r}'
+
+        values = await codec.decode_records([self._fields[name] for name in targets], list(records.values()), locate)
         for (name, field_targets), column in zip(targets.items(), values, strict=True):
             for i, value in zip(field_targets, column, strict=True):
                 datapoints[i][name] = value

@@ -5,6 +5,7 @@ the chain. Shuffle, mix and concatenate have the order and semantics that Google
 """
 
 import abc
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
@@ -20,7 +21,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, Seed, check_integer
+from granular.indexing import Ints, Seed, check_integer, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, permute
 
 ENDLESS: Final = sys.maxsize
@@ -134,12 +135,10 @@ class Slice(IndexNode):
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
         else:
-            self._part = np.asarray(part, np.int64)
-            if self._part.ndim != 1 or ((self._part < -len(parent)) | (self._part >= len(parent))).any():
-                raise InvalidArgumentError(
-                    f'expected a 1-D sequence of indices from {-len(parent)} to {len(parent) - 1}'
-                )
-            self._part = self._part % max(1, len(parent))
+            indices = integers_of(part, 'slice')
+            if ((indices < -len(parent)) | (indices >= len(parent))).any():
+                raise InvalidArgumentError(f'slice: expected indices from {-len(parent)} to {len(parent) - 1}')
+            self._part = indices % max(1, len(parent))
 
     def __len__(self) -> int:
         return len(self._part)
@@ -356,7 +355,13 @@ class Selection(SourceChoice):
         return self._length
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        pairs = np.array([self._chooser(index) for index in indices.tolist()], np.int64).reshape(-1, 2)
+        chosen = [self._chooser(index) for index in indices.tolist()]
+        try:
+            pairs = np.array([tuple(map(operator.index, pair)) for pair in chosen], np.int64).reshape(len(chosen), 2)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f'the selection map: expected pairs of integers, (dataset, index), got {chosen!r:.100}: {error}'
+            ) from error
         owners = pairs[:, 0]
         for i in np.flatnonzero((owners < 0) | (owners >= len(self.parents))).tolist():
             raise OutOfRangeError(

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
 
 
@@ -101,8 +102,7 @@ class Flow(abc.ABC):
 
     async def aclose(self) -> None:
         """Stop the stage."""
-        for parent in self.parents:
-            await parent.aclose()
+        await settle([parent.aclose() for parent in self.parents])
 
 
 STATS = ('read', 'bytes', 'wait_seconds', 'consumer_seconds', 'ready', 'in_flight', 'errors')
