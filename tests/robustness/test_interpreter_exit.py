@@ -186,3 +186,26 @@ def test_loop_closed_without_shutdown_leaves_no_warning(dataset):
         """,
         dataset,
     )
+
+
+def test_read_while_the_interpreter_exits_is_a_closed_error_and_ends_daemon_threads_silently():
+    program = """
+        import atexit, threading
+        import granular
+
+        exiting = threading.Event()
+        path = granular.Path('https://127.0.0.1:9/file')
+        thread = threading.Thread(target=lambda: [exiting.wait(), path.read_bytes()], daemon=True)
+        thread.start()
+
+        @atexit.register
+        def read():
+            exiting.set()
+            thread.join()
+            try:
+                path.read_bytes()
+            except granular.errors.ClosedError as error:
+                print(error)
+        """
+    done = run_python(textwrap.dedent(program))
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'the interpreter is shutting down\n', '')

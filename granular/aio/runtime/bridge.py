@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from granular._lazy import import_if_installed
+from granular.aio.runtime import threads
 from granular.aio.runtime.forking import after_fork, inherited
 from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
 from granular.aio.runtime.tasks import HeldError, start_task
@@ -217,7 +218,7 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
             outcome.close()
         else:
             call.cancel()
-        if bridge.ended and threading.current_thread().daemon:
+        if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
             # The interpreter exits, and this thread with it: as silently as any other daemon thread.
             raise SystemExit from None
         shorten(error)

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
 from granular.aio.runtime.user_functions import call_user, computing
+from granular.errors import ClosedError
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -23,6 +24,9 @@ CORES: Final = os.cpu_count() or 1
 READS: Final = 64
 SLOW: Final = 0.005
 """After ``READS`` reads of a disk that took more than ``SLOW`` seconds, spent waiting, the others go to threads."""
+
+exiting: Final = threading.Event()
+"""Set once a call came too late for a thread, because the interpreter is shutting down."""
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
@@ -45,10 +49,13 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> 'concurrent.futures.Future[T]':
         try:
             return super().submit(fn, *args, **kwargs)
-        except RuntimeError:
-            if not self._retired:
+        except RuntimeError as error:
+            if 'shutdown' not in str(error):  # no thread can be started
                 raise
-            return _process_threads().submit(fn, *args, **kwargs)
+            if self._retired:
+                return _process_threads().submit(fn, *args, **kwargs)
+            exiting.set()
+            raise ClosedError('the interpreter is shutting down') from None
 
 
 _primary: list[Threads] = []
