@@ -43,6 +43,34 @@ def check_seed(seed: Any) -> Seed:
     return check_integer('seed', seed, 0)
 
 
+def check_index(index: SupportsIndex, name: str) -> int:
+    """Return an index as an int.
+
+    Raises:
+      InvalidArgumentError: if it is not an integer.
+    """
+    try:
+        return operator.index(index)
+    except TypeError:
+        many = ': fetch(...) reads several' if isinstance(index, Sequence | np.ndarray) and len(index) > 1 else ''
+        many = '' if isinstance(index, str | bytes) else many
+        raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}{many}') from None
+
+
+def check_indices(indices: Any, name: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return indices as an array of integers, of any dtype.
+
+    Raises:
+      InvalidArgumentError: if they are not a 1-D sequence of integers.
+    """
+    array = np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
+        raise InvalidArgumentError(
+            f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}'
+        )
+    return array
+
+
 def index_of(index: SupportsIndex, length: int, name: str) -> int:
     """Return one index as a position; a negative index counts from the end.
 
@@ -50,10 +78,7 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
       InvalidArgumentError: if it is not an integer.
       OutOfRangeError: if it is out of range; an ``IndexError``, so that ``list(reader)`` ends after the last record.
     """
-    try:
-        position = operator.index(index)
-    except TypeError:
-        raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}') from None
+    position = check_index(index, name)
     if not -length <= position < length:
         raise OutOfRangeError(f'{name}: index {position} is out of range: it has {length}')
     return position + length if position < 0 else position
@@ -73,11 +98,7 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     """
     if isinstance(indices, slice):
         return np.arange(*indices.indices(length), dtype=np.int64)
-    array = np.asarray(indices)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
-        raise InvalidArgumentError(
-            f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}'
-        )
+    array = check_indices(indices, name)
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     invalid = (array < -length) | (array >= length)
     if invalid.any():

@@ -2,7 +2,6 @@
 
 import abc
 import builtins
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -33,7 +32,7 @@ from granular.aio.pipeline.transforms import (
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
 from granular.formats.display import html_lines
-from granular.indexing import Ints, Seed, check_integer, check_seed
+from granular.indexing import Ints, Seed, check_index, check_indices, check_integer, check_seed
 from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
@@ -372,11 +371,11 @@ class MapDataset(MapOperations[Element_co]):
 
     async def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""
-        return await self._node.fetch(np.asarray(indices, np.int64))
+        return await self._node.fetch(check_indices(indices, 'MapDataset').astype(np.int64))
 
     async def get(self, index: SupportsIndex) -> Element_co:
         """Return the element at an index."""
-        element: Element_co = (await self._node.fetch(np.array([operator.index(index)])))[0]
+        element: Element_co = (await self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
         return element
 
     async def filter_classes(
@@ -441,4 +440,6 @@ class MapDataset(MapOperations[Element_co]):
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
+    if isinstance(datasets, MapOperations) or not all(isinstance(dataset, MapOperations) for dataset in datasets):
+        raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.200}')
     return [dataset._node for dataset in datasets]
