@@ -160,7 +160,9 @@ def percent_range(
     """
     bounds = [0 if from_percent is None else from_percent, 1 if to_percent is None else to_percent]
     if not all(isinstance(p, int | float | np.integer | np.floating | Fraction) and 0 <= p <= 1 for p in bounds):
-        raise InvalidArgumentError(f'expected percentages from 0 to 1, got {from_percent!r} and {to_percent!r}')
+        raise InvalidArgumentError(
+            f'expected from_percent and to_percent from 0 to 1, got {from_percent!r} and {to_percent!r}'
+        )
     if bounds[0] > bounds[1]:
         raise InvalidArgumentError(f'expected from_percent <= to_percent, got {from_percent} and {to_percent}')
     start, stop = (_edge(length, p, ceil) for p, ceil in zip(bounds, (ceil_from, ceil_to), strict=True))

@@ -43,6 +43,20 @@ def check_seed(seed: Any) -> Seed:
     return check_integer('seed', seed, 0)
 
 
+def check_index(index: SupportsIndex, name: str) -> int:
+    """Return an index as an int.
+
+    Raises:
+      InvalidArgumentError: if it is not an integer.
+    """
+    try:
+        return operator.index(index)
+    except TypeError:
+        many = ': fetch(...) reads several' if isinstance(index, Sequence | np.ndarray) and len(index) > 1 else ''
+        many = '' if isinstance(index, str | bytes) else many
+        raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}{many}') from None
+
+
 def index_of(index: SupportsIndex, length: int, name: str) -> int:
     """Return one index as a position; a negative index counts from the end.
 
@@ -50,10 +64,7 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
       InvalidArgumentError: if it is not an integer.
       OutOfRangeError: if it is out of range; an ``IndexError``, so that ``list(reader)`` ends after the last record.
     """
-    try:
-        position = operator.index(index)
-    except TypeError:
-        raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}') from None
+    position = check_index(index, name)
     if not -length <= position < length:
         raise OutOfRangeError(f'{name}: index {position} is out of range: it has {length}')
     return position + length if position < 0 else position

@@ -45,6 +45,7 @@ class Loader(core.LoaderHandle):
         batch, _ = run(self._core.take(), self._core.take_back)
         if batch is END:
             raise StopIteration
+        self._core.ahead.received()
         return cast(Batch, batch)
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:

@@ -1,6 +1,5 @@
 """The sync API of MapDataset."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -23,7 +22,7 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.runtime.bridge import run
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
-from granular.indexing import integers_of
+from granular.indexing import check_index, integers_of
 from granular.sync.base import Batched
 
 T = TypeVar('T')
@@ -93,7 +92,7 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return run(self._node.fetch(np.array([operator.index(index)])))[0]
+        return run(self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at many indices, in the order requested, with concurrent reads."""

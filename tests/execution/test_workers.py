@@ -72,7 +72,7 @@ def end():
 
 
 def vanish():
-    os._exit(3)
+    os._exit(1)
 
 
 _held: list[int] = []  # both ends of a pipe: children of workers run until the test closes it
@@ -141,8 +141,8 @@ def giving(value):
 
 DEATHS = {
     'SystemExit': (end, SystemExit, '^3$'),
-    'os._exit': (vanish, WorkerError, 'ended with exit code 3'),
-    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL'),
+    'os._exit': (vanish, WorkerError, r'ended with exit code 1 before it computed item \d+: its traceback is'),
+    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory'),
     'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
     'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),
     'an error that does not load': (functools.partial(raising, UnloadableError), WorkerError, 'UnloadableError: 1'),

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, metrics
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import GranularError
 from tests.support.faults import DATA, FaultServer
 
@@ -151,6 +153,45 @@ def test_waits_of_loaders_and_streams_are_counted(dataset):
     assert waited - _count(before.wait, 'loader') == 8
     assert worked - _count(before.consumer, 'loader') == 8
     assert after.wait['stream'].count > _count(before.wait, 'stream')
+
+
+class Clock:
+    """A clock that stands still until it is set forward."""
+
+    now = 1.0
+
+    def perf_counter(self):
+        return self.now
+
+    def advance(self, seconds):
+        self.now += seconds
+
+
+def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch):
+    clock = Clock()
+    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.loader.time'):
+        monkeypatch.setattr(module, clock)
+
+    async def ensure_busy_event_loop():
+        clock.advance(10)
+        await ensure_event_loop()
+
+    def run_and_wake_up_late(*args):
+        result = run(*args)
+        clock.advance(100)
+        return result
+
+    monkeypatch.setattr('granular.aio.loader.loader.ensure_event_loop', ensure_busy_event_loop)
+    monkeypatch.setattr('granular.sync.loader.run', run_and_wake_up_late)
+    before = metrics.snapshot()
+    with granular.Loader(granular.MapDataset.range(30).map(lambda x: {'x': x}), 10) as loader:
+        for _ in range(3):
+            clock.advance(1)  # the time of the consumer
+            next(loader)
+        stats = loader.stats()
+    assert (stats['wait_seconds'], stats['consumer_seconds']) == (330, 2)
+    after = metrics.snapshot()
+    assert after.wait['loader'].sum - before.wait.get('loader', metrics.Histogram()).sum == pytest.approx(330)
 
 
 def _count(histograms, kind):

@@ -14,7 +14,14 @@ from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.proof import Proof
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
-from granular.errors import CorruptBagError, CorruptDatasetError, GranularError, NotFoundError, UnknownKeyError
+from granular.errors import (
+    CorruptBagError,
+    CorruptDatasetError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnknownKeyError,
+)
 from granular.formats.layout import Layout, Spec, parse_spec, shard_name
 
 
@@ -130,6 +137,8 @@ class Dataset:
                 raise NotFoundError(
                     f'{self.name}: is a sharded dataset: open it with ShardedDatasetReader, or with granular.open'
                 ) from None
+            if 'no such bucket' in str(error):
+                raise
             raise NotFoundError(
                 f'{self.name}: has no spec.json: it is not a dataset, or its writer has not finished: {error}'
             ) from error
@@ -174,6 +183,17 @@ class Dataset:
         states = {key: bag.state for key, bag in self.columns.all_bags.items()}
         complete = {key: state for key, state in states.items() if state is not None}
         return FolderState(self._content, complete) if len(complete) == len(states) else None
+
+
+def as_cache_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return keys as a tuple.
+
+    Raises:
+      InvalidArgumentError: for a single text, which would be a key for each of its characters.
+    """
+    if isinstance(keys, str):
+        raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {keys!r}: pass ({keys!r},)')
+    return tuple(keys)
 
 
 def check_cache_keys(cache_keys: Sequence[str], spec: Spec, name: str) -> None:

@@ -253,7 +253,8 @@ class DatasetWriter(Publishing):
             raise DatapointError(f'{self._name}: expected a mapping for a datapoint, got {type(datapoint).__name__}')
         if datapoint.keys() != self._spec.keys():
             missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
-            raise _KeysError(f'{self._name}: datapoint {self._length}: missing keys {missing}, unknown keys {extra}')
+            texts = [f'{name} {keys}' for name, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
+            raise _KeysError(f'{self._name}: datapoint {self._length}: {", ".join(texts)}')
         records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
         self._failed = True  # until every bag has the datapoint
         refs: list[Any] = []

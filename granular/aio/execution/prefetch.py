@@ -91,12 +91,17 @@ class Prefetch(Generic[T]):
         ready = sum(task.done() for task, _ in self._items)
         return ready, len(self._items) - ready
 
-    async def take(self) -> T | object:
-        """Return the next item, or ``END``. After an error, the position stays at the item that failed."""
+    async def take(self, asked: float | None = None) -> T | object:
+        """Return the next item, or ``END``. After an error, the position stays at the item that failed.
+
+        Args:
+          asked: the time of the request, by ``time.perf_counter``, if it was made before this call.
+        """
+        asked = time.perf_counter() if asked is None else asked  # before the switch to a loop that may be busy
         await ensure_event_loop()
-        began = time.perf_counter()
         if self._returned is not None:
-            spent = began - self._returned
+            asked = max(asked, self._returned)  # two consumers may wait at a time
+            spent = asked - self._returned
             self.consumed += spent
             self._consumer_times.observe(spent)
             self._returned = None
@@ -115,10 +120,18 @@ class Prefetch(Generic[T]):
         self.position = after
         self.begin()
         self._returned = time.perf_counter()
-        waited = self._returned - began
+        waited = self._returned - asked
         self.waited += waited
         self._wait_times.observe(waited)
         return item
+
+    def received(self) -> None:
+        """Add the time that the last item took to reach a consumer in another thread, which may wake up late."""
+        if self._returned is not None:
+            now = time.perf_counter()
+            self.waited += now - self._returned
+            self._wait_times.sum += now - self._returned
+            self._returned = now
 
     async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
         """Return the result of a task; None if it was cancelled because the position was changed."""

@@ -297,9 +297,13 @@ class _Worker:
         how = 'was closed' if self._stopped else f'ended with exit code {code}'
         if code is not None and code < 0:
             how = f'was killed by {signal.Signals(-code).name}'
-        return (
-            f'worker process {self._process.name} (pid {self._process.pid}) {how} before it computed item {position[0]}'
-        )
+        hint = ''
+        if code == 1:
+            hint = ": its traceback is on stderr; a script that starts processes needs if __name__ == '__main__':"
+        elif code == -signal.SIGKILL:
+            hint = ': usually for lack of memory'
+        process = self._process
+        return f'worker process {process.name} (pid {process.pid}) {how} before it computed item {position[0]}{hint}'
 
     def stop(self) -> None:
         """Ask the process to exit."""

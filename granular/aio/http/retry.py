@@ -354,7 +354,7 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
             f'{name}: the proxy denied access (status 407, {detail}): check the user in HTTP_PROXY'
         )
     if status == 412:
-        return ObjectChangedError(f'{name}: it was replaced while it was being read: status 412')
+        return ObjectChangedError(f'{name}: it was replaced while it was being read (status 412): open it again')
     region = head.headers.get('x-amz-bucket-region', '')[:40]
     if status in (301, 307, 400) and region:
         moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'

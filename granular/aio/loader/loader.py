@@ -3,6 +3,7 @@
 import abc
 import collections
 import functools
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
@@ -329,11 +330,12 @@ class _Core(Running):
 
     async def take(self) -> tuple[Any, int]:
         """Return the next batch, or ``END``, and the step after it; concurrent calls wait for each other."""
+        asked = time.perf_counter()
         await ensure_event_loop()
         async with self.turn():
             self.check()
             await self.settle()
-            batch = await await_user(self.compute(self._next()))
+            batch = await await_user(self.compute(self._next(asked)))
             return batch, self.ahead.position
 
     def take_back(self, taken: tuple[Any, int]) -> None:
@@ -346,7 +348,7 @@ class _Core(Running):
         self.counts['batches'] -= 1
         self.counts['bytes'] -= sum(array.nbytes for array in batch.values())
 
-    async def _next(self) -> Any:
+    async def _next(self, asked: float) -> Any:
         if self._assembly is None:
             self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
@@ -356,7 +358,7 @@ class _Core(Running):
                 from granular.aio.execution.workers import Workers
 
                 self._processes = Workers(self._assembly, self._workers, self._mp)
-        loaded: Any = await self.ahead.take()
+        loaded: Any = await self.ahead.take(asked)
         if loaded is END:
             return END
         batch, failed = loaded

@@ -2,7 +2,6 @@
 
 import abc
 import builtins
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -33,7 +32,7 @@ from granular.aio.pipeline.transforms import (
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
 from granular.formats.display import html_lines
-from granular.indexing import Ints, Seed, check_integer, check_seed, integers_of
+from granular.indexing import Ints, Seed, check_index, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
@@ -376,7 +375,7 @@ class MapDataset(MapOperations[Element_co]):
 
     async def get(self, index: SupportsIndex) -> Element_co:
         """Return the element at an index."""
-        element: Element_co = (await self._node.fetch(np.array([operator.index(index)])))[0]
+        element: Element_co = (await self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
         return element
 
     async def filter_classes(
@@ -441,6 +440,8 @@ class MapDataset(MapOperations[Element_co]):
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
+    if isinstance(datasets, MapOperations):
+        raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}')
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, MapOperations):
             raise InvalidArgumentError(f'dataset {i}: expected a MapDataset, got {dataset!r:.100}')

@@ -13,6 +13,7 @@ from granular.errors import InvalidArgumentError
 __all__ = ['ContentInfo', 'Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve']
 
 _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
+_ALMOST_URL: Final = re.compile(r'\s*([A-Za-z][A-Za-z0-9+.-]+):/.*', re.DOTALL)
 _PATH_METHODS: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
@@ -28,7 +29,8 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
       InvalidArgumentError: for a ``path`` of another type, an address without a bucket or host, or with credentials
-        in it, a local path with options, settings that are no ``IOConfig``, or an unknown ``~user``.
+        in it, a misspelled address, a local path with options, settings that are no ``IOConfig``, or an unknown
+        ``~user``.
     """
     if not isinstance(config, IOConfig):
         raise InvalidArgumentError(f'config: expected a granular.IOConfig, got {type(config).__name__}')
@@ -40,6 +42,12 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
     if match is None or match[1].lower() == 'file':
         from granular.aio.stores.local.store import LocalStore
 
+        if match is None and (almost := _ALMOST_URL.fullmatch(path)):
+            scheme = almost[1]
+            raise InvalidArgumentError(
+                f'{hidden(path)!r}: expected an address that begins with {scheme}:// (pathlib.Path drops a slash): '
+                f'pass it as a string or a granular.Path; a local folder of this name is ./{scheme}:'
+            )
         if options:
             raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
         return LocalStore('', config), local_key(_expand_user(path if match is None else match[2]))

@@ -155,3 +155,9 @@ def _nested(value: str) -> str | Mapping[str, str]:
         return value
     pairs = (line.split('=', 1) for line in value.splitlines() if line.strip())
     return {name.strip(): text.strip() for name, text in pairs}
+
+
+def refused(root: str, endpoint: object) -> InvalidArgumentError:
+    """Return the error for an ``endpoint_url`` that is not the address of a server. Omits it if it may hold secrets."""
+    got = '' if not isinstance(endpoint, str) or set('@?#') & set(endpoint) else f', got {endpoint!r:.200}'
+    return InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials{got}')

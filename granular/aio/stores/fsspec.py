@@ -181,7 +181,9 @@ def _filesystem_class(root: str) -> Any:
     except ImportError as error:
         raise MissingExtraError(f'{hidden(root)}: {error}') from error
     except ValueError as error:
-        raise UnknownSchemeError(f'{hidden(root)}: unknown scheme {protocol!r}: {error}') from error
+        raise UnknownSchemeError(
+            f'{hidden(root)}: unknown scheme {protocol!r}: expected s3, gs, az, hf, http, https, or one of fsspec'
+        ) from error
 
 
 def fsspec_root(url: str) -> str:

@@ -174,8 +174,13 @@ def convert(source: Any) -> Source:
         return _Called(source, '__call__')
     if hasattr(source, '__getitem__'):
         return _Called(source, '__getitem__')
+    remedy = ''
+    if hasattr(source, 'get_state') or hasattr(source, 'to_iter_dataset') or hasattr(source, 'mp_prefetch'):
+        remedy = ': iterate over a stream itself, after its batch(...)'
+    elif hasattr(source, '__iter__') or hasattr(source, '__aiter__'):
+        remedy = ': make a list of it, or a dataset with granular.convert(...)'
     raise InvalidArgumentError(
-        f'{type(source).__name__} is not a source: expected a reader, a callable, or an indexable object'
+        f'{type(source).__name__} is not a source: expected a reader, a callable, or an indexable object{remedy}'
     )
 
 

@@ -1,5 +1,6 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -45,6 +46,9 @@ class Read(Stream):
         workers: MultiprocessingOptions | None = None,
         filters: DatasetOptions | None = None,
     ) -> None:
+        for name, value, kind in (('read_options', options, ReadOptions), ('shard_options', shard, ShardOptions)):
+            if value is not None and not all(hasattr(value, field.name) for field in dataclasses.fields(kind)):
+                raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {value!r:.100}')
         self.parents: tuple[Any, ...] = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
         self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()

@@ -252,7 +252,7 @@ def address(root: str, endpoint: str) -> str:
     except (ValueError, AttributeError):
         valid = False
     if not valid or parts.username or parts.password or parts.query or parts.fragment:
-        raise InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials')
+        raise endpoints.refused(root, endpoint)
     return endpoint.rstrip('/')
 
 

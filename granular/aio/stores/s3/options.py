@@ -4,6 +4,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
+from granular.aio.stores import endpoints
 from granular.errors import InvalidArgumentError
 
 _OPTIONS: Final = (
@@ -85,7 +86,7 @@ def address(root: str, endpoint_url: str | None, region_name: str, style: str) -
         except ValueError:  # an invalid host or port
             valid = False
         if not valid or parts.username or parts.password:
-            raise InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials')
+            raise endpoints.refused(root, endpoint_url)
         server = endpoint_url.rstrip('/')
         return f'{server}/{bucket}' if style != 'virtual' else server.replace('://', f'://{bucket}.', 1)
     domain = 'amazonaws.com.cn' if region_name.startswith('cn-') else 'amazonaws.com'
