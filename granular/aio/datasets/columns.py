@@ -118,10 +118,10 @@ class Columns:
 
     def copy(self) -> Self:
         """Return the same columns with independently closable bags."""
-        twin = copy.copy(self)
-        twin.refs = None if self.refs is None else self.refs.copy()
-        twin.bags = {key: bag.copy() for key, bag in self.bags.items()}
-        return twin
+        columns = copy.copy(self)
+        columns.refs = None if self.refs is None else self.refs.copy()
+        columns.bags = {key: bag.copy() for key, bag in self.bags.items()}
+        return columns
 
     def close(self) -> None:
         """Close the bags."""

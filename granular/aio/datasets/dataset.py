@@ -52,9 +52,9 @@ class Dataset:
 
     def copy(self) -> Self:
         """Return an independently closable dataset that shares what is cached."""
-        twin = copy.copy(self)
-        twin.columns = self.columns.copy()
-        return twin
+        dataset = copy.copy(self)
+        dataset.columns = self.columns.copy()
+        return dataset
 
     # --- opening
 

@@ -169,9 +169,9 @@ class DatasetReader(Sampling[Datapoint_co]):
         """Return an independently closable reader of the same dataset that shares its caches."""
         self._check_open()
         dataset = self._dataset.copy()
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
-        return twin
+        reader = type(self).__new__(type(self))
+        reader.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
+        return reader
 
     # --- reading
 

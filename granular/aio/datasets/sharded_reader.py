@@ -330,11 +330,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
         self._check_open()
-        twin = type(self).__new__(type(self))
+        reader = type(self).__new__(type(self))
         indexed = self._indexed
         datasets = [dataset.copy() for dataset in self._datasets] if indexed is None else indexed.copy()
-        twin.__dict__.update(self.__dict__, _datasets=datasets)
-        return twin
+        reader.__dict__.update(self.__dict__, _datasets=datasets)
+        return reader
 
     # --- reading
 
@@ -431,7 +431,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
 
 
 class SharedIndex(NamedTuple):
-    """What a reader passes to its copies in worker processes.
+    """The state that a reader shares with its copies in worker processes.
 
     Attributes:
       tables: the index.

@@ -139,17 +139,17 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     for name, identity in files.items():
         if identity != indexed[name]:
             return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
-    twin = Dataset(reader.directory, None, True, (), False)
-    twin.open_indexed(index, shard, [choice.field for choice in columns.choices])
+    described = Dataset(reader.directory, None, True, (), False)
+    described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
         for start in range(0, bag.length, _WINDOW):
             indices = np.arange(start, min(start + _WINDOW, bag.length))
-            own, other = [(await read_limits([(b, indices)], False))[0] for b in (bag, twin.columns.bags[key])]
+            own, other = [(await read_limits([(b, indices)], False))[0] for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
                 return f'{key}.bag has other limits than the index, of records {start} to {indices[-1]}'
     for start in range(0, columns.length if columns.refs is not None else 0, _WINDOW):
         indices = np.arange(start, min(start + _WINDOW, columns.length))
-        own, other = [(await read_references([(c, indices)]))[0] for c in (columns, twin.columns)]
+        own, other = [(await read_references([(c, indices)]))[0] for c in (columns, described.columns)]
         filled = own[1] > 0  # an empty sequence has no first record
         if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
             return f'refs.bag has other references than the index, of datapoints {start} to {indices[-1]}'
