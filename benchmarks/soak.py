@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import random
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import trustme
 
 import granular
 from benchmarks.bars import ROOT
@@ -39,6 +41,7 @@ POINTS, SHARDLEN = 1600, 200
 SPEC = {'columns': {'data': 'bytes', 'label': 'int'}, 'refs': {'data': 'bytes', 'frames': 'bytes[]', 'label': 'int'}}
 WARM = 5.0  # minutes that the slope of memory excludes
 IDLE = 20.0  # seconds after which idle connections are closed
+AUTHORITY = 'authority.pem'
 RENEWED = 30.0  # minimal lifetime of credentials in seconds
 
 # Every fault that a read survives.
@@ -67,8 +70,8 @@ CACHE_BYTES = 16 << 20  # less than the datasets, so that blocks are evicted
 class Faulty(FaultServer):
     """A server that injects a fault into a share of all requests, and an invalid page into a share of all listings."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        super().__init__(files=files)
+    def __init__(self, files: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(tls, files)
         self.count = 0
         self.met: collections.Counter[str] = collections.Counter()
         self._dice = random.Random(0)
@@ -106,13 +109,19 @@ def plan(share: float, seed: int) -> Callable[[Call], str]:
     return lambda call: dice.choice(WRITE_FAULTS) if dice.random() < share else ''
 
 
-def serve(folder: pathlib.Path) -> None:
+def serve(folder: pathlib.Path, encrypted: bool) -> None:
     """The server process: prints its addresses, and, when its input ends, its counts."""
     data = folder / 'data'
     files = {str(file.relative_to(data)): file.read_bytes() for file in data.rglob('*') if file.is_file()}
     keys = AmazonKeys(folder / 'credentials')
+    tls = None
+    if encrypted:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(folder / AUTHORITY))
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert('127.0.0.1').configure_cert(tls)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Faulty(files))
+        server = stack.enter_context(Faulty(files, tls))
         server.renew = keys.renew
         stores, proxies = {}, []
         for number, store in enumerate((SeaweedServer(), FakeGCSServer())):
@@ -337,13 +346,13 @@ class Soak:
         with self.counted(), granular.ShardedDatasetReader(place, granular.decoders) as reader:
             self.opened += 1
             epochs = granular.sources.Epochs(reader, seed=turn)
-            order: Any = epochs.aio
+            order = granular.sources.Epochs(range(POINTS), seed=turn)
             source = granular.sources.Transform(epochs, summed)
             with granular.Loader(source, 32, prefetch=2) as loader:
                 for step in range(0, 32 * 20, 32):
                     with self.timed():
                         batch = next(loader)
-                    indices = order.lookup(np.arange(step, step + 32)).tolist()
+                    indices = order.fetch(range(step, step + 32))
                     expected = [summed(point(index, layout), None)['crc'] for index in indices]
                     self.compare([batch['label'].tolist(), batch['crc'].tolist()], [indices, expected], f'batch {step}')
                     self.batches += 1
@@ -432,19 +441,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--minutes', type=float, default=60)
     parser.add_argument('--share', type=float, default=0.2, help='of a core that the reads may take')
+    parser.add_argument('--tls', action='store_true', help='read over TLS')
     parser.add_argument('--serve', type=pathlib.Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        serve(args.serve)
+        serve(args.serve, args.tls)
         return
     with tempfile.TemporaryDirectory(prefix='granular-soak-') as temporary:
         folder = pathlib.Path(temporary)
         write(folder)
-        command = [sys.executable, '-m', 'benchmarks.soak', '--serve', temporary]
+        command = [sys.executable, '-m', 'benchmarks.soak', '--serve', temporary, *(['--tls'] if args.tls else [])]
         pipe: Callable[..., Any] = functools.partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         with pipe(command, text=True, cwd=ROOT) as server:
             addresses = json.loads(server.stdout.readline())
             os.environ['AWS_SHARED_CREDENTIALS_FILE'] = str(folder / 'credentials')
+            if args.tls:
+                os.environ['SSL_CERT_FILE'] = os.environ['REQUESTS_CA_BUNDLE'] = str(folder / AUTHORITY)
             cached = granular.IOConfig(
                 cache_dir=str(folder / 'blocks'), cache_bytes=CACHE_BYTES, index_cache=str(folder / 'indices')
             )

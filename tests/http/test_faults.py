@@ -1,5 +1,6 @@
 """Faults of a store during a read: retries, resumption, hedged requests and errors."""
 
+import asyncio
 import base64
 import hashlib
 import time
@@ -13,6 +14,7 @@ from granular import aio
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
+    ClosedError,
     NotFoundError,
     ObjectChangedError,
     OutOfRangeError,
@@ -136,6 +138,50 @@ def test_concurrent_readers_refresh_credentials_once(server, monkeypatch, tmp_pa
     assert path.read_ranges(starts, [start + 1000 for start in starts]) == [DATA[s : s + 1000] for s in starts]
     assert len(calls) == 1
     assert len(server.ranges) == 80
+
+
+class Bytes:
+    """The first bytes of a file, each read by a request."""
+
+    def __init__(self, path):
+        self.path = aio.Path(path)
+
+    def __len__(self):
+        return 100
+
+    async def fetch(self, indices):
+        return [{'x': (await self.path.read_range(i, i + 1))[0]} for i in indices]
+
+
+async def test_loader_that_is_closed_does_not_end_the_refresh_of_credentials_for_others(server, monkeypatch, tmp_path):
+    from granular.aio.stores.s3.client import S3Client
+
+    remote, _ = path_and_credentials(server, monkeypatch, tmp_path)
+    refused, both_refused, closed = [], asyncio.Event(), asyncio.Event()
+    renew, find = S3Client.renew, S3Client.find_credentials
+
+    async def counted(self):
+        refused.append(1)
+        if len(refused) == 2:
+            both_refused.set()
+        return await renew(self)
+
+    async def delayed(self):
+        await closed.wait()
+        return await find(self)
+
+    monkeypatch.setattr(S3Client, 'renew', counted)
+    monkeypatch.setattr(S3Client, 'find_credentials', delayed)
+    server.script.extend([('status', 401)] * 2)
+    loaders = [aio.Loader(Bytes(remote), 1, prefetch=0) for _ in range(2)]
+    first, second = (asyncio.create_task(anext(loader)) for loader in loaders)
+    await both_refused.wait()
+    await loaders[0].aclose()
+    closed.set()
+    with pytest.raises(ClosedError):
+        await first
+    assert (await second)['x'].tolist() == [DATA[0]]
+    await loaders[1].aclose()
 
 
 def test_credentials_refused_twice_are_an_error(server, monkeypatch, tmp_path):

@@ -1,3 +1,4 @@
+import array
 import asyncio
 import concurrent.futures
 import fcntl
@@ -21,6 +22,7 @@ import granular
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache import folder as cache_folder
 from granular.aio.stores.block_cache.blocks import Blocks
+from granular.aio.stores.block_cache.packs import Pack
 from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError, StoreTimeoutError
 from tests.support.faults import DATA, FaultServer
 
@@ -219,6 +221,23 @@ async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
             await path.read_ranges([99_000], [100_001], version=version)
         with pytest.raises(ObjectChangedError):
             await path.read_ranges([0], [1], version='"another"')
+
+
+class LengthenedMeanwhile(array.array):
+    """An array that another thread lengthens whenever its length is read."""
+
+    def __len__(self):
+        length = super().__len__()
+        self.frombytes(bytes(8 * (length + 1)))
+        return length
+
+
+def test_threads_record_blocks_of_one_pack_at_the_same_time(tmp_path):
+    pack = Pack(os.open(tmp_path / 'pack', os.O_CREAT), 1)
+    pack.verified = LengthenedMeanwhile('Q')
+    for slot in (0, 100, 3):
+        pack.set_verified(slot, slot + 1)
+    assert [pack.verified[slot] for slot in (0, 100, 3)] == [1, 101, 4]
 
 
 def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch, caplog):

@@ -162,14 +162,16 @@ class AzuriteServer(Server):
 
     Args:
       port: its port; 0 for a free one.
+      certificate: a file with the key and the certificate of a server that speaks TLS and also takes bearer tokens, of
+        which it compares everything but the signature; None for plain HTTP.
     """
 
     scheme = 'az'
     account = 'granularaccount'
     key = base64.b64encode(b'granular-azure-account-key-of-64-bytes'.ljust(64, b'.')).decode()
 
-    def __init__(self, port: int = 0) -> None:
-        self.port = port
+    def __init__(self, port: int = 0, certificate: pathlib.Path | None = None) -> None:
+        self.port, self._certificate = port, certificate
 
     @property
     def connection_string(self) -> str:
@@ -181,6 +183,8 @@ class AzuriteServer(Server):
             str(binary), '--blobHost', '127.0.0.1', '--blobPort', str(self.port), '--silent', '--skipApiVersionCheck',
             '--disableTelemetry', '--inMemoryPersistence', '--extentMemoryLimit', '1024',
         ]  # fmt: skip
+        if self._certificate is not None:
+            command += ['--oauth', 'basic', '--cert', str(self._certificate), '--key', str(self._certificate)]
         environment = {**os.environ, 'AZURITE_ACCOUNTS': f'{self.account}:{self.key}'}
         streams: dict[str, Any] = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
         self._folder = tempfile.TemporaryDirectory(prefix='granular-azurite-')
@@ -199,7 +203,8 @@ class AzuriteServer(Server):
         else:
             self.stop()
             raise RuntimeError('azurite-blob ended before it listened')
-        self.endpoint = f'http://127.0.0.1:{self.port}/{self.account}'
+        scheme = 'http' if self._certificate is None else 'https'
+        self.endpoint = f'{scheme}://127.0.0.1:{self.port}/{self.account}'
         self.options = {'endpoint_url': self.endpoint, 'account_key': self.key}
 
     def stop(self) -> None:

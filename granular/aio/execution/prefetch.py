@@ -210,7 +210,7 @@ class Prefetch(Generic[T]):
         pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]
         self._pool, self._lane, self._retired = None, None, []
         for threads in pools:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.retire()
 
 
 class _Using:

@@ -26,11 +26,29 @@ SLOW: Final = 0.005
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
-    """A thread pool that knows its width."""
+    """A thread pool that knows its width, and that tasks may still use when it is closed."""
 
     def __init__(self, width: int, name: str) -> None:
         super().__init__(width, name)
         self.width = width
+        self._retired = False
+
+    def retire(self) -> None:
+        """Let the threads end after the calls that are queued; the threads of the process make all further calls.
+
+        The owner cancels its own calls. The others are of tasks that it started and shares, such as one that renews
+        the credentials of a bucket.
+        """
+        self._retired = True
+        self.shutdown(wait=False)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> 'concurrent.futures.Future[T]':
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except RuntimeError:
+            if not self._retired:
+                raise
+            return _process_threads().submit(fn, *args, **kwargs)
 
 
 _primary: list[Threads] = []
@@ -43,6 +61,10 @@ def threads() -> Threads:
     """Return the threads that decode, transform and wait for blocking calls."""
     if (chosen := current.get()) is not None:
         return chosen
+    return _process_threads()
+
+
+def _process_threads() -> Threads:
     if not _primary:
         _primary.append(Threads(min(32, 4 * CORES), 'granular'))
     return _primary[0]

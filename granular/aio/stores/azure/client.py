@@ -104,16 +104,18 @@ class AzureClient:
         match error:
             case GranularError():
                 return error
+            case exceptions.ClientAuthenticationError() if error.response is None:
+                return AccessDeniedError(
+                    f'{name}: no credentials: pass account_key, sas_token, credential or anon=True, or set '
+                    f'AZURE_STORAGE_ACCOUNT_KEY: {_shown(error)}'
+                )
+            case exceptions.ClientAuthenticationError() if not code_of(error):  # not a reply of the store
+                return AccessDeniedError(f'{name}: the login failed: {_shown(error)}')
             case exceptions.HttpResponseError(response=response) if response is not None:
                 self._reached = True
                 if response.status_code >= 300:
                     return _refused(name, error)
                 return BadReplyError(f'{name}: status {response.status_code}, which does not answer the request')
-            case exceptions.ClientAuthenticationError():
-                return AccessDeniedError(
-                    f'{name}: no credentials: pass account_key, sas_token, credential or anon=True, or set '
-                    f'AZURE_STORAGE_ACCOUNT_KEY: {_shown(error)}'
-                )
             case exceptions.ServiceRequestTimeoutError() | exceptions.ServiceResponseTimeoutError():
                 return TimeoutError(_shown(error))
             case exceptions.DecodeError() | ValueError() | TypeError() | AttributeError() | KeyError():

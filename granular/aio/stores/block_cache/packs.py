@@ -50,8 +50,9 @@ class Pack:
 
     def set_verified(self, slot: int, mark: int) -> None:
         """Record which block a slot holds."""
-        if slot >= len(self.verified):
-            self.verified.frombytes(bytes(8 * (max(slot + 1, 2 * len(self.verified)) - len(self.verified))))
+        size = len(self.verified)  # once: other threads may lengthen it at any time
+        if slot >= size:
+            self.verified.frombytes(bytes(8 * max(slot + 1 - size, size)))
         self.verified[slot] = mark
 
     def write(self, slot: int, blocks: Sequence[memoryview]) -> None:
