@@ -1,6 +1,8 @@
 """Settings for reading and writing, in one frozen object, and the defaults of each kind of store."""
 
 import dataclasses
+import math
+import numbers
 import os
 from typing import Any, Final
 
@@ -77,6 +79,11 @@ class IOConfig:
             if field.name in ('index_cache', 'cache_dir'):
                 continue
             value, minimum = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
+            integer = field.type is int
+            if not isinstance(value, numbers.Real) or math.isnan(value) or (integer and value % 1):
+                raise InvalidArgumentError(
+                    f'IOConfig.{field.name}: expected {"an integer" if integer else "a number"}, got {value!r:.100}'
+                )
             if value < minimum or (value == 0 and field.name not in _ZERO_ALLOWED):
                 raise InvalidArgumentError(f'IOConfig.{field.name}: {value!r} is not allowed: {field.metadata["doc"]}')
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.

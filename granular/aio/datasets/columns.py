@@ -139,9 +139,12 @@ class Columns:
         if mask is None:
             return self.choices
         selections: Mapping[str, bool | range | slice]
-        selections = (
-            mask if isinstance(mask, Mapping) else dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
-        )
+        if isinstance(mask, Mapping):
+            selections = mask
+        elif isinstance(mask, Iterable):
+            selections = dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
+        else:
+            raise InvalidArgumentError(f'{self.name}: expected keys, or a mapping of keys, as mask, got {mask!r:.100}')
         if unknown := [key for key in selections if key not in self.spec]:
             raise UnknownKeyError(f'{self.name}: the mask has {unknown}, the spec has {list(self.spec)}')
         chosen = []

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from granular.aio.bags.bag import Bag
@@ -14,7 +14,14 @@ from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.proof import Proof
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
-from granular.errors import CorruptBagError, CorruptDatasetError, GranularError, NotFoundError, UnknownKeyError
+from granular.errors import (
+    CorruptBagError,
+    CorruptDatasetError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnknownKeyError,
+)
 from granular.formats.layout import Layout, Spec, parse_spec, shard_name
 
 
@@ -174,6 +181,17 @@ class Dataset:
         states = {key: bag.state for key, bag in self.columns.all_bags.items()}
         complete = {key: state for key, state in states.items() if state is not None}
         return FolderState(self._content, complete) if len(complete) == len(states) else None
+
+
+def as_cache_keys(cache_keys: Any) -> tuple[str, ...]:
+    """Return the argument ``cache_keys`` of a reader.
+
+    Raises:
+      InvalidArgumentError: if it is not a sequence of keys.
+    """
+    if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
+        raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}')
+    return tuple(cache_keys)
 
 
 def check_cache_keys(cache_keys: Sequence[str], spec: Spec, name: str) -> None:

@@ -14,14 +14,14 @@ from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapoints, read_columns
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.elements import identity_of
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
-from granular.errors import InvalidArgumentError, ObjectChangedError
+from granular.errors import ObjectChangedError
 from granular.indexing import index_of, indices_of
 
 
@@ -60,10 +60,9 @@ class DatasetReader(Sampling[Datapoint_co]):
         verify: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(cache_keys, str):
-            raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r}')
+        cache_keys = as_cache_keys(cache_keys)
         self.directory: Path = Path(directory)
-        self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
+        self._args = (decoders, cache_index, cache_keys, parallel, verify)
         self._dataset = Dataset(self.directory, decoders, cache_index, cache_keys, verify)
         self._columns = self._dataset.columns
         self._name = self._dataset.name

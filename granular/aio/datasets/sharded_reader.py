@@ -15,7 +15,7 @@ from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder, fields_of
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Group, Mask, fetch_datapoints, read_columns
-from granular.aio.datasets.dataset import Dataset, check_cache_keys
+from granular.aio.datasets.dataset import Dataset, as_cache_keys, check_cache_keys
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.proof import open_as_one
@@ -73,7 +73,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         check_steps(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
-        self._args = (decoders, cache_index, tuple(cache_keys), parallel, verify)
+        self._args = (decoders, cache_index, as_cache_keys(cache_keys), parallel, verify)
         self._steps = (shardstart, shardstep)
         self._use_index = index
         self._datasets: list[Dataset] | IndexedShards = []

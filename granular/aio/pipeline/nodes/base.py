@@ -285,8 +285,12 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
     """Scale weights to integers, the smallest of which is 100; without weights, 1 for each source."""
     if weights is None:
         return (1,) * count
-    if len(weights) != count or not all(np.isfinite(weight) and weight > 0 for weight in weights):
-        raise InvalidArgumentError(f'expected {count} weights > 0, got {list(weights)}')
+    try:
+        valid = len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights)
+    except TypeError:  # no sequence, or not of numbers
+        valid = False
+    if not valid:
+        raise InvalidArgumentError(f'expected {count} weights > 0, got {weights!r:.200}')
     scale = 100 / min(weights)
     return tuple(int(weight * scale) for weight in weights)
 

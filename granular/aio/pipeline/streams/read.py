@@ -45,6 +45,8 @@ class Read(Stream):
         workers: MultiprocessingOptions | None = None,
         filters: DatasetOptions | None = None,
     ) -> None:
+        if not isinstance(options, ReadOptions):
+            raise InvalidArgumentError(f'read_options: expected ReadOptions, got {options!r:.100}')
         self.parents: tuple[Any, ...] = (source,)
         self.source, self.options, self.allow_nones = source, options, allow_nones
         self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
