@@ -1,6 +1,7 @@
 """Settings for reading and writing, in one frozen object, and the defaults of each kind of store."""
 
 import dataclasses
+import math
 import numbers
 import os
 from typing import Any, Final
@@ -50,13 +51,13 @@ class IOConfig:
 
     concurrency: int = _env('concurrency', 0, 'requests in flight per store and event loop; 0 to adapt from 256 on')
     memory: int = _env('memory', 512 * MiB, 'bytes of replies in flight per store and event loop')
-    max_gap: int = _env('max_gap', -1, 'bytes between two ranges that are read along rather than asked apart')
+    max_gap: int = _env('max_gap', -1, 'bytes between two ranges that are read along rather than requested separately')
     max_request: int = _env('max_request', -1, 'bytes above which one range becomes several requests')
-    tail: int = _env('tail', 64 * KiB, "bytes of a bag's end asked for when it is opened")
+    tail: int = _env('tail', 64 * KiB, "bytes of a bag's end that are requested when it is opened")
     connect_timeout: float = _env(
-        'connect_timeout', 5.0, 'seconds until a connection must stand, with retries if the server was never reached'
+        'connect_timeout', 5.0, 'seconds to establish a connection, with retries if the server was never reached'
     )
-    first_byte_timeout: float = _env('first_byte_timeout', 10.0, 'seconds until a reply must have begun')
+    first_byte_timeout: float = _env('first_byte_timeout', 10.0, 'seconds until the first byte of a reply')
     read_timeout: float = _env('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
     min_rate: int = _env('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')
     hedge: float = _env('hedge', 0.03, 'of all requests, the share that may be sent twice for being slow; 0 for none')
@@ -78,8 +79,16 @@ class IOConfig:
             if field.name in ('index_cache', 'cache_dir'):
                 continue
             value, minimum = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise InvalidArgumentError(f'IOConfig.{field.name}: expected a number, got {value!r}')
+            integer = field.type is int
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, numbers.Real)
+                or math.isnan(value)
+                or (integer and value % 1)
+            ):
+                raise InvalidArgumentError(
+                    f'IOConfig.{field.name}: expected {"an integer" if integer else "a number"}, got {value!r:.100}'
+                )
             if value < minimum or (value == 0 and field.name not in _ZERO_ALLOWED):
                 raise InvalidArgumentError(f'IOConfig.{field.name}: {value!r} is not allowed: {field.metadata["doc"]}')
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.

@@ -14,7 +14,7 @@ from granular.aio.pipeline.nodes.elements import Element, name_of, refuse_misfit
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_integer
 from granular.shuffle import Order, Permutation, Sequential
 
 __all__ = ['Epochs', 'Interleave', 'Mix', 'Sample', 'Source', 'Transform', 'Truncate', 'convert']
@@ -36,11 +36,11 @@ class Epochs(Shuffle):
     """
 
     def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
-        epoch = Wrapped(source, length)
+        epoch = Wrapped(source, None if length is None else check_integer('length', length, 1))
         if len(epoch) < 1:
             raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(epoch)}')
         order = shuffle if not isinstance(shuffle, bool) else Permutation() if shuffle else Sequential()
-        super().__init__(epoch, order, seed)
+        super().__init__(epoch, order, check_integer('seed', seed, 0))
         self.endless = True
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -103,8 +103,8 @@ class Sample(Node):
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         super().__init__(convert(source))
-        self._length = length_of(self.parents[0]) if length is None else length
-        self.seed, self.endless = seed, True
+        self._length = length_of(self.parents[0]) if length is None else check_integer('length', length, 1)
+        self.seed, self.endless = check_integer('seed', seed, 0), True
         if self._length < 1:
             raise InvalidArgumentError(f'expected one datapoint or more to sample from, got length {self._length}')
 
@@ -137,7 +137,8 @@ class Truncate(Node):
 
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
         super().__init__(convert(source))
-        self._limit = min(length_of(self.parents[0]) if length is None else length, limit)
+        length = length_of(self.parents[0]) if length is None else check_integer('length', length, 0)
+        self._limit = min(length, check_integer('limit', limit, 0))
         self.endless = True
         if self._limit < 1:
             raise InvalidArgumentError(
@@ -191,14 +192,17 @@ class Mix(SourceChoice):
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         super().__init__(sources)
-        p = np.asarray(weights, np.float32)
+        try:
+            p = np.asarray(weights, np.float32)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(f'expected {len(self.parents)} weights, got {weights!r:.100}') from None
         if p.shape != (len(self.parents),) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
             raise InvalidArgumentError(
-                f'expected {len(self.parents)} weights >= 0, not all of them 0, got {list(weights)}'
+                f'expected {len(self.parents)} weights >= 0, not all of them 0, got {weights!r:.100}'
             )
         # Single precision as in 0.21, because the draws depend on it.
         self._weights = p / p.sum()
-        self.seed = seed
+        self.seed = check_integer('seed', seed, 0)
 
     def __len__(self) -> int:
         return min(length_of(source) for source in self.parents)

@@ -12,6 +12,7 @@ import numpy as np
 import granular
 from granular import metrics, shuffle
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
 from granular.aio.stores import ranges
 from granular.cli.describe import refuse_other_formats
 from granular.config import GiB, KiB
@@ -169,8 +170,7 @@ class Planner:
 
     def __init__(self, path: granular.Path, keys: Sequence[str] | None = None, cached: Sequence[str] = ()) -> None:
         self._reader, self.opening = _open(path, cached)
-        core: Any = self._reader.aio
-        indexed = getattr(core, '_indexed', None) is not None
+        indexed = indexed_shards_of(self._reader.aio) is not None
         self._reads_references = self._reader.layout == 'refs' and 'refs' not in cached and not indexed
         if self._reads_references or indexed:
             # References tell which records a datapoint has, so that they are held here in any case. An index holds
@@ -178,10 +178,7 @@ class Planner:
             held = {*cached, 'refs'} if self._reader.layout == 'refs' else cached
             self._reader.close()
             self._reader, _ = _open(path, tuple(held), index=False)
-            core = self._reader.aio
-        self._parts: list[Columns] = (
-            core._columns_of_shards if isinstance(self._reader, ShardedDatasetReader) else [core._columns]
-        )
+        self._parts: list[Columns] = columns_of_shards(self._reader.aio)
         self.lengths = np.array([part.length for part in self._parts], np.int64)
         self._stops = np.cumsum(self.lengths)
         self._cached = frozenset(cached)

@@ -3,13 +3,13 @@
 import abc
 import collections
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
+from granular.sync.iteration import Closing
 
 
 class _Sent(NamedTuple):
@@ -20,7 +20,7 @@ class _Sent(NamedTuple):
     error: Exception | None = None
 
 
-class Batches(Iterator[Any], abc.ABC):
+class Batches(Closing, Iterator[Any]):
     """Converted batches of a loader; the next ones are converted before they are requested.
 
     The state is the loader's state after the last batch that was returned, however many were converted ahead.
@@ -109,11 +109,3 @@ class Batches(Iterator[Any], abc.ABC):
         self._ended = True
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

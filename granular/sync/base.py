@@ -58,9 +58,9 @@ class SyncObject(Generic[A]):
 
     aio: A
 
-    def _open(self, twin: A) -> None:
-        self.aio = twin
-        run(twin._ensure_open())
+    def _open(self, counterpart: A) -> None:
+        self.aio = counterpart
+        run(counterpart._ensure_open())
 
     def __repr__(self) -> str:
         return repr(self.aio)
@@ -130,17 +130,18 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
         return html_summary(repr(self), [('length', len(self)), *facts], self.take(_SAMPLES))
 
 
-def reopened(kind: type[Reader[A, Any]], twin: A) -> Reader[A, Any]:
+def reopened(kind: type[Reader[A, Any]], counterpart: A) -> Reader[A, Any]:
+    """Return an open reader of the sync API, given its async counterpart."""
     reader = kind.__new__(kind)
-    reader._open(twin)
+    reader._open(counterpart)
     return reader
 
 
 def copy_of(reader: R) -> R:
     """Return a reader of the same data whose async counterpart is a copy."""
-    twin = type(reader).__new__(type(reader))
-    twin.aio = reader.aio.copy()  # type: ignore[attr-defined]
-    return twin
+    copy = type(reader).__new__(type(reader))
+    copy.aio = reader.aio.copy()  # type: ignore[attr-defined]
+    return copy
 
 
 class RecordReader(Reader[A, bytes]):

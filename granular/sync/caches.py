@@ -21,7 +21,7 @@ class Cache(SyncObject[A], Batched, Generic[A]):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _faced, (type(self), self.aio)
+        return _unpickled, (type(self), self.aio)
 
     def __len__(self) -> int:
         return len(self.aio)
@@ -46,7 +46,7 @@ class Cache(SyncObject[A], Batched, Generic[A]):
         return run(self.aio.fetch(indices))
 
 
-def _faced(kind: type[Cache[Core]], core: Core) -> Cache[Core]:
+def _unpickled(kind: type[Cache[Core]], core: Core) -> Cache[Core]:
     """Return the unpickled cache of a worker process, which opens it at its first read."""
     cache = kind.__new__(kind)
     cache.aio = core

@@ -1,7 +1,6 @@
 """The sync API of :mod:`granular.aio.loader.loader`."""
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self, cast
 
 from granular.aio.execution.failures import OnError
@@ -11,9 +10,10 @@ from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.sync.base import sync_doc
+from granular.sync.iteration import Closing
 
 
-class Loader(core.LoaderHandle):
+class Loader(core.LoaderHandle, Closing):
     __doc__ = sync_doc(core.Loader)
 
     aio: core.Loader
@@ -60,11 +60,3 @@ class Loader(core.LoaderHandle):
     def close(self) -> None:
         """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""
         run(self._core.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -15,7 +15,7 @@ from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
 from granular.aio.datasets.columns import Columns, Group, read_references
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.parquet.source import ParquetDataSource
@@ -149,7 +149,7 @@ class DatasetSource(Source):
 
     def __init__(self, reader: DatasetReader | ShardedDatasetReader) -> None:
         super().__init__(reader)
-        self._shards: list[Columns] = reader._columns_of_shards
+        self._shards: list[Columns] = columns_of_shards(reader)
         self._stops = np.cumsum([columns.length for columns in self._shards])
         self.spec, self.length = reader.spec, len(reader)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import granular
-from granular import shuffle
+from granular import shuffle, sources
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
@@ -17,10 +17,14 @@ ARGUMENTS = {
     'batch_size': dataset.batch,
     'block': shuffle.Blocks,
     'cycle_length': functools.partial(granular.IterDataset.interleave, [dataset.to_iter_dataset()]),
+    'length': functools.partial(sources.Sample, dataset),
+    'limit': functools.partial(sources.Truncate, dataset),
     'num_epochs': dataset.repeat,
     'num_records': granular.IndexSampler,
     'prefetch_buffer_size': lambda value: granular.ReadOptions(prefetch_buffer_size=value),
     'seed': dataset.seed,
+    'shard_count': functools.partial(granular.ShardOptions, 0),
+    'shard_id': lambda value: granular.Loader(dataset, 2, shard_id=value, num_shards=2),
     'window_size': functools.partial(dataset.to_iter_dataset().window_shuffle, seed=0),
 }
 
@@ -42,3 +46,38 @@ def test_errors_name_the_argument(name):
     for value in (-1, True, 1.5):
         with pytest.raises(InvalidArgumentError, match=rf'^{name}: expected an integer .*, got {value}$'):
             ARGUMENTS[name](value)
+
+
+@pytest.mark.parametrize(
+    'source',
+    [sources.Epochs, sources.Sample, lambda source, seed: sources.Mix([source], [1], seed)],
+    ids=['Epochs', 'Sample', 'Mix'],
+)
+@pytest.mark.parametrize('seed', [-1, 1.5, 'a'])
+def test_seeds_of_sources_are_checked(source, seed):
+    with pytest.raises(InvalidArgumentError, match='^seed: expected an integer >= 0'):
+        source([1, 2], seed=seed)
+
+
+@pytest.mark.parametrize('weights', [[1], ['a', 'b'], 5, None, [1, float('nan')]], ids=str)
+def test_weights_are_numbers_for_each_source(weights):
+    mixes = [sources.Mix, granular.MapDataset.mix, granular.IterDataset.mix]
+    for mix in mixes if weights is not None else mixes[:1]:
+        with pytest.raises(InvalidArgumentError, match='^expected 2 weights'):
+            mix([dataset, dataset], weights)
+
+
+def test_arguments_of_other_types_are_named(tmp_path):
+    with pytest.raises(InvalidArgumentError, match='^read_options: expected ReadOptions, got 5$'):
+        dataset.to_iter_dataset(5)
+    with granular.DatasetWriter(tmp_path / '000000', {'x': 'int'}) as writer:
+        writer.append({'x': 1})
+    for reader, folder in ((granular.DatasetReader, tmp_path / '000000'), (granular.ShardedDatasetReader, tmp_path)):
+        for keys in ('x', 5):
+            with pytest.raises(InvalidArgumentError, match='^cache_keys: expected a sequence of keys, got'):
+                reader(folder, cache_keys=keys)
+        for decoders in (['x'], 'x', 5):
+            with pytest.raises(InvalidArgumentError, match='expected a mapping from types to functions, got'):
+                reader(folder, decoders)
+        with reader(folder) as opened, pytest.raises(InvalidArgumentError, match='expected keys, .* as mask, got 5'):
+            opened.fetch([0], mask=5)

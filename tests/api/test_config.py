@@ -23,11 +23,14 @@ def test_every_setting_documents_its_variable_and_unit(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'knobs', [{'concurrency': -1}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}]
-)
-def test_invalid_settings_are_rejected(knobs):
-    with pytest.raises(InvalidArgumentError, match=next(iter(knobs))):
-        granular.IOConfig(**knobs)
+    'settings',
+    [{'concurrency': -1}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}, {'attempts': 1.5},
+     {'concurrency': float('inf')}, {'memory': '1'}, {'hedge': float('nan')}, {'read_timeout': None}],
+    ids=str,
+)  # fmt: skip
+def test_invalid_settings_are_rejected(settings):
+    with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
+        granular.IOConfig(**settings)
 
 
 def test_environment_variable_that_is_not_a_number_is_rejected(monkeypatch):

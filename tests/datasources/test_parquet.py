@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.datasources.parquet.interleave import Interleaved
+from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.runtime.bridge import run
 from granular.errors import (
     CorruptDatasetError,
@@ -375,7 +375,7 @@ def test_states_of_interleaved_files(several, cycle):
 def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
     streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]
     expected = list(granular.IterDataset.interleave(streams, cycle))
-    order = Interleaved(lengths, cycle)
+    order = RowOrder(lengths, cycle)
     files, rows = order.lookup(np.arange(len(order)))
     assert list(zip(files.tolist(), rows.tolist(), strict=True)) == expected
     blocks = [[*range(block, n, block), n] if n else [] for n in lengths]

@@ -243,7 +243,7 @@ def _ended():
     'options',
     [{'batch': 0}, {'batch': 2.0}, {'batch': 2, 'prefetch': -1}, {'batch': 2, 'workers': 0},
      {'batch': 2, 'shard_id': 1}, {'batch': 2, 'num_shards': 0}, {'batch': 2, 'shard_id': 0.5, 'num_shards': 2},
-     {'batch': 2, 'mp': True},
+     {'batch': 2, 'mp': True}, {'batch': 2, 'recycle_after': -1}, {'batch': 2, 'recycle_after': 1.5},
      {'batch': 2, 'mp': 'process'}],
 )  # fmt: skip
 def test_invalid_arguments_are_rejected(options):

@@ -371,6 +371,32 @@ def test_indices_that_are_not_integers_are_refused(indices):
     assert dataset.fetch([]) == list(dataset.slice([])) == []
 
 
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda empty: empty,
+        lambda empty: empty.shuffle(seed=0),
+        lambda empty: empty.shuffle(seed=0, order=shuffle.Blocks()),
+        lambda empty: empty.window_shuffle(3, seed=0),
+        lambda empty: empty.repeat(2),
+        lambda empty: empty.map(abs),
+        lambda empty: MapDataset.concatenate([empty, empty]),
+        lambda empty: MapDataset.zip([empty, empty]),
+        lambda empty: empty.filter(bool),
+        lambda empty: empty.flat_map(str, max_fan_out=2),
+        lambda empty: empty.batch(2),
+    ],
+)
+def test_datasets_without_elements_have_no_index(make):
+    for empty in (MapDataset.range(0), MapDataset.range(5)[2:2], MapDataset.range(5).slice([])):
+        dataset = make(empty)
+        assert list(dataset) == dataset.fetch([]) == []
+        with pytest.raises(OutOfRangeError, match=r'index 0 is out of range: .* has no elements'):
+            dataset[0]
+    with pytest.raises(OutOfRangeError, match='index 3 is out of range: batch.* has no elements'):
+        MapDataset.range(1).batch(2, drop_remainder=True)[3]
+
+
 def test_objects_that_are_not_datasets_are_refused():
     dataset = MapDataset.range(3)
     selection = [(0, 1)]

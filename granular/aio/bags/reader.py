@@ -94,9 +94,9 @@ class BagReader(Sampling[bytes]):
     def copy(self) -> Self:
         """Return an independently closable reader of the same bag that shares its caches."""
         self._check_open()
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _bag=self._bag.copy())
-        return twin
+        reader = type(self).__new__(type(self))
+        reader.__dict__.update(self.__dict__, _bag=self._bag.copy())
+        return reader
 
     # --- properties
 

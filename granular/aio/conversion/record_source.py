@@ -37,7 +37,7 @@ _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
 _ENDLESS: Final = 1 << 62  # the length of a source that repeats without end
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
-_EXAMPLES: Final = 64  # records by which features with a single value are told
+_EXAMPLES: Final = 64  # records that determine which features have a single value
 
 
 class RecordSource:

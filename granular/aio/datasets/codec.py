@@ -58,8 +58,6 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
       UnknownTypeError: if a type is missing from the table.
       InvalidArgumentError: if ``table`` is not a mapping, or a value in it is not a function.
     """
-    if table is not None and not hasattr(table, '__getitem__'):
-        raise InvalidArgumentError(f'{name}: expected a mapping from types to functions, got {type(table).__name__}')
     fields = []
     for key, kind in spec.items():
         many = how == 'refs' and layout.is_sequence(kind)
@@ -72,6 +70,10 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
         except KeyError:
             types = ', '.join(sorted(table))
             raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, expected one of: {types}') from None
+        except TypeError:
+            raise InvalidArgumentError(
+                f'{name}: expected a mapping from types to functions, got {type(table).__name__}'
+            ) from None
         if fn is None or fn is formats.decode_bytes:  # records are bytes already
             fn = raw
         if not callable(fn):

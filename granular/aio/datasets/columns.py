@@ -118,10 +118,10 @@ class Columns:
 
     def copy(self) -> Self:
         """Return the same columns with independently closable bags."""
-        twin = copy.copy(self)
-        twin.refs = None if self.refs is None else self.refs.copy()
-        twin.bags = {key: bag.copy() for key, bag in self.bags.items()}
-        return twin
+        columns = copy.copy(self)
+        columns.refs = None if self.refs is None else self.refs.copy()
+        columns.bags = {key: bag.copy() for key, bag in self.bags.items()}
+        return columns
 
     def close(self) -> None:
         """Close the bags."""
@@ -139,9 +139,12 @@ class Columns:
         if mask is None:
             return self.choices
         selections: Mapping[str, bool | range | slice]
-        selections = (
-            mask if isinstance(mask, Mapping) else dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
-        )
+        if isinstance(mask, Mapping):
+            selections = mask
+        elif isinstance(mask, Iterable):
+            selections = dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
+        else:
+            raise InvalidArgumentError(f'{self.name}: expected keys, or a mapping of keys, as mask, got {mask!r:.100}')
         if unknown := [key for key in selections if key not in self.spec]:
             raise UnknownKeyError(f'{self.name}: the mask has {unknown}, the spec has {list(self.spec)}')
         chosen = []

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from granular.aio.bags.bag import Bag
@@ -59,9 +59,9 @@ class Dataset:
 
     def copy(self) -> Self:
         """Return an independently closable dataset that shares what is cached."""
-        twin = copy.copy(self)
-        twin.columns = self.columns.copy()
-        return twin
+        dataset = copy.copy(self)
+        dataset.columns = self.columns.copy()
+        return dataset
 
     # --- opening
 
@@ -185,15 +185,16 @@ class Dataset:
         return FolderState(self._content, complete) if len(complete) == len(states) else None
 
 
-def as_cache_keys(keys: Sequence[str]) -> tuple[str, ...]:
-    """Return keys as a tuple.
+def as_cache_keys(cache_keys: Any) -> tuple[str, ...]:
+    """Return the argument ``cache_keys`` of a reader.
 
     Raises:
-      InvalidArgumentError: for a single text, which would be a key for each of its characters.
+      InvalidArgumentError: if it is not a sequence of keys.
     """
-    if isinstance(keys, str):
-        raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {keys!r}: pass ({keys!r},)')
-    return tuple(keys)
+    if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
+        hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
+        raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
+    return tuple(cache_keys)
 
 
 def check_cache_keys(cache_keys: Sequence[str], spec: Spec, name: str) -> None:

@@ -81,7 +81,7 @@ class DatasetReader(Sampling[Datapoint_co]):
         args = (self.directory, *self._args)
         if sharing.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
             return _shared, (type(self), args, {'': state})
-        return reopened, (type(self), args, {}, self._opened_files() if self._state == 'open' else None)
+        return reopened, (type(self), args, {}, opened_files(self) if self._state == 'open' else None)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -92,9 +92,6 @@ class DatasetReader(Sampling[Datapoint_co]):
         functions = {choice.field.key: identity_of(choice.field.fn) for choice in self._columns.choices}
         return self.directory.store.fingerprint, self._name, self.spec, versions, functions
 
-    def _opened_files(self) -> Identity:
-        return Identity.of(self.directory.store, self._dataset.files())
-
     # --- opening
 
     async def _open(self) -> None:
@@ -102,7 +99,7 @@ class DatasetReader(Sampling[Datapoint_co]):
         await open_as_one(self._name, self._open_once, self._dataset.prove)
         self._dataset.warn_of_lengths()
         if self._expected is not None:
-            self._expected.check(self._opened_files(), self._name)
+            self._expected.check(opened_files(self), self._name)
         self._columns = self._dataset.columns
         if self._columns.snapshot is None and (state := self._dataset.state()) is not None:
             await Snapshot.save(self.directory, {'': state})
@@ -154,12 +151,6 @@ class DatasetReader(Sampling[Datapoint_co]):
             for key, bag in self._columns.all_bags.items()
         }
 
-    @property
-    def _columns_of_shards(self) -> list[Columns]:
-        """The columns, as those of a single shard."""
-        self._check_open()
-        return [self._columns]
-
     def __len__(self) -> int:
         self._check_open()
         return self._columns.length
@@ -168,9 +159,9 @@ class DatasetReader(Sampling[Datapoint_co]):
         """Return an independently closable reader of the same dataset that shares its caches."""
         self._check_open()
         dataset = self._dataset.copy()
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
-        return twin
+        reader = type(self).__new__(type(self))
+        reader.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
+        return reader
 
     # --- reading
 
@@ -235,6 +226,21 @@ class DatasetReader(Sampling[Datapoint_co]):
         async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as datapoints:
             async for datapoint in datapoints:
                 yield datapoint
+
+
+def opened_files(reader: DatasetReader[Any]) -> Identity:
+    """Return the identity of the files that a reader has opened."""
+    return Identity.of(reader.directory.store, reader._dataset.files())
+
+
+def columns_of(reader: DatasetReader[Any]) -> Columns:
+    """Return the columns of an open reader.
+
+    Raises:
+      ClosedError: if it is closed, or not open yet.
+    """
+    reader._check_open()
+    return reader._columns
 
 
 def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:

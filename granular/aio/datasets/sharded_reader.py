@@ -19,7 +19,7 @@ from granular.aio.datasets.dataset import Dataset, as_cache_keys, check_cache_ke
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.proof import open_as_one
-from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.reader import DatasetReader, columns_of
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
@@ -260,11 +260,6 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             for file, identity in dataset.files().items()
         }
 
-    async def _compare_shards(self) -> None:
-        """Open shards that are not those in the index by their own tables, before their columns are read directly."""
-        if (indexed := self._indexed) is not None:
-            await indexed.replace(await indexed.find_replaced(range(len(indexed))))
-
     def _states(self) -> dict[str, FolderState]:
         states = {dataset.directory.name: dataset.state() for dataset in self._datasets}
         return {name: state for name, state in states.items() if state is not None}
@@ -317,12 +312,6 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         self._check_open()
         return [DatasetReader._of(dataset, self._args) for dataset in self._datasets]
 
-    @property
-    def _columns_of_shards(self) -> list[Columns]:
-        """The columns of the shards that are read."""
-        self._check_open()
-        return [dataset.columns for dataset in self._datasets]
-
     def __len__(self) -> int:
         self._check_open()
         return int(self._stops[-1])
@@ -330,11 +319,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
         self._check_open()
-        twin = type(self).__new__(type(self))
+        reader = type(self).__new__(type(self))
         indexed = self._indexed
         datasets = [dataset.copy() for dataset in self._datasets] if indexed is None else indexed.copy()
-        twin.__dict__.update(self.__dict__, _datasets=datasets)
-        return twin
+        reader.__dict__.update(self.__dict__, _datasets=datasets)
+        return reader
 
     # --- reading
 
@@ -430,8 +419,34 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             return values
 
 
+AnyReader = DatasetReader[Any] | ShardedDatasetReader[Any]
+
+
+def columns_of_shards(reader: AnyReader) -> list[Columns]:
+    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones.
+
+    Raises:
+      ClosedError: if it is closed, or not open yet.
+    """
+    if isinstance(reader, DatasetReader):
+        return [columns_of(reader)]
+    reader._check_open()
+    return [dataset.columns for dataset in reader._datasets]
+
+
+def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
+    """Return the shards of a reader that opened them by their index; None for any other reader."""
+    return reader._indexed if isinstance(reader, ShardedDatasetReader) else None
+
+
+async def compare_shards(reader: AnyReader) -> None:
+    """Open shards that are not those in the index by their own tables, before their columns are read directly."""
+    if (indexed := indexed_shards_of(reader)) is not None:
+        await indexed.replace(await indexed.find_replaced(range(len(indexed))))
+
+
 class SharedIndex(NamedTuple):
-    """What a reader passes to its copies in worker processes.
+    """The state that a reader shares with its copies in worker processes.
 
     Attributes:
       tables: the index.

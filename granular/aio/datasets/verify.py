@@ -12,7 +12,7 @@ from granular.aio.bags.records import read_limits
 from granular.aio.datasets.columns import read_references
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import DatasetIndex, index_path
-from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
@@ -132,24 +132,24 @@ async def _verify_index(root: Path, numbers: Sequence[int], report: Report) -> N
 
 async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetReader) -> str | None:
     """Compare a shard with its part of an index; None if they agree."""
-    columns, expected = reader._columns, index.directory
+    columns, expected = columns_of(reader), index.directory
     if columns.spec != expected.spec or columns.layout != expected.layout:
         return f'has spec {columns.spec} in layout {columns.layout!r}, the index {expected.spec} in {expected.layout!r}'
-    files, indexed = reader._dataset.files(), index.file_identities(shard)
+    files, indexed = opened_files(reader).files, index.file_identities(shard)
     for name, identity in files.items():
         if identity != indexed[name]:
             return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
-    twin = Dataset(reader.directory, None, True, (), False)
-    twin.open_indexed(index, shard, [choice.field for choice in columns.choices])
+    described = Dataset(reader.directory, None, True, (), False)
+    described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
         for start in range(0, bag.length, _WINDOW):
             indices = np.arange(start, min(start + _WINDOW, bag.length))
-            own, other = [(await read_limits([(b, indices)], False))[0] for b in (bag, twin.columns.bags[key])]
+            own, other = [(await read_limits([(b, indices)], False))[0] for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
                 return f'{key}.bag has other limits than the index, of records {start} to {indices[-1]}'
     for start in range(0, columns.length if columns.refs is not None else 0, _WINDOW):
         indices = np.arange(start, min(start + _WINDOW, columns.length))
-        own, other = [(await read_references([(c, indices)]))[0] for c in (columns, twin.columns)]
+        own, other = [(await read_references([(c, indices)]))[0] for c in (columns, described.columns)]
         filled = own[1] > 0  # an empty sequence has no first record
         if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
             return f'refs.bag has other references than the index, of datapoints {start} to {indices[-1]}'
@@ -178,7 +178,7 @@ async def _verify_references(reader: DatasetReader, folder: Path, report: Report
     """Check that the references of all datapoints point to existing records."""
     for start in range(0, len(reader), _WINDOW):
         try:
-            await reader._columns.check_references(np.arange(start, min(start + _WINDOW, len(reader))))
+            await columns_of(reader).check_references(np.arange(start, min(start + _WINDOW, len(reader))))
         except CorruptError as error:
             report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 

@@ -11,7 +11,12 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
 from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.datasets.sharded_reader import (
+    ShardedDatasetReader,
+    columns_of_shards,
+    compare_shards,
+    indexed_shards_of,
+)
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.errors import (
@@ -97,9 +102,8 @@ class TokenWindows(Sampling[Window]):
 
     async def _open(self) -> None:
         await self._reader._ensure_open()
-        if isinstance(self._reader, ShardedDatasetReader):
-            await self._reader._compare_shards()
-        shards = self._reader._columns_of_shards
+        await compare_shards(self._reader)
+        shards = columns_of_shards(self._reader)
         for columns in shards:
             if self._key not in columns.spec:
                 raise UnknownKeyError(f'{columns.name}: has no key {self._key!r}, only {list(columns.spec)}')
@@ -119,8 +123,7 @@ class TokenWindows(Sampling[Window]):
         try:
             return await retry_if_corrupt(read, self._remote)
         except (ObjectChangedError, NotFoundError) as error:
-            indexed = self._reader._indexed if isinstance(self._reader, ShardedDatasetReader) else None
-            if indexed is None:
+            if (indexed := indexed_shards_of(self._reader)) is None:
                 raise
             raise indexed.outdated(error) from error
 

@@ -172,6 +172,8 @@ class Loader(LoaderHandle):
     ) -> None:
         batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
         workers = check_integer('workers', workers, 1)
+        if not isinstance(recycle_after, bool):
+            recycle_after = check_integer('recycle_after', recycle_after, 0)
         if mp is not None:
             from granular.aio.execution.workers import start_context
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.tasks import for_each
+from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores import ContentInfo, Entry
@@ -68,11 +68,7 @@ class FolderCopy:
         except NotFoundError:
             pass  # a bucket has no empty folders
         await for_each(source.store.scan_tree(source.key), self.copy_entry, _PARALLEL)
-        await for_each(self._iter_specs(), self._copy_spec, _PARALLEL)
-
-    async def _iter_specs(self) -> AsyncIterator[Entry]:
-        for entry in self._specs:
-            yield entry
+        await for_each(each(self._specs), self._copy_spec, _PARALLEL)
 
     async def copy_entry(self, entry: Entry) -> None:
         """Create a folder, or copy a file. ``spec.json`` files are deferred to the end."""

@@ -114,12 +114,8 @@ class DataLoader:
     ) -> None:
         if shard_options is None:
             shard_options = _shard_of(sampler) or NoSharding()
-        for name, value, kind in (
-            ('shard_options', shard_options, ShardOptions),
-            ('read_options', read_options or ReadOptions(), ReadOptions),
-        ):
-            if not isinstance(value, kind):
-                raise InvalidArgumentError(f'{name}: expected {kind.__name__}, got {value!r:.100}')
+        if not isinstance(shard_options, ShardOptions):
+            raise InvalidArgumentError(f'shard_options: expected ShardOptions, got {shard_options!r:.100}')
         own = _shard_of(sampler) or shard_options
         if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
             raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard_options}: pass it once')

@@ -73,7 +73,7 @@ def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     try:
         if coro.send(None) is not SWITCH_TO_LOOP:
             coro.close()
-            raise GranularError('a coroutine waited without asking for a loop: this is a bug in granular')
+            raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:
         return cast(T, end.value)
     finally:

@@ -13,7 +13,8 @@ from granular.aio.bags.identity import Identity, reopened
 from granular.aio.conversion.on_ray import shared
 from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.columns import Mask
-from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
+from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shards
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import nbytes
 from granular.aio.runtime.bridge import run
@@ -118,14 +119,16 @@ class Datasource(_Base):  # type: ignore[misc]
                     f'formats itself; or use granular.convert first'
                 )
             self._name, spec = f'{url}', reader.spec
-            if isinstance(reader, granular.ShardedDatasetReader):
-                run(reader.aio._compare_shards())
-            chosen = reader.aio._columns_of_shards[0].choose(fields)
+            run(compare_shards(reader.aio))
+            chosen = columns_of_shards(reader.aio)[0].choose(fields)
             self._mask = {choice.field.key: choice.selection for choice in chosen}
             parts = reader.aio.readers if isinstance(reader, granular.ShardedDatasetReader) else [reader.aio]
             self._shards = [
                 _Shard(
-                    part.directory, part._opened_files(), len(part), {key: part._size_of([key]) or 0 for key in spec}
+                    part.directory,
+                    opened_files(part),
+                    len(part),
+                    {key: columns_of(part).size_of([key]) for key in spec},
                 )
                 for part in parts
             ]

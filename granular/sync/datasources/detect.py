@@ -41,8 +41,8 @@ def open(  # noqa: A001
     decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
     **options: Any,
 ) -> Opened:
-    twin = run(core.open(path, decoders, **options))
-    return cast(Opened, reopened(_CLASSES[type(twin).__name__], twin))
+    counterpart = run(core.open(path, decoders, **options))
+    return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
 
 
 open.__doc__ = sync_doc(core.open)

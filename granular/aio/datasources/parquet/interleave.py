@@ -9,7 +9,7 @@ import numpy as np
 from granular.indexing import Ints
 
 
-class Interleaved:
+class RowOrder:
     """Takes one row from each open file in turn; a file that ends is replaced by the next, as in
     ``IterDataset.interleave``.
 

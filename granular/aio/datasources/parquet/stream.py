@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.datasources.parquet.interleave import Interleaved
+from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.datasources.parquet.source import ParquetDataSource, distinct
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
@@ -41,7 +41,7 @@ class _FileLayout(NamedTuple):
       groups: the first row group of each file, counted over all files.
     """
 
-    order: Interleaved
+    order: RowOrder
     stops: list[list[int]]
     firsts: Ints
     groups: list[int]
@@ -88,7 +88,7 @@ class ParquetRows(Source):
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
             firsts = np.cumsum([0, *lengths], dtype=np.int64)
-            self._layout = _FileLayout(Interleaved(lengths, self.cycle), stops, firsts, groups)
+            self._layout = _FileLayout(RowOrder(lengths, self.cycle), stops, firsts, groups)
         return self._layout
 
     def __len__(self) -> int:

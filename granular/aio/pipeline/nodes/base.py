@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of
+from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, convert, length_of
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
@@ -92,6 +92,7 @@ class Shuffle(IndexNode):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
         length, source = len(self), self.parents[0]
+        check_not_empty(self, length, steps)
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             await source.read_ahead(self.order, self.seed, steps, self.endless)
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
@@ -147,6 +148,7 @@ class Slice(IndexNode):
         return Node._over(self, parent)  # its indices are those of the whole
 
     def _lookup(self, indices: Ints) -> Ints:
+        check_not_empty(self, len(self), indices)
         epochs, positions = np.divmod(indices, len(self))
         part = self._part
         inner = part.start + positions * part.step if isinstance(part, range) else part[positions]
@@ -283,8 +285,12 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
     """Scale weights to integers, the smallest of which is 100; without weights, 1 for each source."""
     if weights is None:
         return (1,) * count
-    if len(weights) != count or not all(np.isfinite(weight) and weight > 0 for weight in weights):
-        raise InvalidArgumentError(f'expected {count} weights > 0, got {list(weights)}')
+    try:
+        valid = len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights)
+    except TypeError:  # no sequence, or not of numbers
+        valid = False
+    if not valid:
+        raise InvalidArgumentError(f'expected {count} weights > 0, got {weights!r:.200}')
     scale = 100 / min(weights)
     return tuple(int(weight * scale) for weight in weights)
 
@@ -336,6 +342,7 @@ class Concatenate(SourceChoice):
         return int(self._stops[-1])
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        check_not_empty(self, len(self), indices)
         epochs, positions = np.divmod(indices, len(self))
         owners = np.searchsorted(self._stops, positions, side='right')
         return owners, positions - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes, map_in_threads, timed
+from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, estimate_nbytes, map_in_threads, timed
 from granular.aio.pipeline.transforms import (
     FilterTransform,
     FlatMapTransform,
@@ -303,6 +303,7 @@ class Batch(Node):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
+        check_not_empty(self, self._length, steps)
         epochs, positions = np.divmod(steps, self._length)
         starts = positions * self.size
         stops = np.minimum(starts + self.size, self._source_length)

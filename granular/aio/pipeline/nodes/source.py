@@ -420,6 +420,12 @@ def nbytes(datapoint: Any) -> int:
     return 64 + (len(datapoint) if isinstance(datapoint, bytes | bytearray | str) else getattr(datapoint, 'nbytes', 0))
 
 
+def check_not_empty(node: Source, length: int, indices: Ints) -> None:
+    """Raise ``OutOfRangeError`` for any index of a stage without elements, which has no epoch that it could be in."""
+    if not length and len(indices):
+        raise OutOfRangeError(f'index {indices[0]} is out of range: {node.describe()} has no elements')
+
+
 class Node(Source):
     """A source that is computed from other sources."""
 

@@ -165,4 +165,5 @@ class Concatenated(Pack):
 
 
 def aligned(position: int, alignment: int) -> int:
+    """Return the first multiple of the alignment from a position on."""
     return -(-position // alignment) * alignment

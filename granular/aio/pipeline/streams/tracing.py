@@ -23,7 +23,7 @@ logger: Final = logging.getLogger('granular')
 
 
 class StageSummary(NamedTuple):
-    """What a stage of a running stream did.
+    """The elements and times of a stage of a running stream.
 
     Attributes:
       stage: its description.
