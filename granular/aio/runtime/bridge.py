@@ -113,7 +113,14 @@ class Bridge:
                 raise ClosedError('the interpreter is shutting down')
             if not self._running:
                 started, failed = threading.Event(), list[BaseException]()
-                threading.Thread(target=self._main, args=(started, failed), name='granular-loop', daemon=True).start()
+                thread = threading.Thread(target=self._main, args=(started, failed), name='granular-loop', daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    if 'shutdown' not in str(error):
+                        raise
+                    self.ended = True
+                    raise ClosedError('the interpreter is shutting down') from None
                 started.wait()
                 if failed:
                     raise failed[0]
