@@ -1,6 +1,7 @@
 """Each store raises granular's errors only, whatever the operation and whatever fails."""
 
 import asyncio
+import gc
 import time
 
 import fsspec
@@ -9,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import granular
 from granular import aio
+from granular.aio.stores.multipart import PartWriter
 from granular.errors import GranularError, InvalidArgumentError, NotFoundError, StoreError
 from tests.support.servers import free_ports
 
@@ -216,3 +218,36 @@ def test_names_that_cannot_be_encoded_are_refused_outside_of_local_disks(tmp_pat
         (granular.Path(tmp_path) / name).read_bytes()
     (granular.Path(tmp_path) / name).write_bytes(b'x')
     assert (granular.Path(tmp_path) / name).read_bytes() == b'x'
+
+
+class FailingParts(PartWriter):
+    """An upload whose first parts all fail at the same moment."""
+
+    def __init__(self):
+        super().__init__(part_size=1, parallel=2)
+        self.fail = asyncio.Event()
+
+    async def send(self, number, data, last):
+        if number == 1:
+            self.fail.set()
+        await self.fail.wait()
+        raise StoreError(f'part {number}')
+
+    async def start(self):
+        pass
+
+    finish = discard = start
+
+    async def put(self, data):
+        raise NotImplementedError
+
+
+async def test_parts_that_fail_together_are_one_error():
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context['message']))
+    writer = FailingParts()
+    with pytest.raises(StoreError, match='part'):
+        await writer.write(b'four')
+    await writer.abort()
+    gc.collect()
+    assert reported == []

@@ -595,7 +595,7 @@ def test_conflict_without_an_object_is_retried(server, new_case, code):
     assert server.kinds.count('put') < 10
 
 
-@pytest.mark.parametrize('code', ['BadDigest', 'RequestTimeout', 'IncompleteBody'])
+@pytest.mark.parametrize('code', ['BadDigest', 'RequestTimeout', 'IncompleteBody', 'ClientDisconnected'])
 @pytest.mark.parametrize(('operation', 'kind'), [(writing, 'put'), (writing_in_parts, 'part')])
 def test_body_that_the_server_rejects_as_damaged_is_sent_again(server, new_case, operation, kind, code):
     server.plan(kind, [('status', 400, f'<Error><Code>{code}</Code></Error>'.encode())])

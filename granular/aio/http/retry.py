@@ -35,8 +35,10 @@ T = TypeVar('T')
 
 RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
-# S3 sends these codes with status 400 for a body that arrived damaged or too late.
-_DAMAGED: Final = frozenset(('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch'))
+# S3 sends these codes with status 400 for a body that arrived damaged or too late, and SeaweedFS the last one with 499.
+_DAMAGED: Final = frozenset(
+    ('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch', 'ClientDisconnected')
+)
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
 _RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-httpapi-ratelimit-headers: used up
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling

@@ -84,5 +84,4 @@ class PartWriter(ObjectWriter):
 
     async def _finish_one(self) -> None:
         done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.gather(*done)  # all have ended; it raises the first error, and retrieves the others
