@@ -8,6 +8,7 @@ import contextlib
 import gc
 import ssl
 import threading
+import time
 
 import pytest
 import trustme
@@ -310,6 +311,32 @@ class HeldServer(FaultServer):
     async def held(self, writer, request, *line):
         await asyncio.to_thread(self.released.wait, 10)
         await getattr(self, line[0])(writer, request, *line[1:])
+
+
+async def test_request_is_hedged_once_while_a_connection_is_opened_for_it():
+    with HeldServer() as server:
+        server.script.append(('held', 'good'))
+        remote = granular.aio.Path(f'{server.endpoint}/object')
+        pool = (await remote.store.client()).transport.pool
+        connect, attempts, opened = pool._connect, [], asyncio.Event()
+
+        async def connect_late(origin):
+            attempts.append(origin)
+            if len(attempts) > 1:
+                await opened.wait()
+            return await connect(origin)
+
+        pool._connect, pool._spare = connect_late, 9.0
+        pool._slow, pool._judged = 0.0, time.monotonic()  # each request is slow, and is looked at every 20 ms
+        read = asyncio.ensure_future(remote.read_range(10, 50))
+        while len(attempts) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        assert len(attempts) == 2
+        opened.set()
+        server.released.set()
+        assert await read == DATA[10:50]
+        await granular.aio.aclose()
 
 
 async def test_hedge_is_not_sent_to_the_server_that_redirected_the_request():

@@ -74,6 +74,7 @@ class Pool:
         self._quiet = 0.0  # the time until which none is sent
         self._judged = 0.0  # time of the last evaluation of latencies
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hedging: set[Exchange] = set()  # those for whose second request a connection is being opened
         self.scratch: bytearray = bytearray(SCRATCH)
         self._received = memoryview(bytearray(RECEIVED))
         self.connections: set[Connection] = set()
@@ -286,7 +287,7 @@ class Pool:
                 waited = time - connection.sent
                 if waited > config.first_byte_timeout:
                     connection.fail(TimeoutError(f'no reply for {config.first_byte_timeout:g} s'))
-                elif hedging and waited > self._slow and connection.exchange.hedged and connection.exchange.waits():
+                elif hedging and waited > self._slow and self._may_hedge(connection.exchange):
                     self._hedge(connection.exchange)
                     hedging = self._spare >= 1
             elif connection.moved < time - config.read_timeout:
@@ -302,12 +303,20 @@ class Pool:
         busy = bool(self.connections) and not self._closed
         self._ticking = self._loop.call_later(self._interval(), self._tick) if busy else None
 
+    def _may_hedge(self, exchange: Exchange) -> bool:
+        return exchange.hedged and exchange.waits() and exchange not in self._hedging
+
     def _hedge(self, exchange: Exchange) -> None:
         self._spare -= 1
         self._metrics.hedges += 1
+        self._hedging.add(exchange)
         task = self._loop.create_task(self._ask_again(exchange))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._hedged(task, exchange))
+
+    def _hedged(self, task: asyncio.Task[None], exchange: Exchange) -> None:
+        self._tasks.discard(task)
+        self._hedging.discard(exchange)
 
     async def _ask_again(self, exchange: Exchange) -> None:
         try:
