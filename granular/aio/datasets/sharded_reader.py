@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
@@ -260,10 +260,19 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             for file, identity in dataset.files().items()
         }
 
-    async def _compare_shards(self) -> None:
-        """Open shards that are not those in the index by their own tables, before their columns are read directly."""
-        if (indexed := self._indexed) is not None:
-            await indexed.replace(await indexed.find_replaced(range(len(indexed))))
+    async def _compare_shards(self, positions: Iterable[int] | None = None) -> bool:
+        """Open shards that are not those in the index by their own tables, before their columns are read directly.
+
+        Args:
+          positions: the shards, by position among those that are read; by default all.
+
+        Returns:
+          Whether there were any.
+        """
+        if (indexed := self._indexed) is None:
+            return False
+        replaced = await indexed.find_replaced(range(len(indexed)) if positions is None else positions)
+        return bool(replaced) and await indexed.replace(replaced)
 
     def _states(self) -> dict[str, FolderState]:
         states = {dataset.directory.name: dataset.state() for dataset in self._datasets}
