@@ -300,13 +300,15 @@ def test_links_that_lead_in_a_circle_are_not_followed(tmp_path):
 
 
 def test_pipes_and_devices_are_refused_at_once(tmp_path):
-    os.mkfifo(tmp_path / 'spec.json')
-    (tmp_path / 'zero').symlink_to('/dev/zero')
+    folder = tmp_path / 'folder'
+    folder.mkdir()
+    os.mkfifo(folder / 'spec.json')
+    (folder / 'zero').symlink_to('/dev/zero')
     for call in (
-        lambda: granular.open(tmp_path),
-        lambda: granular.Path(tmp_path / 'spec.json').read_bytes(),
-        lambda: granular.Path(tmp_path / 'zero').read_range(0, 5),
-        lambda: granular.copy_to_local(tmp_path, tmp_path.parent / 'copy'),
+        lambda: granular.open(folder),
+        lambda: granular.Path(folder / 'spec.json').read_bytes(),
+        lambda: granular.Path(folder / 'zero').read_range(0, 5),
+        lambda: granular.copy_to_local(folder, tmp_path / 'copy'),
     ):
         with pytest.raises(StoreError, match='expected a file, got a pipe or a device'):
             call()
