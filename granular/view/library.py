@@ -33,7 +33,7 @@ class _Holder:
 
 
 class Library:
-    """Folders and datasets under one path. Nothing outside of it is read.
+    """Folders and datasets under one path. Nothing outside of it is read, except what links on a disk lead to.
 
     Memory: four open readers, which hold no tables of limits.
 

@@ -89,7 +89,7 @@ async def serve(root: Path, port: int = 0) -> AsyncIterator[str]:
             await asyncio.Event().wait()
 
     Args:
-      root: the path. Nothing outside of it is served.
+      root: the path. Nothing outside of it is served, except what links on a disk lead to.
       port: a port; 0 for one that is free.
 
     Raises:

@@ -177,6 +177,7 @@ class DatasetSource(Source):
     async def _locate(
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
+        await self._compare(indices)
         groups = self._group(indices)
         # A range that begins beyond the end of a sequence is an error for the readers, here it is empty.
         selection = {key: slice(first, first + count) if self._many(key) else True for key in keys}
@@ -213,6 +214,13 @@ class DatasetSource(Source):
         if not groups:
             return {key: [] for key in keys}
         return await retry_if_corrupt(locate, self._shards[0].is_remote)
+
+    async def _compare(self, indices: Ints) -> None:
+        """Replace the shards of datapoints that are not those in the dataset's index."""
+        if isinstance(self.reader, ShardedDatasetReader):
+            shards = np.unique(np.searchsorted(self._stops, indices, side='right'))
+            if await self.reader._compare_shards(shards.tolist()):
+                self._shards = self.reader._columns_of_shards
 
     def _many(self, key: str) -> bool:
         return self._shards[0].refs is not None and is_sequence(self.spec[key])

@@ -265,6 +265,63 @@ def test_iterdir_glob_and_walk_list_a_tree(root):
         list((root / 'nothing').iterdir())
 
 
+@pytest.mark.parametrize('server', ['moto', 'fakegcs'])
+def test_empty_names_in_a_bucket_are_listed(server, request):
+    bucket = request.getfixturevalue(server).new_bucket()
+    for name in ('a//b', 'a/b', 'a///b'):
+        (bucket / name).write_bytes(b'')
+    walked = [str(path / file) for path, _, files in bucket.walk() for file in files]
+    assert sorted(walked) == [f'{bucket}/{name}' for name in ('a///b', 'a//b', 'a/b')]
+    assert sorted(str(path) for path in bucket.glob('**/b') if path.is_file()) == sorted(walked)
+    granular.Path.of(bucket.store, '/x').write_bytes(b'')
+    with pytest.raises(UnsupportedError, match='names that begin with a slash'):
+        list(bucket.walk())
+
+
+# --- what only a disk has
+
+
+def test_links_that_lead_in_a_circle_are_not_followed(tmp_path):
+    (tmp_path / 'a' / 'b').mkdir(parents=True)
+    (tmp_path / 'a' / 'b' / 'file').write_bytes(b'x')
+    for name, target in (('up', '..'), ('self', '.'), ('root', '/'), ('loop', 'loop')):
+        (tmp_path / 'a' / 'b' / name).symlink_to(target)
+    (tmp_path / 'c').mkdir()
+    (tmp_path / 'c' / 'link').symlink_to('../a')
+    root = granular.Path(tmp_path)
+    inside = ['b', 'b/file', 'b/loop', 'b/root', 'b/self', 'b/up']
+    listed = [f'{folder}/{name}' for folder in ('a', 'c/link') for name in inside]
+    assert names(root, root.rglob('*')) == sorted(['a', 'c', 'c/link', *listed])
+    assert sum(len(files) for _, _, files in root.walk()) == 10
+    assert not (root / 'a' / 'b' / 'loop').exists()
+    with pytest.raises(NotFoundError, match='links lead in a circle'):
+        (root / 'a' / 'b' / 'loop').read_bytes()
+    assert granular.clean(root, older=0) == []
+
+
+def test_pipes_and_devices_are_refused_at_once(tmp_path):
+    folder = tmp_path / 'folder'
+    folder.mkdir()
+    os.mkfifo(folder / 'spec.json')
+    (folder / 'zero').symlink_to('/dev/zero')
+    for call in (
+        lambda: granular.open(folder),
+        lambda: granular.Path(folder / 'spec.json').read_bytes(),
+        lambda: granular.Path(folder / 'zero').read_range(0, 5),
+        lambda: granular.copy_to_local(folder, tmp_path / 'copy'),
+    ):
+        with pytest.raises(StoreError, match='expected a file, got a pipe or a device'):
+            call()
+
+
+def test_longest_names_are_written(tmp_path):
+    for name in ('n' * 255, 'ü' * 127):
+        path = granular.Path(tmp_path / name)
+        path.write_bytes(name.encode())
+        assert path.read_bytes() == name.encode()
+    assert len(os.listdir(tmp_path)) == 2
+
+
 def test_rmtree_removes_only_its_folder(root):
     tree(root)
     (root / 'sub').rmtree()

@@ -15,6 +15,7 @@ from granular._redact import hidden
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
+    BadReplyError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
@@ -114,6 +115,42 @@ def test_blobs_that_mark_folders(folder, azurite):
     assert [path.name for path in folder.rglob('*') if path.is_file()] == ['x']
     folder.rmtree()
     assert not folder.exists()
+
+
+def test_a_blob_and_a_folder_of_one_name_are_both_listed(folder, azurite, monkeypatch):
+    from azure.storage.blob import BlobServiceClient
+
+    monkeypatch.setattr('granular.aio.stores.azure.store._PAGE', 1)
+    for name in ('a', 'a/x', 'b-', 'b/x', 'c//x'):
+        (folder / name).write_bytes(name.encode())
+    store, key = folder.aio.store, folder.aio.key
+    with BlobServiceClient.from_connection_string(azurite.connection_string) as service:
+        container = service.get_container_client(store.root.partition('://')[2])
+        container.upload_blob(f'{key}/b', b'', metadata={'hdi_isfolder': 'true'})  # two pages before the folder itself
+    assert sorted(path.name for path in folder.iterdir()) == ['a', 'a', 'b', 'b-', 'c']
+    assert sorted(str(path / file) for path, _, files in folder.walk() for file in files) == [
+        f'{folder}/{name}' for name in ('a', 'a/x', 'b-', 'b/x', 'c//x')
+    ]
+
+
+@pytest.mark.parametrize('name', ['a/../x', './x', 'a\\x', '..'])
+def test_names_that_azure_takes_for_those_of_other_blobs_are_refused(folder, name):
+    (folder / 'a' / 'x').write_bytes(b'a')
+    (folder / 'x').write_bytes(b'x')
+    path = folder / name
+    for call in (
+        path.read_bytes,
+        lambda: path.read_ranges([0, 0], [1, 1]),
+        path.exists,
+        lambda: path.write_bytes(b'other'),
+        lambda: path.unlink(missing_ok=True),
+        lambda: (folder / 'x').copy(path),
+        lambda: path.copy(folder / 'y'),
+    ):
+        with pytest.raises(InvalidArgumentError, match='blobs have no names with'):
+            call()
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob('*')) == ['a', 'a/x', 'x']
+    assert (folder / 'x').read_bytes() == b'x' and (folder / 'a' / 'x').read_bytes() == b'a'
 
 
 def test_containers(azurite):
@@ -258,6 +295,7 @@ async def test_a_new_blob_whose_reply_is_lost_is_recognised(folder, proxy, size)
         ('after cut', GranularError, 'az://'),
         ('status 403', AccessDeniedError, 'access denied'),
         ('status 412', ObjectChangedError, 'it was replaced'),
+        ('status 404', BadReplyError, 'status 404 without x-ms-error-code'),
     ],
 )
 def test_lasting_faults_are_errors(folder, proxy, fault, kind, message):

@@ -5,7 +5,7 @@ import time
 import pytest
 
 import granular
-from granular.errors import AlreadyExistsError
+from granular.errors import AlreadyExistsError, NotFoundError
 
 
 @pytest.fixture(params=['memory', 'elements'])
@@ -47,3 +47,16 @@ async def test_a_new_file_that_is_given_up_is_removed(folder):
     assert not await (folder / 'x').exists()
     await write(folder / 'x', b'new', True)
     assert await (folder / 'x').read_bytes() == b'new'
+
+
+@pytest.mark.parametrize('name', ['x*', 'x[ab]', '?', '{q,r}'])
+async def test_deleting_a_folder_takes_its_name_literally(name):
+    root = granular.aio.Path(f'memory://literal-{time.time_ns()}')
+    others = {'a*/f', 'q/f', 'r/f', 'xa/f', 'xb/f', 'xfile'}
+    for other in {*others, f'{name}/f', f'{name}/g/{name}'}:
+        await (root / other).write_bytes(b'')
+    await (root / name).rmtree()
+    assert {str(path.relative_to(root)) async for path in root.rglob('*') if await path.is_file()} == others
+    assert not await (root / name).exists()
+    with pytest.raises(NotFoundError):
+        await (root / name).rmtree()

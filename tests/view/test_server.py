@@ -521,6 +521,23 @@ def test_page_of_thumbnails_is_one_fan_out(tmp_path):
         assert len(store.requests) <= 4
 
 
+def test_shards_that_are_not_those_of_the_index_are_read_by_their_own_tables(moto, monkeypatch):
+    monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)  # as in a large dataset
+    folder, spec = moto.place(), {'words': 'utf8[]', 'number': 'int'}
+    with granular.ShardedDatasetWriter(folder, spec, granular.encoders, shardlen=2, index=True) as writer:
+        for words in (['x'], ['y'], ['a', 'b'], ['c']):
+            writer.append({'words': words, 'number': 1})
+    (folder / '000001').rmtree()
+    with granular.DatasetWriter(folder / '000001', spec, granular.encoders) as writer:
+        for words in (['a'], ['b', 'c']):  # the same records, divided in another way
+            writer.append({'words': words, 'number': 2})
+    with Served(folder) as served:
+        shown = ask(served, '/api/rows', path='', start=0, count=4).json['columns']
+    assert [cell['length'] for cell in shown['words']] == [1, 1, 1, 2]
+    assert [cell['text'] for cell in shown['words']] == ['x', 'y', 'a', 'b']
+    assert [cell['text'] for cell in shown['number']] == ['1', '1', '2', '2']
+
+
 def test_nothing_is_left_after_the_end(example, caplog):
     before = set(threading.enumerate())
     with Served(example) as served:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
@@ -439,10 +439,20 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
     return reader._indexed if isinstance(reader, ShardedDatasetReader) else None
 
 
-async def compare_shards(reader: AnyReader) -> None:
-    """Open shards that are not those in the index by their own tables, before their columns are read directly."""
-    if (indexed := indexed_shards_of(reader)) is not None:
-        await indexed.replace(await indexed.find_replaced(range(len(indexed))))
+async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
+    """Open shards that are not those in the index by their own tables, before their columns are read directly.
+
+    Args:
+      reader: the reader.
+      positions: the shards, by position among those that are read; by default all.
+
+    Returns:
+      Whether there were any.
+    """
+    if (indexed := indexed_shards_of(reader)) is None:
+        return False
+    replaced = await indexed.find_replaced(range(len(indexed)) if positions is None else positions)
+    return bool(replaced) and await indexed.replace(replaced)
 
 
 class SharedIndex(NamedTuple):

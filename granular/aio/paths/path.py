@@ -226,8 +226,16 @@ class Path(PurePath):
             (folders if entry.is_dir else files).append(entry.key.rpartition('/')[2])
         yield self, folders, files
         for name in folders:
-            async for level in (self / name).walk():
+            async for level in self._folder(name).walk():
                 yield level
+
+    def _folder(self, name: str) -> Self:
+        """Return a folder in this one. In a bucket its name may be empty."""
+        if name:
+            return self / name
+        if not self._key:
+            raise UnsupportedError(f'{self}: holds names that begin with a slash, whose folder has no path: use rglob')
+        return type(self).of(self._store, f'{self._key}/')
 
 
 async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
@@ -264,9 +272,10 @@ async def _expand_folder(store: Store, key: str, head: str, rest: list[str]) -> 
 
 
 async def _expand_tree(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
-    regex, folder = _tree_regex(parts), Path.of(store, key)
+    regex = _tree_regex(parts)
+    start = 0 if key in ('', '.') else len(key.rstrip('/')) + 1
     async for entry in _existing(store.scan_tree(key)):
-        if regex.fullmatch(str(Path.of(store, entry.key).relative_to(folder))):
+        if regex.fullmatch(entry.key, start):
             yield entry.key
 
 
@@ -280,5 +289,6 @@ async def _existing(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
 
 
 def _tree_regex(parts: list[str]) -> re.Pattern[str]:
-    text = ''.join('(?:[^/]+/)*' if part == '**' else f'{glob_regex(part).pattern}/' for part in parts)
+    # Names in buckets may be empty.
+    text = ''.join('(?:[^/]*/)*' if part == '**' else f'{glob_regex(part).pattern}/' for part in parts)
     return re.compile(f'{text}[^/]+' if parts[-1] == '**' else text.removesuffix('/'), re.DOTALL)

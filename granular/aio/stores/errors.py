@@ -32,6 +32,7 @@ _BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
     errno.ENOSPC: (StoreError, 'the disk is full'),
     errno.EDQUOT: (StoreError, 'the quota is used up'),
     errno.EFBIG: (StoreError, 'the file is larger than its file system or the process allows'),
+    errno.ELOOP: (NotFoundError, 'no such file or folder: its links lead in a circle'),
     errno.EROFS: (AccessDeniedError, 'the file system is read-only'),
 }
 

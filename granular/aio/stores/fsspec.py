@@ -148,9 +148,24 @@ class FsspecStore(ThreadedStore):
         def call_now() -> None:
             if self._fs.isfile(self._path(key)):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), key)
-            self._fs.rm(self._path(key), recursive=True)
+            if set('*?[{').isdisjoint(self._path(key)):
+                self._fs.rm(self._path(key), recursive=True)
+            else:  # which rm would take for a pattern
+                self._delete_each(self._path(key))
 
         await self.call(key, call_now)
+
+    def _delete_each(self, path: str) -> None:
+        """Delete a folder and everything in it, one by one."""
+        if not self._fs.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        found = self._fs.find(path, withdirs=True, detail=True)
+        folders = {path, *(name for name, info in found.items() if info['type'] == 'directory')}
+        for name in found.keys() - folders:
+            self._fs.rm_file(name)
+        for name in sorted(folders, key=len, reverse=True):
+            if self._fs.exists(name):  # some stores have folders only while they contain files
+                self._fs.rmdir(name)
 
     async def copy_within(self, source: str, target: str) -> bool:
         await self.call(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))

@@ -20,6 +20,7 @@ from granular.metrics import counters
 
 T = TypeVar('T')
 
+_DOTS: Final = frozenset(('.', '..'))
 _LONGEST: Final = 200  # characters of an error of the store in messages
 
 
@@ -57,6 +58,17 @@ class AzureClient:
             'connection_timeout': config.connect_timeout,
             'read_timeout': max(config.first_byte_timeout, config.read_timeout),
         }
+
+    def blob(self, key: str) -> Any:
+        """Return the SDK's client of a blob.
+
+        Raises:
+          InvalidArgumentError: if the request would be one for another blob: Azure takes a backslash for a slash, and
+            the SDK resolves the components '.' and '..', also beyond the container.
+        """
+        if '\\' in key or not _DOTS.isdisjoint(key.split('/')):
+            raise InvalidArgumentError(f"{self._root}/{key}: blobs have no names with '\\', '.' or '..'")
+        return self.container.get_blob_client(key)
 
     async def call(self, name: str, request: Callable[[], Awaitable[T]], nbytes: int = MiB) -> T:
         """Return the result of a request, which is sent again as in ``Transport.call``.
@@ -146,6 +158,8 @@ def _refused(name: str, error: Any) -> Exception:
     if code in ('ContainerNotFound', 'ContainerBeingDeleted'):
         missing = 'no such container' if code == 'ContainerNotFound' else 'the container is being deleted'
         return NotFoundError(f'{name}: {missing} (status {response.status_code})')
+    if response.status_code == 404 and not code:  # Azure names what is missing
+        return BadReplyError(f'{name}: expected an answer of Azure, got status 404 without x-ms-error-code')
     headers = {str(key).lower(): str(value) for key, value in response.headers.items()}
     head = Head(response.status_code, str(response.reason or ''), headers)
     refused = refusal(head, f'<Code>{code}</Code>'.encode() if code.isalnum() else b'', name)

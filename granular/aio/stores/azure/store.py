@@ -41,7 +41,7 @@ class Blob(NamedTuple):
 
     Attributes:
       name: its name.
-      key: its name without a final slash, with which some tools mark folders.
+      key: its name without the final slash with which some tools mark folders.
       size: its bytes.
       modified: time of its last change, in seconds since the epoch.
       etag: its version.
@@ -156,15 +156,14 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def _read_part(self, key: str, start: int, stop: int, version: str | None) -> Reply | None:
         """Read a range by one request, up to the end of the blob if that comes first; None if it has no such bytes."""
         client, name = await self.client(), self.url(key)
-        answers: list[Any] = []
+        blob, answers = client.blob(key), list[Any]()
 
         async def request() -> Reply | None:
             from azure.core.exceptions import HttpResponseError
 
             try:
                 # A blob may say that its content is compressed: its bytes are read as they are.
-                stream = await client.container.download_blob(
-                    key,
+                stream = await blob.download_blob(
                     offset=start,
                     length=stop - start,
                     decompress=False,
@@ -237,12 +236,12 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
           ObjectChangedError: if it does not have the given version.
         """
         client, condition = await self.client(), _condition(version)
+        blob = client.blob(key)
 
         async def request() -> Blob | None:
             from azure.core.exceptions import ResourceNotFoundError
 
             try:
-                blob = client.container.get_blob_client(key)
                 properties = await blob.get_blob_properties(**condition, **client.settings)
                 if not properties.etag or properties.size is None:
                     raise BadReplyError(f'{self.url(key)}: expected the ETag and the size of a blob, got none')
@@ -302,7 +301,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             items = [] if page is None else [item async for item in page]
             return Page(
                 [_blob_of(item) for item in items if hasattr(item, 'etag')],
-                [item.name.rstrip('/') for item in items if not hasattr(item, 'etag')],
+                [item.name.removesuffix('/') for item in items if not hasattr(item, 'etag')],
                 pages.continuation_token or None,
             )
 
@@ -319,12 +318,15 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             raise NotFoundError(f'{self.url(key)}: no such folder')
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        marked: set[str] = set()  # folders that a blob marks, which are listed with what is in them as well
         async for page in self._pages(key, prefix, True, True):
-            known = set(page.folders)
-            for folder in page.folders:
-                yield Entry(folder, True)
+            marks = [blob.key for blob in page.blobs if blob.is_dir and blob.key != key]
+            for folder in dict.fromkeys([*page.folders, *marks]):
+                if folder not in marked:
+                    yield Entry(folder, True)
+            marked.update(marks)
             for blob in page.blobs:
-                if blob.key not in known and blob.key != key:
+                if not blob.is_dir:
                     yield _entry(blob)
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
@@ -374,12 +376,13 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
     async def _delete(self, key: str) -> None:
         client = await self.client()
+        blob = client.blob(key)
 
         async def request() -> None:
             from azure.core.exceptions import ResourceNotFoundError
 
             try:
-                await client.container.delete_blob(key, **client.settings)
+                await blob.delete_blob(**client.settings)
             except ResourceNotFoundError as error:
                 if not is_missing(error):
                     raise
@@ -400,11 +403,11 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()
         etag = (await self._file(source)).etag
+        origin, blob = client.blob(source), client.blob(target)
 
         async def request() -> None:
             from azure.core import MatchConditions
 
-            origin, blob = client.container.get_blob_client(source), client.container.get_blob_client(target)
             state = await blob.start_copy_from_url(
                 origin.url, source_etag=etag, source_match_condition=MatchConditions.IfNotModified, **client.settings
             )
@@ -435,7 +438,7 @@ def _blob_of(properties: Any) -> Blob:
     modified = properties.last_modified
     return Blob(
         properties.name,
-        properties.name.rstrip('/'),
+        properties.name.removesuffix('/'),
         properties.size,
         None if modified is None else modified.timestamp(),
         properties.etag,

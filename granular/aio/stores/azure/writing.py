@@ -33,7 +33,7 @@ class AzureWriter(PartWriter):
         self._client, self._name, self._new = client, name, new
         self._token = uuid.uuid4().hex
         self._count = 0
-        self._blob: Any = client.container.get_blob_client(key)
+        self._blob: Any = client.blob(key)
         self._metadata = {WRITER: self._token}
 
     async def start(self) -> None:

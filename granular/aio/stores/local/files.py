@@ -10,7 +10,7 @@ from granular.aio.http.buffers import blank
 from granular.aio.http.reply import changed
 from granular.aio.runtime.forking import after_fork
 from granular.config import KiB
-from granular.errors import OutOfRangeError
+from granular.errors import OutOfRangeError, StoreError
 
 # Linux reads at most 2 GiB - 4 KiB in one call.
 MAX_READ = 1 << 30
@@ -27,8 +27,11 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         self.fd: int = -1
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Opening a pipe would wait for its writer, perhaps forever.
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         info = os.fstat(self.fd)
+        if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
+            raise StoreError(f'{path}: expected a file, got a pipe or a device')
         self.size: int = info.st_size
         self.version: str = version_of(info)
         self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size

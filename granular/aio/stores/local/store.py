@@ -254,12 +254,25 @@ def _missing(folder: str) -> list[str]:
 def _entry(item: 'os.DirEntry[str]', folder: str) -> Entry | None:
     try:
         info = item.stat()
-    except FileNotFoundError:
+    except OSError as error:
         if not item.is_symlink():
-            return None  # removed since, as temporary files are
+            if isinstance(error, FileNotFoundError):
+                return None  # removed since, as temporary files are
+            raise
         info = item.stat(follow_symlinks=False)
     size = info.st_size if stat.S_ISREG(info.st_mode) else 0
-    return Entry(os.path.join(folder, item.name), stat.S_ISDIR(info.st_mode), size, info.st_mtime)
+    is_dir = stat.S_ISDIR(info.st_mode) and not (item.is_symlink() and _leads_above(info, folder))
+    return Entry(os.path.join(folder, item.name), is_dir, size, info.st_mtime)
+
+
+def _leads_above(info: os.stat_result, folder: str) -> bool:
+    """Return whether a link in a folder leads to that folder or to one above it, so that a tree would never end."""
+    folder = os.path.abspath(folder)
+    while not os.path.samestat(info, os.stat(folder)):
+        if folder == '/':
+            return False
+        folder = os.path.dirname(folder)
+    return True
 
 
 def _read_ranges(file: OpenFile, key: str, starts: list[int], stops: list[int]) -> list[bytes]:

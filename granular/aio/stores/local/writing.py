@@ -24,7 +24,9 @@ _TEMPORARY: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 def temporary_path(key: str) -> str:
     """Return a path for a temporary file in the same folder, which is to replace the file atomically."""
     folder, name = os.path.split(key)
-    return os.path.join(folder, f'.{name}.{secrets.token_hex(4)}.part')
+    end = f'.{secrets.token_hex(4)}.part'
+    # A name may have 255 bytes on the file systems of Linux.
+    return os.path.join(folder, f'.{os.fsdecode(os.fsencode(name)[: 254 - len(end)])}{end}')
 
 
 def final_name(name: str) -> str:
