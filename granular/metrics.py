@@ -387,7 +387,14 @@ def samples() -> Iterator[Sample]:
     yield from (
         Sample('requests', 'counter', '', 'Requests that ended, by outcome.', outcome, by_outcome('outcomes')),
         Sample('retries', 'counter', '', 'Attempts repeated, by cause.', ('store', 'cause'), by_outcome('retries')),
-        Sample('hedges', 'counter', '', 'Requests sent a second time, being slow.', store, by_store('hedges')),
+        Sample(
+            'hedges',
+            'counter',
+            '',
+            'Requests sent a second time because the first was late.',
+            store,
+            by_store('hedges'),
+        ),
         Sample('received', 'counter', 'bytes', 'Bytes of replies.', store, by_store('bytes')),
         Sample('requests_in_flight', 'gauge', '', 'Requests in flight.', store, by_store('in_flight')),
         Sample('connections', 'gauge', '', 'Open connections.', store, by_store('connections')),
@@ -399,7 +406,7 @@ def samples() -> Iterator[Sample]:
         Sample('block_misses', 'counter', '', 'Blocks fetched for it.', (), {(): now.block_misses}),
         Sample('wait', 'histogram', 'seconds', 'Time that a consumer waited for an item.', iterator, single(now.wait)),
         Sample('consumer', 'histogram', 'seconds', 'Time between two items.', iterator, single(now.consumer)),
-        Sample('stage_items', 'counter', '', 'Datapoints made by a timed stage.', stage, single(stage_counts)),
+        Sample('stage_items', 'counter', '', 'Datapoints computed by a timed stage.', stage, single(stage_counts)),
         Sample('stage', 'counter', 'seconds', 'Time in a timed stage.', stage, single(stage_seconds)),
     )
 

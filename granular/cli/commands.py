@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -46,8 +46,10 @@ def options(
 
 @app.command()
 def demo(
-    store: Annotated[str, typer.Option(help='Where the digits go: s3 (moto), gcs (fake-gcs-server) or local.')] = 's3',
-    keep: Annotated[bool, typer.Option('--keep', help='Leave the files, and say how to look at them.')] = False,
+    store: Annotated[
+        str, typer.Option(help='The store of the dataset: s3 (moto), gcs (fake-gcs-server) or local.')
+    ] = 's3',
+    keep: Annotated[bool, typer.Option('--keep', help='Keep the dataset, and print how to inspect it.')] = False,
 ) -> None:
     """Write a dataset to a bucket, stream two shuffled epochs of it, and report the throughput and requests."""
     from granular.cli.demo import run
@@ -58,7 +60,7 @@ def demo(
 @app.command()
 @with_store_options
 def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Describe a dataset, its shards, or a bag: spec, layout, versions, datapoints, bytes."""
+    """Describe a dataset, its shards, or a bag: spec, layout, version of the format, datapoints, bytes, index."""
     description = describe(open_path(url))
     if as_json:
         typer.echo(json.dumps(description))
@@ -71,7 +73,7 @@ def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
 def ls(
     open_path: OpenPath,
     url: Address,
-    long: Annotated[bool, typer.Option('--long', '-l', help='With sizes.')] = False,
+    long: Annotated[bool, typer.Option('--long', '-l', help='Show sizes.')] = False,
     as_json: Json = False,
 ) -> None:
     """List a folder, page by page."""
@@ -93,10 +95,14 @@ def ls(
 def cat(
     open_path: OpenPath,
     url: Address,
-    index: Annotated[int, typer.Argument(help='Which datapoint; negative from the end.', show_default=False)],
+    index: Annotated[
+        int, typer.Argument(metavar='INDEX', help='Its index; negative ones count from the end.', show_default=False)
+    ],
     keys: Annotated[
         list[str] | None,
-        typer.Argument(help='The keys to show, all by default; frames[3:9] for a part of a sequence.'),
+        typer.Argument(
+            metavar='[KEY]...', help='The keys to show, all by default; frames[3:9] for a part of a sequence.'
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -118,9 +124,10 @@ def cat(
 def copy(
     open_path: OpenPath,
     source: Annotated[str, typer.Argument(metavar='SRC', help='The file or folder to copy.', show_default=False)],
-    target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes.', show_default=False)],
+    target: Annotated[str, typer.Argument(metavar='DST', help='The path of the copy.', show_default=False)],
     overwrite: Annotated[
-        bool, typer.Option('--overwrite', help='Also if there is something; what is the same is not copied again.')
+        bool,
+        typer.Option('--overwrite', help='Complete a partial copy: replace files that differ, and skip equal ones.'),
     ] = False,
 ) -> None:
     """Copy a file or folder and verify it; the specs of datasets come last, so that a partial copy looks incomplete."""
@@ -141,6 +148,7 @@ def copy(
 def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Read all of a dataset and list its problems: structure, references, and records that have checksums."""
     path = open_path(url)
+    refuse_other_formats(path)
     with show_bytes(Console(stderr=True), 'verify', path) as advance:
         report = granular.verify(path, advance)
     if as_json:
@@ -163,6 +171,7 @@ def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
 def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Write one file that describes all shards of a dataset, with which readers open it in a handful of requests."""
     path = open_path(url)
+    refuse_other_formats(path)
     with show_count(Console(stderr=True), 'index') as advance:
         summary = granular.build_index(path, advance)
     if as_json:
@@ -179,16 +188,18 @@ def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
 def clean(
     open_path: OpenPath,
     url: Address,
-    remove: Annotated[bool, typer.Option('--remove', help='Remove what was found.')] = False,
-    older: Annotated[float, typer.Option(help='Seconds in which nothing was written there.')] = 3600.0,
+    remove: Annotated[bool, typer.Option('--remove', help='Remove the leftovers.')] = False,
+    older: Annotated[
+        float, typer.Option(help='The least age of a leftover, in seconds since the last write.')
+    ] = 3600.0,
     bags: Annotated[
-        bool, typer.Option('--bags', help='Also bags without a spec.json that may have been written on their own.')
+        bool, typer.Option('--bags', help='Include bags without a spec.json, which may be complete files of their own.')
     ] = False,
     as_json: Json = False,
 ) -> None:
     """List the leftovers of killed writers; remove them with --remove.
 
-    Leftovers are unfinished uploads, temporary files (drafts), claims, and bags and shards without a spec.json.
+    Leftovers are unfinished uploads, temporary files, claims, and bags and shards without a spec.json.
     """
     leftovers = granular.clean(open_path(url), remove, older, bags)
     if as_json:
@@ -221,9 +232,11 @@ def view(
 
 @app.command()
 def cache(
-    folder: Annotated[str, typer.Argument(help='The cache_dir.', envvar='GRANULAR_CACHE_DIR', show_default=False)],
+    folder: Annotated[
+        str, typer.Argument(metavar='DIR', help='The cache_dir.', envvar='GRANULAR_CACHE_DIR', show_default=False)
+    ],
     trim: Annotated[
-        int | None, typer.Option(help='Remove what was used least recently until so many bytes are left.')
+        int | None, typer.Option(help='Remove the least recently used blocks until this many bytes are left.')
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -305,10 +318,14 @@ def _print_description(description: Description) -> None:
 
     console = Console()
     head = Table.grid(padding=(0, 2))
-    for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes'):
-        if (value := description.get(name)) is not None:
-            text = ', '.join(map(str, value)) if isinstance(value, list) else str(value)
-            head.add_row(name, f'{value:,}' if isinstance(value, int) else Text(printable(text)))
+    for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes', 'index'):
+        value: Any = description.get(name)
+        if name == 'versions':
+            name, value = 'format', f'version {", ".join(map(str, value))}'
+        elif isinstance(value, bool):
+            value = 'yes' if value else 'no'
+        if value is not None:
+            head.add_row(name, f'{value:,}' if isinstance(value, int) else Text(printable(value)))
     console.print(head, highlight=False, soft_wrap=True)
     if description.get('keys'):
         table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')

@@ -4,6 +4,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import format_of
 from granular.errors import InvalidArgumentError, NotFoundError
 from granular.sync.bags import BagReader
@@ -32,6 +33,7 @@ class Description(TypedDict, total=False):
     shards: int
     datapoints: int
     bytes: int
+    index: bool
     spec: dict[str, str]
     keys: dict[str, Key]
 
@@ -68,7 +70,10 @@ def describe(path: Path) -> Description:
         try:
             with ShardedDatasetReader(path, None, cache_index=False) as sharded:
                 shards = sharded.aio.readers
-                return {'url': f'{path}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards)}
+                return {
+                    'url': f'{path}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards),
+                    'index': Path(index_path(path.aio)).exists(),
+                }  # fmt: skip
         except NotFoundError:
             refuse_other_formats(path)
             raise error from None

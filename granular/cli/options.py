@@ -9,7 +9,9 @@ import typer
 
 import granular
 
-Address = Annotated[str, typer.Argument(help='A path, or an address such as s3://bucket/data.', show_default=False)]
+Address = Annotated[
+    str, typer.Argument(metavar='URL', help='A path, or an address such as s3://bucket/data.', show_default=False)
+]
 Json = Annotated[bool, typer.Option('--json', help='Print one JSON document.')]
 OpenPath = Callable[[str], granular.Path]
 

@@ -24,8 +24,8 @@ from granular.formats.layout import Layout
 def copy_to_local(
     open_path: OpenPath,
     source: Annotated[str, typer.Argument(metavar='SRC', help='The file, folder or archive.', show_default=False)],
-    target: Annotated[str, typer.Argument(metavar='DST', help='What it becomes on the disk.', show_default=False)],
-    relative: Annotated[str | None, typer.Argument(help='A path that is appended to both.')] = None,
+    target: Annotated[str, typer.Argument(metavar='DST', help='The path of the copy on the disk.', show_default=False)],
+    relative: Annotated[str | None, typer.Argument(help='A path that is appended to SRC and DST.')] = None,
     keep: Annotated[bool, typer.Option('--keep-archives', help='Copy archives as they are.')] = False,
     as_json: Json = False,
 ) -> None:
@@ -55,17 +55,20 @@ def convert(
         str, typer.Argument(metavar='SRC', help='A file, a pattern such as "data/*.parquet", or a folder.')
     ],
     target: Annotated[str, typer.Argument(metavar='DST', help='The folder of the dataset.', show_default=False)],
-    format: Annotated[str | None, typer.Option(help=f'What SRC is: {", ".join(FORMATS)}.')] = None,
+    format: Annotated[str | None, typer.Option(help=f'The format of SRC: {", ".join(FORMATS)}.')] = None,
     spec: Annotated[
         list[str] | None, typer.Option(metavar='KEY=TYPE', help='The type of a key; may be repeated.')
     ] = None,
     shardlen: Annotated[int, typer.Option(help='Datapoints in a shard; 0 for a dataset without shards.')] = 10_000,
     layout: Annotated[str, typer.Option(help=f'{" or ".join(get_args(Layout))}.')] = 'refs',
-    checksums: Annotated[bool, typer.Option(help='Keep a checksum of each record.')] = True,
+    checksums: Annotated[bool, typer.Option(help='Store a checksum of each record.')] = True,
     parallel: Annotated[
-        int | None, typer.Option(help='Shards that are written at a time.', show_default='8, with Ray as many as fit')
+        int | None,
+        typer.Option(help='Shards that are written concurrently.', show_default='8, with Ray as many as fit'),
     ] = None,
-    engine: Annotated[str, typer.Option(help=f'Where shards are written: {" or ".join(get_args(Engine))}.')] = 'local',
+    engine: Annotated[
+        str, typer.Option(help=f'The engine that writes the shards: {" or ".join(get_args(Engine))}.')
+    ] = 'local',
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
 ) -> None:
@@ -77,7 +80,7 @@ def convert(
     if dry_run or console.is_terminal:
         done = granular.convert(source_path, target_path, **options, dry_run=True)
     if not dry_run:
-        with _show_records(console, done.records if console.is_terminal else None) as advance:
+        with _show_datapoints(console, done.records if console.is_terminal else None) as advance:
             done = granular.convert(source_path, target_path, **options, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
@@ -93,8 +96,8 @@ def _spec(texts: list[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _show_records(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of records, on a terminal. Yields a function to call with the number of records done."""
+def _show_datapoints(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar of datapoints, on a terminal. Yields a function to call with the number of those done."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -104,7 +107,7 @@ def _show_records(console: Console, total: int | None) -> Iterator[Callable[[int
         TimeRemainingColumn,
     )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('records'), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('datapoints'), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task('convert', total=total)
         yield lambda count: progress.update(task, advance=count)
@@ -114,9 +117,9 @@ def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
     names = {key: field for field, key in done.renamed.items()}
     for key, kind in done.spec.items():
         typer.echo(printable(f'{key}: {kind}{f" (from {names[key]!r})" if key in names else ""}'))
-    records = 'an unknown number of' if done.records is None else f'{done.records:,}'
+    datapoints = 'an unknown number of' if done.records is None else f'{done.records:,}'
     shards = 'shards' if done.shards is None else f'{done.shards:,} shard{"" if done.shards == 1 else "s"}'
-    summary = f'{records} records of {done.source} ({done.format}) in {shards}'
+    summary = f'{datapoints} datapoints of {done.source} ({done.format}) in {shards}'
     if dry_run:
         typer.echo(printable(f'would write {summary} to {target}'))
     else:

@@ -36,13 +36,18 @@ def html_table(datapoints: Sequence[Any]) -> str:
 
 def html_summary(title: str, facts: Iterable[tuple[str, Any]], datapoints: Sequence[Any]) -> str:
     """Return a title, a table of facts and a table of datapoints."""
-    rows = ''.join(f'<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>' for name, value in facts)
+    rows = ''.join(f'<tr><th>{_text(name)}</th><td>{_fact(name, value)}</td></tr>' for name, value in facts)
     return f'<p><b>{_text(title)}</b></p><table>{rows}</table>{html_table(datapoints) if datapoints else ""}'
 
 
 def html_lines(text: str) -> str:
     """Return preformatted text."""
     return f'<pre>{html.escape(text)}</pre>'
+
+
+def _fact(name: str, value: Any) -> str:
+    text = f'{value:,}' if isinstance(value, int) else str(value)
+    return html.escape(f'{text} bytes' if name == 'size' else text)
 
 
 def _text(value: Any) -> str:

@@ -128,7 +128,7 @@ def _figures(stats: dict[str, float], count: float, seconds: float, waited: floa
         parts.append(f'{stats["bytes"] / 1e6 / max(seconds, 1e-9):,.1f} MB/s')
     parts.append(f'{waited / max(seconds, 1e-9):.0%} waiting')
     if 'ready' in stats:
-        parts.append(f'{stats["ready"]:.0f} ready, {stats["in_flight"]:.0f} coming')
+        parts.append(f'{stats["ready"]:.0f} ready, {stats["in_flight"]:.0f} loading')
     counts = io_stats()
     parts.append(f'{counts["in_flight"]} requests, {counts["cached"]:,} hits')
     if stats.get('errors'):
@@ -137,10 +137,10 @@ def _figures(stats: dict[str, float], count: float, seconds: float, waited: floa
 
 
 def _summary(items: Any) -> Any:
-    """Return a table of the stages: the elements that each produced, and the time it took."""
+    """Return a table of the stages: the elements that each produced, and the time that it took, over all threads."""
     from rich.table import Table
 
-    table = Table('stage', 'made', 'seconds', 'us each')
+    table = Table('stage', 'elements', 'seconds in threads', 'us each')
     stages: list[Any] = []
     core = getattr(items, 'aio', items)
     if isinstance(source := getattr(core, 'source', None), Source):

@@ -49,6 +49,15 @@ def digits(tmp_path: Path) -> Path:
     return tmp_path / 'digits'
 
 
+def test_what_open_returns_is_used_as_a_dataset(digits: Path) -> None:
+    with granular.open(digits) as reader:
+        assert reader.spec == {'label': 'int'}
+        assert reader[0]['label'] == 0
+        assert [datapoint['label'] for datapoint in reader] == list(range(4))
+        labels = granular.MapDataset.source(reader).map(lambda datapoint: datapoint['label'])
+        assert labels[3] == 3
+
+
 def test_datapoints_of_a_reader_are_dicts(digits: Path) -> None:
     with granular.DatasetReader(digits) as reader:
         assert assert_type(reader[0], dict[str, Any]) == {'label': 0}

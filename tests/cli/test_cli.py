@@ -34,6 +34,7 @@ def test_info_describes_datasets_shards_and_bags(granular_cli, path):
     assert (code, err) == (0, '')
     assert info['kind'] == 'sharded dataset'
     assert (info['shards'], info['datapoints'], info['layout'], info['versions']) == (2, 5, 'refs', [2])
+    assert info['index'] is False
     assert info['spec'] == dict(sorted(SPEC.items()))
     assert info['keys']['times']['records'] == 15
     assert sum(key['bytes'] for key in info['keys'].values()) == info['bytes']
@@ -69,7 +70,7 @@ def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
-@pytest.mark.parametrize('command', [('info',), ('cat', 0), ('plan',)])
+@pytest.mark.parametrize('command', [('info',), ('cat', 0), ('plan',), ('verify',), ('index',)])
 def test_commands_of_datasets_name_those_of_other_files(granular_cli, tmp_path, command):
     (tmp_path / 'rows.parquet').write_bytes(b'PAR1')
     code, _, err = granular_cli(command[0], tmp_path / 'rows.parquet', *command[1:])
@@ -132,11 +133,11 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     code, out, err = granular_cli(*args, '--dry-run')
     assert (code, err) == (0, '')
     assert out.splitlines()[:3] == ['class: utf8', 'image: png', 'label: i64']
-    assert f'would write 3 records of {tmp_path}/images (images) in 2 shards to {tmp_path}/ds' in out
+    assert f'would write 3 datapoints of {tmp_path}/images (images) in 2 shards to {tmp_path}/ds' in out
     assert not (tmp_path / 'ds').exists()
     code, out, err = granular_cli(*args)
     assert (code, err) == (0, '')
-    assert f'3 records of {tmp_path}/images (images) in 2 shards in {tmp_path}/ds: ' in out
+    assert f'3 datapoints of {tmp_path}/images (images) in 2 shards in {tmp_path}/ds: ' in out
     info = json.loads(granular_cli(*args, '--json')[1])
     assert (info['found'], info['bytes'], info['spec']['label']) == (3, 0, 'i64')
     assert json.loads(granular_cli('cat', tmp_path / 'ds', 2, '--json')[1])['class'] == 'b'

@@ -49,6 +49,7 @@ def test_readers_show_their_spec_sizes_and_samples(folder):
         '<td>7</td>',
         '&#x27;label&#x27;: &#x27;int&#x27;',
         '<th>shards</th><td>2</td>',
+        ' bytes</td>',
     ):
         assert text in shown
     assert '<script' not in shown

@@ -482,7 +482,7 @@ def test_convert_files_by_relative_paths(nodes, granular_cli, tmp_path, monkeypa
         pyarrow.parquet.write_table(table, f'{part}.parquet')
     granular.convert('*.parquet', 'expected', shardlen=25)
     code, out, _ = granular_cli('convert', '*.parquet', 'got', '--shardlen', 25, '--engine', 'ray')
-    assert (code, '60 records of *.parquet (parquet) in 3 shards' in out) == (0, True)
+    assert (code, '60 datapoints of *.parquet (parquet) in 3 shards' in out) == (0, True)
     assert contents('got') == contents('expected')
     assert granular.convert('*.parquet', 'one', shardlen=None, engine='ray').records == 60
     assert [point['n'] for point in granular.open('one')] == list(range(60))

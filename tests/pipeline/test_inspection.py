@@ -237,3 +237,9 @@ def test_debug_mode_logs_streams_that_are_made(caplog):
     assert messages.count("map(str): step 1: '1'") == messages.count('range(0, 2): step 1: 1') == 1
     assert messages.count('batch(1): element 1: <U1[1]') == 1
     assert messages.count('interleave of 2, 2 at a time: element 2: <U1[1]') == 1
+
+
+def test_iterators_show_their_last_stage_and_progress():
+    with iter(granular.MapDataset.range(5).to_iter_dataset().map(str)) as iterator:
+        next(iterator)
+        assert repr(iterator) == '<DatasetIterator of map(str): 1 elements>'

@@ -21,15 +21,8 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
 
-Opened = (
-    DatasetReader
-    | ShardedDatasetReader
-    | BagReader
-    | ArrayRecordDataSource
-    | ParquetDataSource
-    | TFRecordDataSource
-    | WebDatasetDataSource
-)
+Opened = DatasetReader | ShardedDatasetReader | Any
+"""A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
 ENDINGS: Final = {
     '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',

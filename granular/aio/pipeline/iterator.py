@@ -168,9 +168,17 @@ class Cursor(Running):
             finally:
                 await self.settle()
 
+    def describe(self) -> str:
+        """Return the last stage and the number of elements returned."""
+        return f'{self._stream.describe()}: {self.elements()} elements'
+
+    def elements(self) -> int:
+        """Return the number of elements returned."""
+        return self._count + self._shown - len(self._ready)
+
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator."""
-        return {'elements': self._count + self._shown - len(self._ready), **self.flow.stats()}
+        return {'elements': self.elements(), **self.flow.stats()}
 
     def summary(self) -> list[StageSummary]:
         """Return a summary of each stage."""
@@ -208,6 +216,10 @@ class CursorHandle(abc.ABC):
             raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
         self._cursor = Cursor(parents)
         self._cursor.close_with(self)
+
+    def __repr__(self) -> str:
+        cursor: Cursor | None = getattr(self, '_cursor', None)  # none of a subclass
+        return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data."""

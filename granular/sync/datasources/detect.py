@@ -17,15 +17,8 @@ from granular.sync.datasources.parquet import ParquetDataSource
 from granular.sync.datasources.tfrecord import TFRecordDataSource
 from granular.sync.datasources.webdataset import WebDatasetDataSource
 
-Opened = (
-    DatasetReader
-    | ShardedDatasetReader
-    | BagReader
-    | ArrayRecordDataSource
-    | ParquetDataSource
-    | TFRecordDataSource
-    | WebDatasetDataSource
-)
+Opened = DatasetReader | ShardedDatasetReader | Any
+"""A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
 _CLASSES: Final[Mapping[str, Any]] = {
     cls.__name__: cls
