@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -34,6 +35,10 @@ BLOCKED = 0.2  # seconds; no callback may block an event loop for longer
 # The tests start hundreds of interpreters: none of them is to compile granular again.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 sys.dont_write_bytecode = False
+
+# A busy machine takes longer for an example: pytest limits the time of a whole test.
+hypothesis.settings.register_profile('tests', deadline=None)
+hypothesis.settings.load_profile('tests')
 
 
 @pytest.fixture(scope='session', autouse=True)

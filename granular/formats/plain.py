@@ -245,7 +245,7 @@ def encode_array(value: Any) -> bytes:
     """Encode an array or numpy scalar as msgpack of (dtype.str, shape, data), C-contiguous.
 
     Raises:
-      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe.
+      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
     if not isinstance(value, np.ndarray | np.generic):
         raise EncodeError(f'expected a numpy array, got {type(value).__name__}')
@@ -338,8 +338,10 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Return the parts of an array or numpy scalar: its ``dtype.str``, shape and bytes.
 
     Raises:
-      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe.
+      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
     array = np.asarray(value)
     if array.dtype.kind not in _ARRAY_KINDS or array.dtype.names is not None:
         raise EncodeError(f'expected an array of numbers or fixed-width text, got dtype {array.dtype}')

@@ -160,8 +160,9 @@ def test_empty_shard_folders_are_removed_and_links_not_followed(tmp_path):
     assert 'x.bag' in os.listdir(tmp_path / 'elsewhere' / '000001')
     with pytest.raises(NotFoundError):
         granular.clean(root / 'nowhere')
-    with pytest.raises(InvalidArgumentError, match='older'):
-        granular.clean(root, older=-1)
+    for older in (-1, float('nan'), 'an hour'):
+        with pytest.raises(InvalidArgumentError, match='older'):
+            granular.clean(root, older=older)
 
 
 async def test_async_clean_lists_leftovers(tmp_path):

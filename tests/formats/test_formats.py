@@ -229,8 +229,9 @@ def test_videos_round_trip(kind, frames):
     ('kind', 'value'),
     [('bytes', 'text'), ('utf8', b'bytes'), ('utf8', 'lone \ud800'), ('int', 1.0), ('int', True), ('int', 2**200),
      ('i64', 2**63), ('u64', -1), ('msgpack', object()), ('msgpack', 2**64), ('array', [1, 2]),
-     ('array', np.array([object()])), ('array', np.zeros(2, [('a', 'i4')])), ('tree', {'a': object()}),
-     ('tree', ['_', 1, 2, 3]), ('jpg', np.zeros((4, 4, 3), np.float32)), ('jpg', np.zeros((4, 4, 4), np.uint8)),
+     ('array', np.array([object()])), ('array', np.zeros(2, [('a', 'i4')])), ('array', np.ma.array([1], mask=[1])),
+     ('tree', {'a': object()}), ('tree', {'a': np.ma.array([1])}), ('tree', ['_', 1, 2, 3]),
+     ('jpg', np.zeros((4, 4, 3), np.float32)), ('jpg', np.zeros((4, 4, 4), np.uint8)),
      ('png', np.zeros((0, 4), np.uint8)), ('png', np.zeros(4, np.uint8)), ('mp4', np.zeros((2, 5, 6, 3), np.uint8)),
      ('mp4', np.zeros((0, 4, 4, 3), np.uint8)), ('webm', np.zeros((4, 4, 3), np.uint8))],
 )  # fmt: skip

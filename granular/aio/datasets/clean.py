@@ -1,6 +1,7 @@
 """Find and remove what killed writers left."""
 
 import dataclasses
+import numbers
 import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -72,8 +73,8 @@ async def clean(
             print(leftover.kind, leftover.place, leftover.size)
     """
     root = Path(place)
-    if older < 0:
-        raise InvalidArgumentError(f'older: expected seconds >= 0, got {older}')
+    if not isinstance(older, numbers.Real) or not older >= 0:  # NaN would make every file old enough
+        raise InvalidArgumentError(f'older: expected seconds >= 0, got {older!r:.100}')
     store = root.store
     await store.ready()
     if await root.is_file():
