@@ -1,6 +1,7 @@
 PYTHON ?= python3
-# Each other Python has an environment of its own: make test PYTHON=python3.13.
-VENV   := .venv$(if $(filter-out python3,$(PYTHON)),-$(notdir $(PYTHON)))
+# Each other Python has an environment of its own: make test PYTHON=python3.13, or a path such as /opt/bin/python.
+version := import sys; print("%d.%d" % sys.version_info[:2])
+VENV   := .venv$(if $(filter-out python3,$(PYTHON)),-python$(shell $(PYTHON) -c '$(version)'))
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready \

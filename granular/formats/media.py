@@ -4,6 +4,7 @@ import functools
 import io
 import math
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
@@ -304,6 +305,7 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
       DecodeError: if it is not such a file, or its frames have more bytes.
     """
     av = _pyav()
+    to_rgb = rgb_converter()
     frames: list[Any] = []
     size = 0
     # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
@@ -314,12 +316,24 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
             for frame in container.decode(video=0):
                 size += frame.width * frame.height * 3
                 _check_video_size(size, max_bytes, len(frames), frame)
-                frames.append(frame.to_ndarray(format='rgb24'))
+                frames.append(to_rgb(frame).to_ndarray())
             return np.stack(frames)
     except DecodeError:
         raise
     except Exception as error:  # FFmpeg's, or for lack of a video stream
         raise DecodeError(f'{len(buffer)} bytes are not a video that PyAV supports: {error!r:.200}') from error
+
+
+def rgb_converter() -> Callable[[Any], Any]:
+    """Return a function that converts frames of one video to RGB, on the calling thread.
+
+    From version 19 on, PyAV keeps the converter of ``frame.to_ndarray(format=...)`` and ``frame.to_image()`` for each
+    thread, and converters have threads: a child that is forked by another thread hangs as it tries to join these.
+    """
+    reformatter = import_extra('av.video.reformatter', 'formats', 'videos need PyAV').VideoReformatter()
+    # Videos are decoded by many threads already. Before version 17, converters have no threads.
+    threads = {'threads': 1} if int(_pyav().__version__.partition('.')[0]) >= 17 else {}
+    return functools.partial(reformatter.reformat, format='rgb24', **threads)
 
 
 def _check_video_size(size: int, max_bytes: int, frames: int, frame: Any) -> None:

@@ -17,6 +17,7 @@ from granular._lazy import import_extra
 from granular.config import MiB
 from granular.errors import DecodeError, UnsupportedError
 from granular.formats import decode_array
+from granular.formats.media import rgb_converter
 from granular.formats.plain import array_of
 from granular.view.kinds import MAGIC, family_of, media_type
 from granular.view.previews import array_head
@@ -128,7 +129,8 @@ def _video(data: bytes, side: int) -> Picture:
             with _turn(stream.width, stream.height, _PIXELS):
                 for frame in container.decode(stream):
                     note = '' if seconds is None else f'{seconds:.1f} s'
-                    return _fit(frame.to_image(), side)._replace(width=frame.width, height=frame.height, note=note)
+                    image = rgb_converter()(frame).to_image()
+                    return _fit(image, side)._replace(width=frame.width, height=frame.height, note=note)
     except UnsupportedError:
         raise
     except Exception as error:  # FFmpeg's, or for lack of a video stream

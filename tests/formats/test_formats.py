@@ -225,6 +225,38 @@ def test_videos_round_trip(kind, frames):
     assert abs(decoded.astype(int) - value).mean() < 8
 
 
+FORK = """
+import os, select, signal, threading
+import numpy as np
+from granular import decoders, encoders
+
+video = encoders['mp4'](np.zeros((2, 64, 64, 3), np.uint8))
+decoded, release = threading.Event(), threading.Event()
+
+def decode():
+    decoders['mp4'](video)
+    decoded.set()
+    release.wait()
+
+thread = threading.Thread(target=decode)
+thread.start()
+decoded.wait()
+pid = os.fork()
+if not pid:
+    os._exit(0)
+ended, _, _ = select.select([os.pidfd_open(pid)], [], [], 30)
+os.kill(pid, signal.SIGKILL)
+release.set()
+thread.join()
+print('the child', 'ended' if ended else 'hangs')
+"""
+
+
+def test_processes_are_forked_after_another_thread_has_decoded_a_video():
+    done = subprocess.run([sys.executable, '-c', FORK], check=False, capture_output=True, text=True, timeout=55)
+    assert done.stdout == 'the child ended\n', done.stderr
+
+
 @pytest.mark.parametrize(
     ('kind', 'value'),
     [('bytes', 'text'), ('utf8', b'bytes'), ('utf8', 'lone \ud800'), ('int', 1.0), ('int', True), ('int', 2**200),

@@ -19,6 +19,7 @@ from typing import Any, Final
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import remote, summary
 from granular.aio.execution.worker_main import Report, Stage, Task, work
+from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
@@ -217,14 +218,16 @@ class _Worker:
         self._stages, self._reports = stages, Reports()
         self.pipe, other_end = context.Pipe(duplex=True)
         # A forked child inherits our ends of all pipes. While it holds them, no worker notices that this process died.
-        inherited = [*pipes, self.pipe] if context.get_start_method() == 'fork' else []
+        forks = context.get_start_method() == 'fork'
+        inherited = [*pipes, self.pipe] if forks else []
         self._process = context.Process(
             target=work,
             args=(other_end, payload, sizes, inherited, (number, count)),
             name=f'granular-worker-{number}',
             daemon=True,
         )
-        self._process.start()
+        with fork_turn() if forks else contextlib.nullcontext():
+            self._process.start()
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
         self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Registry of the functions that run in a forked child process, in a defined order.
+"""Forks, one at a time, and the functions that run in a forked child process, in a defined order.
 
 A child has a copy of its parent's memory, but none of its threads, and shares its open files. Modules register what
 they have to forget or to release.
@@ -6,8 +6,9 @@ they have to forget or to release.
 
 import contextlib
 import os
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
 from granular import metrics
@@ -18,6 +19,17 @@ inherited: Final[list[Any]] = []
 """Objects of the parent process that a child must neither use nor collect, such as its event loops."""
 
 _resets: Final[list[Callable[[], Any]]] = []
+_turns: Final = [threading.Lock()]
+
+
+@contextlib.contextmanager
+def fork_turn() -> Iterator[None]:
+    """Exclude other threads that fork worker processes.
+
+    From Python 3.12 on, filelock, which torch, ray and datasets import, fails a fork that begins during another one.
+    """
+    with _turns[0]:
+        yield
 
 
 def after_fork(reset: Callable[[], Any]) -> None:
@@ -47,5 +59,10 @@ def _reset() -> None:
             stack.callback(reset)
 
 
+def _reset_turns() -> None:
+    _turns[0] = threading.Lock()  # the thread of the parent that forked holds the one before
+
+
 after_fork(metrics.reset)
+after_fork(_reset_turns)
 os.register_at_fork(after_in_child=_reset)
