@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -36,15 +37,22 @@ def s3_server() -> Iterator[dict[str, Any]]:
     Yields:
       The options that open its buckets: ``granular.Path('s3://bucket', **options)``.
     """
-    moto = import_extra('moto.server', 'demo', 'an embedded S3 server needs moto')
+    app = import_extra('moto.moto_server.werkzeug_app', 'demo', 'an embedded S3 server needs moto')
+    from werkzeug.serving import make_server
+
     logging.getLogger('werkzeug').setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
-    server.start()
+    # For S3 alone: a server for all of moto's services looks for the right one on disk, at each request.
+    handler = app.MotoRequestHandler
+    server = make_server('127.0.0.1', 0, app.create_backend_app('s3'), threaded=True, request_handler=handler)
+    thread = threading.Thread(target=server.serve_forever, name='granular-moto', daemon=True)
+    thread.start()
     try:
-        host, port = server.get_host_and_port()
-        yield {'endpoint_url': f'http://{host}:{port}', 'key': 'test', 'secret': 'test', 'region': 'us-east-1'}
+        endpoint = f'http://127.0.0.1:{server.server_port}'
+        yield {'endpoint_url': endpoint, 'key': 'test', 'secret': 'test', 'region': 'us-east-1'}
     finally:
-        server.stop()
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @contextlib.contextmanager

@@ -15,9 +15,10 @@ SIZES = {'refs': 10, 'columns': 1 << 20, 'shards': 10}
 # Families of faults, by what the store has done: the write, nothing, or another write.
 FAMILIES = (['lost'], ['reset', 'error', 'html', 'nothing'], ['dropped'])
 assert {fault for family in FAMILIES for fault in family} == set(FAULTS)
+# SeaweedFS answers faster than moto, and refuses a body without its last byte, which moto keeps.
 CASES = [
-    (store, kind, family)
-    for store in ('moto', 'fakegcs')
+    ('moto' if store == 's3' and family == ['dropped'] else store.replace('s3', 'seaweed'), kind, family)
+    for store in ('s3', 'fakegcs')
     for kind in SIZES
     for family in (FAMILIES if kind != 'shards' else [['lost', 'html']])  # each shard is written as a dataset is
 ]

@@ -18,7 +18,7 @@ import pytest
 import granular
 from granular import aio
 from granular.errors import AlreadyExistsError, GranularError
-from tests.robustness.kills import run, small
+from tests.robustness import kills
 
 SPEC = {'x': 'bytes', 'n': 'int'}
 
@@ -313,5 +313,7 @@ def test_writer_killed_repeatedly_completes_the_dataset(request, tmp_path, store
     numbers = itertools.count()
     path = (lambda: granular.Path(tmp_path) / str(next(numbers))) if store == 'local' else None
     path = path or request.getfixturevalue(store).place
-    kills, _ = run(small(store, layout, checksums), path, times, random.Random(times), times + 1)
-    assert kills >= times
+    case = kills.small(store, layout, checksums)
+    with kills.interpreter() as interpreter:
+        killed, _ = kills.run(case, path, times, random.Random(times), interpreter, times + 1)
+    assert killed >= times

@@ -20,6 +20,7 @@ from typing import Any
 
 import granular
 from granular.errors import GranularError
+from tests.support.interpreters import Interpreter, Program
 from tests.support.servers import FakeGCSServer, MotoServer, SeaweedServer
 
 SPEC = {'x': 'bytes', 'n': 'int'}
@@ -61,22 +62,33 @@ class Case:
         """A datapoint; the program has the same."""
         return {'x': bytes([i % 251]) * (i * 7919 % self.scale), 'n': i * i}
 
-    def start(self, root: granular.Path) -> subprocess.Popen[str]:
+    def start(self, root: granular.Path, interpreter: Interpreter) -> Program:
         """Start a process that resumes the dataset, and wait until its imports are done."""
         options = root.store.options
         resume = 'discard' if options else 'check'
         args = json.dumps(
             [str(root), options, self.layout, self.checksums, resume, self.count, self.shardlen, self.scale]
         )
-        process = subprocess.Popen([sys.executable, '-c', PROGRAM, args], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
+        process = interpreter.start(PROGRAM, args)
         assert process.stdout.readline() == 'ready\n'
         return process
 
-    def finish(self, process: subprocess.Popen[str]) -> None:
+    def write(self, root: granular.Path, interpreter: Interpreter) -> float:
+        """Write the dataset, or the rest of it, by a process that is not killed; returns its seconds."""
+        with self.start(root, interpreter) as process:
+            began = time.monotonic()
+            self.finish(process)
+            return time.monotonic() - began
+
+    def finish(self, process: Program) -> None:
         """Wait for the process to end."""
-        out, _ = process.communicate()
-        assert (out, process.returncode) == ('done\n', 0), f'{self}: the writer failed: {out}'
+        out, err = process.communicate()
+        assert (out, process.returncode) == ('done\n', 0), f'{self}: the writer failed: {out}{err}'
+
+
+def interpreter() -> Interpreter:
+    """Return what starts writers: their imports take longer than their writes."""
+    return Interpreter('numpy', 'granular.sync.datasets', 'botocore.session', options=())
 
 
 def small(store: str, layout: str, checksums: bool) -> Case:
@@ -110,44 +122,46 @@ def contents(root: granular.Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
 
 
-def kill_one(case: Case, root: granular.Path, rng: random.Random, seconds: float, lives: int) -> int:
+def kill_one(
+    case: Case, root: granular.Path, rng: random.Random, seconds: float, lives: int, interpreter: Interpreter
+) -> int:
     """Write a dataset by processes that are killed and a last one that is not; returns the number of kills."""
     for kills in range(lives):
-        process = case.start(root)
-        try:
-            process.wait(rng.uniform(0, seconds * rng.choice((0.1, 0.5, 1.1))))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            verify(case, root)
-            continue
-        case.finish(process)
-        return kills
-    case.finish(case.start(root))
+        with case.start(root, interpreter) as process:
+            try:
+                process.wait(rng.uniform(0, seconds * rng.choice((0.1, 0.5, 1.1))))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                verify(case, root)
+            else:
+                case.finish(process)
+                return kills
+    case.write(root, interpreter)
     return lives
 
 
-def run(case: Case, target: Any, times: int, rng: random.Random, lives: int = LIVES) -> tuple[int, int]:
+def run(
+    case: Case, target: Any, times: int, rng: random.Random, interpreter: Interpreter, lives: int = LIVES
+) -> tuple[int, int]:
     """Kill that many writers; returns the number of kills and of datasets.
 
     Args:
       target: creates an empty folder.
+      interpreter: starts the writers.
       lives: kills of one dataset, after which a writer may come to its end.
     """
     with tempfile.TemporaryDirectory() as folder:
         whole = granular.Path(folder) / 'whole'
-        case.finish(case.start(whole))
+        case.write(whole, interpreter)
         expected = contents(whole)
         verify(case, whole)
-    process = case.start(root := target())
-    began = time.monotonic()
-    case.finish(process)
-    seconds = time.monotonic() - began
+    seconds = case.write(root := target(), interpreter)
     assert contents(root) == expected
     kills = datasets = 0
     while kills < times:
         root = target()
-        kills += kill_one(case, root, rng, seconds, lives)
+        kills += kill_one(case, root, rng, seconds, lives, interpreter)
         datasets += 1
         assert contents(root) == expected, f'{root} is not what an uninterrupted run writes'
         granular.clean(root, remove=True, older=0)
@@ -180,8 +194,8 @@ def main() -> None:
     total = 0
     for i, case in enumerate(cases):
         began = time.monotonic()
-        with places(case.store) as target:
-            kills, datasets = run(case, target, -(-args.times // len(cases)), random.Random(args.seed + i))
+        with places(case.store) as target, interpreter() as starts:
+            kills, datasets = run(case, target, -(-args.times // len(cases)), random.Random(args.seed + i), starts)
         total += kills
         summary = (
             f'{case.store}, {case.layout}, checksums {case.checksums}: {kills} kills, {datasets} datasets, all exact'

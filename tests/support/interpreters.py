@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -83,9 +84,15 @@ class Program:
         self._stderr.seek(0)
         return out, self._stderr.read()
 
-    def wait(self) -> int:
-        """Return the exit code, which is that of ``subprocess``, when the program has ended."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, which is that of ``subprocess``, when the program has ended.
+
+        Raises:
+          subprocess.TimeoutExpired: if it has not ended in that many seconds.
+        """
         if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(['-c'], timeout or 0.0)
             self.returncode = int(self._status.read())
         return self.returncode
 
