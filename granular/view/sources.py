@@ -15,7 +15,7 @@ from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
 from granular.aio.datasets.columns import Columns, Group, read_references
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.parquet.source import ParquetDataSource
@@ -217,10 +217,9 @@ class DatasetSource(Source):
 
     async def _compare(self, indices: Ints) -> None:
         """Replace the shards of datapoints that are not those in the dataset's index."""
-        if isinstance(self.reader, ShardedDatasetReader):
-            shards = np.unique(np.searchsorted(self._stops, indices, side='right'))
-            if await self.reader._compare_shards(shards.tolist()):
-                self._shards = self.reader._columns_of_shards
+        shards = np.unique(np.searchsorted(self._stops, indices, side='right'))
+        if await compare_shards(self.reader, shards.tolist()):
+            self._shards = columns_of_shards(self.reader)
 
     def _many(self, key: str) -> bool:
         return self._shards[0].refs is not None and is_sequence(self.spec[key])
