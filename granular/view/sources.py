@@ -217,10 +217,9 @@ class DatasetSource(Source):
 
     async def _compare(self, indices: Ints) -> None:
         """Replace the shards of datapoints that are not those in the dataset's index."""
-        if isinstance(self.reader, ShardedDatasetReader):
-            shards = np.unique(np.searchsorted(self._stops, indices, side='right'))
-            if await compare_shards(self.reader, shards.tolist()):
-                self._shards = columns_of_shards(self.reader)
+        shards = np.unique(np.searchsorted(self._stops, indices, side='right'))
+        if await compare_shards(self.reader, shards.tolist()):
+            self._shards = columns_of_shards(self.reader)
 
     def _many(self, key: str) -> bool:
         return self._shards[0].refs is not None and is_sequence(self.spec[key])
