@@ -393,6 +393,7 @@ def test_unknown_sources_and_formats_are_errors(tmp_path):
         (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format'), (5, InvalidArgumentError, 'int'),
         (tmp_path / 'x' / '*.parquet', NotFoundError, 'matches no files'), ({'a': 1}, InvalidArgumentError, 'dict'),
         (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'endless'),
+        (granular.MapDataset.source(range(3)).repeat().batch(2), InvalidArgumentError, 'endless'),
     ):  # fmt: skip
         with pytest.raises(error, match=message):
             granular.convert(source, tmp_path / 'y')

@@ -210,6 +210,28 @@ def test_batches_equal_those_of_threads(method):
         assert len({pid for batch in loader for pid in batch['pid'].tolist()} - {os.getpid()}) == 2
 
 
+class Unnamed:
+    """A function that has no name any more once it was called in this process."""
+
+    def __call__(self, i, seed):
+        self.called = True
+        return {'i': i}
+
+    def __getattr__(self, name):
+        raise LookupError('no name') if name == '__qualname__' and 'called' in vars(self) else AttributeError(name)
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_error_while_times_of_workers_are_counted_reaches_the_consumer():
+    granular.metrics.time_stages()
+    try:
+        with granular.Loader(sources.Transform(range(10), Unnamed()), 2, workers=1, mp='fork') as loader:
+            with pytest.raises(LookupError, match='no name'):
+                list(loader)
+    finally:
+        granular.metrics.time_stages(False)
+
+
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 def test_worker_errors_reach_the_consumer():
     def loader(what, **options):

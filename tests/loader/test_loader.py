@@ -159,6 +159,7 @@ def test_error_is_raised_unchanged_at_its_batch():
         ({'x': 1, 'y': 2}, 'keys'),
         (7, 'dict'),
         ({'x': object()}, 'an array of numbers'),
+        ({'x': np.ma.masked_array(1, True)}, 'without a mask'),
     ],
 )
 def test_datapoint_of_different_shape_is_an_error(odd, match):

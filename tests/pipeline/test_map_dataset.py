@@ -413,3 +413,9 @@ def test_selection_map_must_return_pairs_of_integers(choice):
     dataset = MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 2), choice])
     with pytest.raises(InvalidArgumentError, match=r'expected pairs of integers, \(dataset, index\), got'):
         dataset.fetch([0, 1])
+
+
+def test_batches_keep_masks():
+    values = [np.array([1, 2]), np.ma.masked_array([3, 4], [True, False])]
+    batch = MapDataset.source(values).batch(2)[0]
+    assert batch.data.tolist() == [[1, 2], [3, 4]] and batch.mask.tolist() == [[False, False], [True, False]]

@@ -149,7 +149,8 @@ def test_interrupt_does_not_lose_a_batch(interruptible):
     source = granular.sources.Transform(MapDataset.range(30), Once())
     with granular.Loader(source, 1, prefetch=0) as loader:
         result, interrupts = taken(loader)
-        assert loader.stats()['batches'] == 30
+        stats = loader.stats()
+        assert (stats['batches'], stats['datapoints'], stats['bytes']) == (30, 30, 30 * 8)
     assert [int(batch['x'][0]) for batch in result] == list(range(30))
     assert interrupts == 10
 

@@ -33,9 +33,9 @@ from granular.errors import DatapointError, InvalidArgumentError, NotFoundError,
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
+_LONGEST: Final = 1 << 48  # what is longer is made of parts or batches of a source that repeats without end
 _ENDINGS: Final = (*ENDINGS, '.arrow')
 _CHUNK: Final = 4 * MiB
-_ENDLESS: Final = 1 << 62  # the length of a source that repeats without end
 _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
 _EXAMPLES: Final = 64  # records that determine which features have a single value
 
@@ -206,7 +206,7 @@ async def _open_object(source: Any) -> RecordSource:
         if (opening := getattr(opened, '_ensure_open', None)) is not None:
             await opening()
         node = sources.convert(source)
-        if node.endless or len(node) >= _ENDLESS:
+        if node.endless or len(node) > _LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
         if node.sparse:
             return RecordSource(name, 'iterable', items=_filtered(node))

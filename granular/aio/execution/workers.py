@@ -375,7 +375,10 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
         owner = worker()
         if owner is None:
             return
-        owner.take_report(report)
+        try:
+            owner.take_report(report)
+        except BaseException as error:  # the name of a stage may be that of a user's class
+            ok, result = False, error
         owner.resolve(number, ok, result)
         del owner, result
     if (owner := worker()) is not None:

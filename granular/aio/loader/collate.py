@@ -83,7 +83,7 @@ class Assembly:
             for i, datapoint in enumerate(datapoints):
                 value = datapoint[key]
                 if type(value) is not np.ndarray:
-                    value = np.asarray(value)
+                    value = _as_array(key, value, first + i)
                 if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
                     raise differing(key, value, first + i, dtype, shape)
                 target[i] = value
@@ -111,6 +111,15 @@ class Assembly:
         return {key: np.empty((rows, *shape), dtype) for key, (dtype, shape) in self._spec.items()}
 
 
+def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise DatapointError(
+            f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its filled(), '
+            f'or return the mask as another key'
+        )
+    return np.asarray(value)
+
+
 def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
     """Convert Python's numbers at once, if they are of one type and numpy gives them the expected dtype; else None."""
     kinds = set(map(type, values))
@@ -131,7 +140,7 @@ def spec_of(datapoint: Any) -> Spec:
     """
     if not isinstance(datapoint, Mapping):
         raise DatapointError(f'step 0: expected a dict, got {type(datapoint).__name__}')
-    arrays = {key: np.asarray(value) for key, value in datapoint.items()}
+    arrays = {key: _as_array(key, value, 0) for key, value in datapoint.items()}
     for key, value in arrays.items():
         if value.dtype == object:
             raise differing(key, value, 0)
@@ -142,7 +151,7 @@ def check(datapoint: Any, step: int, spec: Spec) -> None:
     """Raise ``DatapointError`` if keys, dtypes or shapes of a datapoint differ from those of the first."""
     check_keys(datapoint, step, spec)
     for key, (dtype, shape) in spec.items():
-        value = np.asarray(datapoint[key])
+        value = _as_array(key, datapoint[key], step)
         if value.dtype != dtype or value.shape != shape:
             raise differing(key, value, step, dtype, shape)
 

@@ -272,6 +272,7 @@ class _Core(Running):
         self._spec: Spec | None = None
         self.errors = Errors(on_error)
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
+        self._added = dict(self.counts)  # by the last batch
 
     @functools.cached_property
     def batches(self) -> int | None:
@@ -347,8 +348,8 @@ class _Core(Running):
             return
         self.ahead.drop()
         self.ahead.position -= self.stride
-        self.counts['batches'] -= 1
-        self.counts['bytes'] -= sum(array.nbytes for array in batch.values())
+        for name, number in self._added.items():
+            self.counts[name] -= number
 
     async def _next(self, asked: float) -> Any:
         if self._assembly is None:
@@ -366,9 +367,10 @@ class _Core(Running):
         batch, failed = loaded
         if failed:
             self.errors.report(failed)
-        self.counts['batches'] += 1
-        self.counts['datapoints'] += self.batch - len(failed)
-        self.counts['bytes'] += sum(array.nbytes for array in batch.values())
+        size = sum(array.nbytes for array in batch.values())
+        self._added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
+        for name, number in self._added.items():
+            self.counts[name] += number
         if self._recycle_after:
             self._returned.append(batch)
             if len(self._returned) > self._recycle_after:
@@ -386,9 +388,11 @@ class _Core(Running):
 
     async def _close(self) -> None:
         await ensure_event_loop()
-        await self.ahead.aclose()
-        await self.source.release()
-        if self._processes is not None:
-            await self._processes.aclose()
+        try:
+            await self.ahead.aclose()
+            await self.source.release()
+        finally:
+            if self._processes is not None:
+                await self._processes.aclose()
         self._assembly = None
         self._returned.clear()

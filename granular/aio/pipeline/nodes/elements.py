@@ -370,7 +370,10 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         out[:] = datapoints
         return out
     try:
-        return np.array(datapoints) if type(first) in _NUMBERS else np.stack(datapoints)
+        if type(first) in _NUMBERS:
+            return np.array(datapoints)
+        stack_arrays = np.ma.stack if np.ma.MaskedArray in set(map(type, datapoints)) else np.stack
+        return stack_arrays(datapoints)
     except ValueError:
         odd = next(i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first))
         raise DatapointError(

@@ -311,10 +311,12 @@ class Reading(Flow):
             self.ahead.begin()
 
     async def aclose(self) -> None:
-        await self.ahead.aclose()
-        await self._read.source.release()
-        if self._workers is not None:
-            await self._workers.aclose()
+        try:
+            await self.ahead.aclose()
+            await self._read.source.release()
+        finally:
+            if self._workers is not None:
+                await self._workers.aclose()
 
 
 def _filters_of(source: Source) -> str:
