@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     'text_in_a_config': (
         lambda: granular.IOConfig(concurrency='3'),
-        "concurrency: expected a number, got '3'",
+        "concurrency: expected an integer, got '3'",
     ),
     'endpoint_without_scheme': (
         lambda: granular.Path('s3://bucket', endpoint_url='127.0.0.1:9000', anon=True).exists(),
