@@ -91,7 +91,9 @@ def test_all_lengths_and_strides(lengths, length, stride, dtype):
 
 def test_a_fetch_requests_the_bytes_of_its_windows_alone(bucket):
     write(bucket / 'ds', arrays((400_000, 400_000)))
-    with granular.DatasetReader(bucket / 'ds', granular.decoders) as reader:
+    # Requests that are slow, as on a busy machine, are not sent twice.
+    calm = granular.Path(f'{bucket}/ds', config=granular.IOConfig(hedge=0), **bucket.store.options)
+    with granular.DatasetReader(calm, granular.decoders) as reader:
         windows = TokenWindows(reader, 'tokens', 2048)
         assert len(windows) == 2 * 195
 
