@@ -23,11 +23,13 @@ from granular.errors import (
     DatapointError,
     DecodeError,
     EncodeError,
+    FunctionError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
     UnknownKeyError,
     UnknownTypeError,
+    WorkerError,
 )
 from tests import ROOT
 
@@ -521,3 +523,55 @@ def test_bad_conversions(nodes, tmp_path):
 
     with pytest.raises(CorruptDatasetError, match='Shrinks: expected 5 records'):
         granular.convert(Shrinks(5), tmp_path / 'e', engine='ray')
+
+
+class Fails(Records):
+    """A source that raises an exception in other processes."""
+
+    def __init__(self, count, make):
+        super().__init__(count)
+        self.make, self.driver = make, os.getpid()
+
+    def fetch(self, indices):
+        if os.getpid() != self.driver and 37 in indices:
+            raise self.make()
+        return super().fetch(indices)
+
+
+class StopEverything(BaseException):
+    """An exception that is not an Exception."""
+
+
+class LockedError(Exception):
+    """An exception that does not pickle."""
+
+    def __init__(self):
+        super().__init__('does not pickle')
+        self.lock = threading.Lock()
+
+
+class TwoPartsError(Exception):
+    """An exception that pickles, but does not unpickle."""
+
+    def __init__(self, left, right):
+        super().__init__(f'{left} and {right}')
+
+
+@pytest.mark.parametrize(
+    ('make', 'error', 'message'),
+    [
+        (lambda: ValueError('no'), ValueError, 'no'),
+        (lambda: KeyboardInterrupt('no'), KeyboardInterrupt, 'no'),
+        (lambda: SystemExit(3), SystemExit, '3'),
+        (lambda: StopEverything('no'), StopEverything, 'no'),
+        (LockedError, WorkerError, 'LockedError: does not pickle'),
+        (lambda: TwoPartsError(1, 2), WorkerError, 'TwoPartsError: 1 and 2'),
+        (lambda: StopIteration(5), FunctionError, 'raised StopIteration: 5'),
+    ],
+)
+def test_errors_of_sources_are_raised_as_they_are_in_one_process(make, error, message, nodes, tmp_path):
+    with pytest.raises(error) as caught:
+        granular.convert(Fails(50, make), tmp_path / 'a', shardlen=10, sample=1, spec=PLAIN, engine='ray')
+    assert type(caught.value) is error
+    assert message in str(caught.value)
+    assert not (tmp_path / 'a' / '000000' / 'spec.json').exists()
