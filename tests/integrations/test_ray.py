@@ -200,6 +200,42 @@ class FailsElsewhere:
         return value
 
 
+def rows_of(dataset, tasks, **options):
+    """Return the rows of the read tasks, run in this process, and their blocks."""
+    import granular.integrations.ray as integration
+
+    tables = [table for task in integration.Datasource(dataset, **options).get_read_tasks(tasks) for table in task()]
+    return [row for table in tables for row in table.to_pylist()], tables
+
+
+@pytest.mark.parametrize(('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs')])
+def test_blocks_share_the_memory_of_raw_records(store, layout, request, tmp_path):
+    """Records of any size, in one shard or in many, behind one another or not."""
+    root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
+    spec, sizes = {'n': 'int', 'x': 'bytes', 'y': 'bytes'}, [0, 1, 17 << 20 if store == 'local' else 9, 0, 0, 300, 5]
+    rows = [{'n': i, 'x': bytes([i]) * size, 'y': b'%d' % i} for i, size in enumerate(sizes)]
+    for shardlen in (1, 3, 100) if store == 'local' else (3,):
+        folder = written(root / 'train' / f'{shardlen}', len(rows), shardlen, spec, rows.__getitem__, layout=layout)
+        for tasks in (1, 3):
+            read, tables = rows_of(folder, tasks)
+            assert read == rows
+            assert all(table['x'].num_chunks == 1 for table in tables)  # Ray would copy several into one
+        assert rows_of(folder, 2, verify=True)[0] == rows
+        raw = [{key: granular.encoders[kind](row[key]) for key, kind in spec.items()} for row in rows]
+        assert rows_of(folder, 2, decoders=None)[0] == raw
+        assert rows_of(folder, 2, fields=['y'])[0] == [{'y': row['y']} for row in rows]
+    if layout == 'refs':  # the values of the first shard, in another order than its datapoints
+        bag = folder / '000000' / 'refs.bag'
+        with granular.BagReader(bag) as reader:
+            references = list(reader)
+        bag.unlink()
+        with granular.BagWriter(bag) as writer:
+            for i in reversed(range(len(references))):
+                writer.append(references[i])
+        first = len(references)
+        assert rows_of(folder, 1)[0] == rows[:first][::-1] + rows[first:]
+
+
 def test_columns_and_limits_are_pushed_down(ray_, tmp_path):
     spec = {'n': 'int', 'text': 'utf8'}
     folder = written(tmp_path / 'x', 50, 10, spec, lambda i: {'n': i, 'text': str(i)})
