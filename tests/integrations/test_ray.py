@@ -1,5 +1,6 @@
 """Ray on a cluster of three nodes: reading, writing, conversion, and nodes that are killed meanwhile."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -559,6 +560,35 @@ def test_bad_conversions(nodes, tmp_path):
 
     with pytest.raises(CorruptDatasetError, match='Shrinks: expected 5 records'):
         granular.convert(Shrinks(5), tmp_path / 'e', engine='ray')
+
+
+class Slow(Records):
+    """A source whose shards take some time."""
+
+    def fetch(self, indices):
+        time.sleep(0.05)
+        return super().fetch(indices)
+
+
+def test_a_cancelled_conversion_leaves_whole_shards_alone(nodes, tmp_path):
+    """Also if a task is interrupted just when it has written its shard."""
+    options = {'shardlen': 2, 'sample': 1, 'spec': PLAIN}
+
+    async def cancelled():
+        begun = asyncio.Event()
+        work = granular.aio.convert(Slow(60), tmp_path / 'got', **options, engine='ray', progress=lambda _: begun.set())
+        task = asyncio.create_task(work)
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    granular.convert(Slow(60), tmp_path / 'expected', **options)
+    expected, deadline = contents(tmp_path / 'expected'), time.monotonic() + 60
+    while not contents(tmp_path / 'got').items() <= expected.items():  # workers may still remove temporary files
+        assert time.monotonic() < deadline, sorted(contents(tmp_path / 'got'))
+    assert '000000/spec.json' not in contents(tmp_path / 'got')
 
 
 class Fails(Records):

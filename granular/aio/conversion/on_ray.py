@@ -235,29 +235,30 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
       As for ``Count``, or the failure.
     """
     ray = import_extra('ray', 'ray')
+    writers: list[DatasetWriter] = []  # beside the result of the call, which an interrupt may keep from this thread
+
+    async def write() -> None:
+        writer = await work.start(source, number, start, stop)
+        if writer is not None:
+            writers.append(writer)
+
     try:
         work, source = _opened(job)
-        writer = _run(work.start(source, number, start, stop))
-        try:
-            # On this thread, so that Ray lends the processor to other tasks meanwhile.
-            failed = next((other for other in ray.get(others) if isinstance(other, _Failed)), None)
-        except BaseException:
-            if writer is not None:
-                run(writer.abort())
-            raise
+        _run(write())
+        # On this thread, so that Ray lends the processor to other tasks meanwhile.
+        failed = next((other for other in ray.get(others) if isinstance(other, _Failed)), None)
         if failed is not None:
-            if writer is not None:
-                run(writer.abort())
             return failed
-        if writer is None:
-            return stop - start, stop - start, 0
-        return _run(work.publish(writer, number, stop - start))
+        return _run(work.publish(writers[0], number, stop - start)) if writers else (stop - start, stop - start, 0)
     except _FailedError as failure:
         return _Failed(failure.error)
     except ray.exceptions.RayError:
         raise  # of the other tasks, which report it, or of a job that does not unpickle
     except Exception as error:
         return _Failed(error)
+    finally:
+        for writer in writers:
+            run(writer.abort())  # does nothing after it was published
 
 
 class _FailedError(Exception):
