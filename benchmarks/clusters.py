@@ -71,7 +71,7 @@ def _start(processors: int) -> Any:
     import ray
     import ray.data
 
-    ray.init(num_cpus=processors, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
+    ray.init('local', num_cpus=processors, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 
