@@ -1,5 +1,7 @@
 """Ray: reading through it on one node, conversion with two workers, and a write during which a node is killed."""
 
+import functools
+import itertools
 import json
 import os
 import pathlib
@@ -7,40 +9,60 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import granular
-from benchmarks.bars import CORE, Bar, Result, median
+from benchmarks.bars import CORE, Bar, Curves, Result, median
 from benchmarks.data import Data
 from benchmarks.nginx import Server
-from benchmarks.remote import ours
+from benchmarks.remote import ours, table
 
 Job = Mapping[str, Any]
 
 
 def ray(data: Data, server: Server) -> Result:
     """Compare Ray with the readers, and with a conversion in one process."""
-    medium = data.medium()
-    job = {'url': f'{server.instant}/{medium.name}', 'count': data.count(10_000), 'times': 1 if data.quick else 3}
-    read = ours(data, 'read', None, 'clusters', **job)
+    times = 1 if data.quick else 3
+    source = {'url': f'{server.instant}/{data.repeated().name}', 'count': 8 * data.count(10_000), 'times': times}
+    read = ours(data, 'read', None, 'clusters', **source)
     bars = [
         Bar(
             'reading through Ray / a reader, 100 kB, one node of 2 cores',
             read['ray'] / read['reader'],
             0.7,
-            f'{read["ray"]:,.0f}/s / {read["reader"]:,.0f}/s',
+            f'{read["ray"]:,.0f}/s / {read["reader"]:,.0f}/s, Ray with blocks from memory {read["ready"]:,.0f}/s',
         )
     ]
-    convert = {'url': str(data.images()), 'times': 1 if data.quick else 3, 'shardlen': data.count(1000) // 10}
-    one = ours(data, 'convert', CORE, 'clusters', **convert, engine='local')['seconds']
-    free = ours(data, 'convert', None, 'clusters', **convert, engine='local')['seconds']
-    two = ours(data, 'convert', None, 'clusters', **convert, engine='ray')['seconds']
+    folder = str(data.images())
+    seconds = {
+        name: [
+            ours(data, 'convert', core, 'clusters', url=folder, engine=engine, repeats=repeats, times=times)['seconds']
+            for repeats in (1, 5)
+        ]
+        for name, core, engine in (
+            ('one process, one core', CORE, 'local'),
+            ('one process, both cores', None, 'local'),
+            ('2 workers of Ray', None, 'ray'),
+        )
+    }
+    one, free, two = (times[-1] for times in seconds.values())
     figures = f'{two:.2f} s, one process {one:.2f} s on one core, {free:.2f} s on both'
-    bars.append(Bar('conversion of 2,000 images with 2 workers of Ray / one process', one / two, 1.6, figures))
+    bars.append(Bar('conversion of 10,000 images with 2 workers of Ray / one process', one / two, 1.6, figures))
     killed = ours(data, 'kill', None, 'clusters')
     bars.append(Bar('a node killed during a write: the same dataset', killed['same'], 1, f'{killed["seconds"]:.1f} s'))
-    return bars, []
+    rates = {
+        'a reader, without Ray': read['reader'],
+        'Ray, blocks from memory': read['ready'],
+        'Ray, granular.integrations.ray.read': read['ray'],
+        'Ray, blocks from memory, an eighth of the records': read['ready, part'],
+        'Ray, granular.integrations.ray.read, an eighth of the records': read['ray, part'],
+    }
+    points = [f'{repeats * data.count(2000):,} images' for repeats in (1, 5)]
+    return bars, [
+        table('ray', '80,000 records of 100 kB in order, batches of 64, 2 cores', 'records/s', rates),
+        Curves('ray-convert', 'Conversion into 10 shards', 's', 'images', points, seconds),
+    ]
 
 
 def _start(processors: int) -> Any:
@@ -49,49 +71,83 @@ def _start(processors: int) -> Any:
     import ray
     import ray.data
 
-    ray.init(num_cpus=processors, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30)
+    ray.init('local', num_cpus=processors, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
     ray.data.DataContext.get_current().enable_progress_bars = False
     return ray
 
 
 def read(job: Job) -> dict[str, float]:
-    """Measure the datapoints per second of a reader and of Ray, in turns, in batches of 64."""
+    """Measure the datapoints per second of a reader, of Ray, and of Ray with blocks from memory, in batches of 64."""
     _start(2)
     import granular.integrations.ray as integration
 
-    reader = granular.DatasetReader(job['url'])
-    dataset = integration.read(job['url'])
+    count, part = job['count'], job['count'] // 8
+    reader = granular.ShardedDatasetReader(job['url'])
 
-    def alone() -> int:
-        return sum(1 for _ in reader)
-
-    def through() -> int:
+    def batches(dataset: Any) -> int:
         return sum(len(batch['data']) for batch in dataset.iter_batches(batch_size=64))
 
-    through()  # starts the workers
-    rates: dict[str, list[float]] = {'reader': [], 'ray': []}
+    runs: dict[str, tuple[int, Callable[[], int]]] = {
+        'reader': (count, lambda: sum(1 for _ in reader)),
+        'ray': (count, functools.partial(batches, integration.read(job['url']))),
+        'ready': (count, functools.partial(batches, _from_memory(count))),
+        'ray, part': (part, functools.partial(batches, integration.read(f'{job["url"]}/000000'))),
+        'ready, part': (part, functools.partial(batches, _from_memory(part))),
+    }
+    runs['ray, part'][1]()  # starts the workers
+    rates: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(job['times']):
-        for name, fn in (('reader', alone), ('ray', through)):
+        for name, (expected, fn) in runs.items():
             started = time.perf_counter()
-            if (count := fn()) != job['count']:
-                raise RuntimeError(f'{name} read {count} of {job["count"]}')
-            rates[name].append(count / (time.perf_counter() - started))
+            if (got := fn()) != expected:
+                raise RuntimeError(f'{name} read {got} of {expected}')
+            rates[name].append(expected / (time.perf_counter() - started))
     return {name: median(values) for name, values in rates.items()}
 
 
+def _from_memory(count: int) -> Any:
+    """Return a dataset of Ray whose tasks yield one block of 16 MB again and again: what Ray takes for itself."""
+    import pyarrow as pa
+    import ray
+
+    def work(rows: int) -> Iterator[Any]:
+        values = {'data': [bytes(100_000)] * 160, 'label': list(range(160)), 'text': ['text'] * 160}
+        block = pa.table(values)
+        for start in range(0, rows, 160):
+            yield block.slice(0, min(160, rows - start))
+
+    class Memory(ray.data.Datasource):  # type: ignore[misc]
+        def estimate_inmemory_data_size(self) -> int:
+            return count * 100_000
+
+        def get_read_tasks(self, parallelism: int, *_: Any, **__: Any) -> list[Any]:
+            edges = [count * number // parallelism for number in range(parallelism + 1)]
+            return [self._task(stop - start) for start, stop in itertools.pairwise(edges)]
+
+        def _task(self, rows: int) -> Any:
+            metadata = ray.data.block.BlockMetadata(
+                num_rows=rows, size_bytes=rows * 100_000, exec_stats=None, input_files=None
+            )
+            return ray.data.ReadTask(functools.partial(work, rows), metadata)
+
+    dataset = ray.data.read_datasource(Memory(), override_num_blocks=max(1, count // 2500))
+    dataset.context.execution_options.preserve_order = True
+    return dataset
+
+
 def convert(job: Job) -> dict[str, float]:
-    """Measure the seconds of a conversion that decodes and encodes images."""
+    """Measure the seconds of a conversion that decodes and encodes images, as often as they are repeated."""
     reader = granular.DatasetReader(job['url'])
+    source = granular.MapDataset.source(reader)
     options: dict[str, Any] = {'spec': {'image': 'jpg'}, 'engine': job['engine']}
-    times = []
+    shardlen, times = len(reader) * job['repeats'] // 10, []
     with tempfile.TemporaryDirectory() as folder:
         if job['engine'] == 'ray':
             _start(2)
-            source = granular.MapDataset.source(reader)[:4]
-            granular.convert(source, f'{folder}/warm', shardlen=1, **options)
+            granular.convert(source[:4], f'{folder}/warm', shardlen=1, **options)
         for number in range(job['times']):
             started = time.perf_counter()
-            granular.convert(reader, f'{folder}/{number}', shardlen=job['shardlen'], **options)
+            granular.convert(source.repeat(job['repeats']), f'{folder}/{number}', shardlen=shardlen, **options)
             times.append(time.perf_counter() - started)
     return {'seconds': median(times)}
 

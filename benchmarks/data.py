@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -55,6 +56,19 @@ class Data:
     def medium(self) -> pathlib.Path:
         """10,000 records of 50 to 150 kB: 1 GB."""
         return self.records('medium', 10_000, 50_000, 150_000)
+
+    def repeated(self) -> pathlib.Path:
+        """The records of ``medium``, eight times, as shards that share its files."""
+
+        def write(target: pathlib.Path) -> None:
+            files = [file for file in self.medium().iterdir() if file.name != 'done']
+            for number in range(8):
+                shard = target / f'{number:06}'
+                shard.mkdir(parents=True)
+                for file in files:
+                    os.link(file, shard / file.name)
+
+        return self.once('repeated', write)
 
     def small(self) -> pathlib.Path:
         """200,000 records of 4 kB."""

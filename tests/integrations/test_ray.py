@@ -1,5 +1,6 @@
 """Ray on a cluster of three nodes: reading, writing, conversion, and nodes that are killed meanwhile."""
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -23,11 +24,13 @@ from granular.errors import (
     DatapointError,
     DecodeError,
     EncodeError,
+    FunctionError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
     UnknownKeyError,
     UnknownTypeError,
+    WorkerError,
 )
 from tests import ROOT
 
@@ -196,6 +199,42 @@ class FailsElsewhere:
         if value >= self.least and os.getpid() != self.driver:
             raise ValueError(f'{value} was read')
         return value
+
+
+def rows_of(dataset, tasks, **options):
+    """Return the rows of the read tasks, run in this process, and their blocks."""
+    import granular.integrations.ray as integration
+
+    tables = [table for task in integration.Datasource(dataset, **options).get_read_tasks(tasks) for table in task()]
+    return [row for table in tables for row in table.to_pylist()], tables
+
+
+@pytest.mark.parametrize(('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs')])
+def test_blocks_share_the_memory_of_raw_records(store, layout, request, tmp_path):
+    """Records of any size, in one shard or in many, behind one another or not."""
+    root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
+    spec, sizes = {'n': 'int', 'x': 'bytes', 'y': 'bytes'}, [0, 1, 17 << 20 if store == 'local' else 9, 0, 0, 300, 5]
+    rows = [{'n': i, 'x': bytes([i]) * size, 'y': b'%d' % i} for i, size in enumerate(sizes)]
+    for shardlen in (1, 3, 100) if store == 'local' else (3,):
+        folder = written(root / 'train' / f'{shardlen}', len(rows), shardlen, spec, rows.__getitem__, layout=layout)
+        for tasks in (1, 3):
+            read, tables = rows_of(folder, tasks)
+            assert read == rows
+            assert all(table['x'].num_chunks == 1 for table in tables)  # Ray would copy several into one
+        assert rows_of(folder, 2, verify=True)[0] == rows
+        raw = [{key: granular.encoders[kind](row[key]) for key, kind in spec.items()} for row in rows]
+        assert rows_of(folder, 2, decoders=None)[0] == raw
+        assert rows_of(folder, 2, fields=['y'])[0] == [{'y': row['y']} for row in rows]
+    if layout == 'refs':  # the values of the first shard, in another order than its datapoints
+        bag = folder / '000000' / 'refs.bag'
+        with granular.BagReader(bag) as reader:
+            references = list(reader)
+        bag.unlink()
+        with granular.BagWriter(bag) as writer:
+            for i in reversed(range(len(references))):
+                writer.append(references[i])
+        first = len(references)
+        assert rows_of(folder, 1)[0] == rows[:first][::-1] + rows[first:]
 
 
 def test_columns_and_limits_are_pushed_down(ray_, tmp_path):
@@ -521,3 +560,84 @@ def test_bad_conversions(nodes, tmp_path):
 
     with pytest.raises(CorruptDatasetError, match='Shrinks: expected 5 records'):
         granular.convert(Shrinks(5), tmp_path / 'e', engine='ray')
+
+
+class Slow(Records):
+    """A source whose shards take some time."""
+
+    def fetch(self, indices):
+        time.sleep(0.05)
+        return super().fetch(indices)
+
+
+def test_a_cancelled_conversion_leaves_whole_shards_alone(nodes, tmp_path):
+    """Also if a task is interrupted just when it has written its shard."""
+    options = {'shardlen': 2, 'sample': 1, 'spec': PLAIN}
+
+    async def cancelled():
+        begun = asyncio.Event()
+        work = granular.aio.convert(Slow(60), tmp_path / 'got', **options, engine='ray', progress=lambda _: begun.set())
+        task = asyncio.create_task(work)
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    granular.convert(Slow(60), tmp_path / 'expected', **options)
+    expected, deadline = contents(tmp_path / 'expected'), time.monotonic() + 60
+    while not contents(tmp_path / 'got').items() <= expected.items():  # workers may still remove temporary files
+        assert time.monotonic() < deadline, sorted(contents(tmp_path / 'got'))
+    assert '000000/spec.json' not in contents(tmp_path / 'got')
+
+
+class Fails(Records):
+    """A source that raises an exception in other processes."""
+
+    def __init__(self, count, make):
+        super().__init__(count)
+        self.make, self.driver = make, os.getpid()
+
+    def fetch(self, indices):
+        if os.getpid() != self.driver and 37 in indices:
+            raise self.make()
+        return super().fetch(indices)
+
+
+class StopEverything(BaseException):
+    """An exception that is not an Exception."""
+
+
+class LockedError(Exception):
+    """An exception that does not pickle."""
+
+    def __init__(self):
+        super().__init__('does not pickle')
+        self.lock = threading.Lock()
+
+
+class TwoPartsError(Exception):
+    """An exception that pickles, but does not unpickle."""
+
+    def __init__(self, left, right):
+        super().__init__(f'{left} and {right}')
+
+
+@pytest.mark.parametrize(
+    ('make', 'error', 'message'),
+    [
+        (lambda: ValueError('no'), ValueError, 'no'),
+        (lambda: KeyboardInterrupt('no'), KeyboardInterrupt, 'no'),
+        (lambda: SystemExit(3), SystemExit, '3'),
+        (lambda: StopEverything('no'), StopEverything, 'no'),
+        (LockedError, WorkerError, 'LockedError: does not pickle'),
+        (lambda: TwoPartsError(1, 2), WorkerError, 'TwoPartsError: 1 and 2'),
+        (lambda: StopIteration(5), FunctionError, 'raised StopIteration: 5'),
+    ],
+)
+def test_errors_of_sources_are_raised_as_they_are_in_one_process(make, error, message, nodes, tmp_path):
+    with pytest.raises(error) as caught:
+        granular.convert(Fails(50, make), tmp_path / 'a', shardlen=10, sample=1, spec=PLAIN, engine='ray')
+    assert type(caught.value) is error
+    assert message in str(caught.value)
+    assert not (tmp_path / 'a' / '000000' / 'spec.json').exists()

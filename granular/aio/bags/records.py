@@ -1,8 +1,9 @@
 """Read records of many bags in one fan-out."""
 
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,23 @@ from granular.indexing import Ints
 T = TypeVar('T')
 
 logger: Final = logging.getLogger('granular')
+
+
+class Adjacent(NamedTuple):
+    """Records that lie one behind the other.
+
+    Attributes:
+      data: their bytes.
+      limits: the offsets in ``data`` at which they begin and end, shape (records + 1,).
+    """
+
+    data: bytes
+    limits: Ints
+
+    def split(self) -> list[bytes]:
+        """Return the records."""
+        limits = self.limits.tolist()
+        return [self.data[start:stop] for start, stop in itertools.pairwise(limits)]
 
 
 async def retry_if_corrupt(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:
@@ -57,6 +75,23 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]], fresh: bool = False
             else:
                 await offload(check, bag.sums, indices, records, bag.name)
     return out
+
+
+async def read_adjacent(bag: Bag, indices: Ints, fresh: bool = False) -> Adjacent | None:
+    """Read records that lie one behind the other, without slicing them; return None if they do not.
+
+    They are not checked against checksums.
+
+    Args:
+      bag: the bag.
+      indices: the records, at least one.
+      fresh: bypass the store's caches.
+    """
+    [(starts, stops)] = await read_limits([(bag, indices)], fresh)
+    if not np.array_equal(starts[1:], stops[:-1]):
+        return None
+    [[data]] = await read_parts([(bag, starts[:1], stops[-1:])], fresh)
+    return Adjacent(data, np.append(starts, stops[-1]) - starts[0])
 
 
 async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]], fresh: bool = False) -> list[list[bytes]]:

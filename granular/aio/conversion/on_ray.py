@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import os
+import pickle
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
 
 from granular._lazy import import_extra
 from granular.aio.conversion.record_source import Format, RecordSource, open_source
@@ -13,6 +14,7 @@ from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.execution.failures import portable, remote, summary
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source
@@ -27,6 +29,8 @@ from granular.errors import (
     NotFoundError,
     WorkerError,
 )
+
+T = TypeVar('T')
 
 _RETRIES: Final = 3  # of a task whose worker or node died
 _ENDING: Final = 30.0  # seconds in which a worker that Ray considers dead releases its locks
@@ -124,17 +128,17 @@ class RayShards:
         return [self._job.token, reference], self._ray.remote(max_retries=_RETRIES)(_write_shard)
 
     async def _outcome(self, result: Any, number: int) -> tuple[int, int, int]:
-        errors = self._ray.exceptions
+        errors, folder = self._ray.exceptions, self._job.writer.folder(number)
         try:
-            counts: tuple[int, int, int] = await asyncio.wrap_future(result.future())
-            return counts
+            outcome = await asyncio.wrap_future(result.future())
         except errors.RayTaskError as error:
-            if isinstance(error.cause, Exception):
-                raise error.cause from error
-            raise
+            raise WorkerError(f'{folder}: its task failed in Ray: {error}') from error
         except errors.RayError as error:
-            folder = self._job.writer.folder(number)
             raise WorkerError(f'{folder}: its task did not finish after {_RETRIES} retries: {error}') from error
+        if isinstance(outcome, _Failed):
+            raise outcome.error()
+        counts: tuple[int, int, int] = outcome
+        return counts
 
 
 class _Job:
@@ -202,6 +206,22 @@ class _Job:
 _latest: list[tuple[_Job, RecordSource]] = []  # the job that this worker has opened, and its source
 
 
+class _Failed:
+    """The result of a task that failed: Ray passes on neither all exceptions nor their classes."""
+
+    def __init__(self, error: BaseException) -> None:
+        import cloudpickle
+
+        self._pickle: bytes = cloudpickle.dumps(portable(error, cloudpickle))
+
+    def error(self) -> BaseException:
+        """Return the exception, with its causes and the traceback in the worker."""
+        try:
+            return remote(*pickle.loads(self._pickle))
+        except BaseException as error:  # the methods of its class may raise anything
+            return WorkerError(f'the error of a task of Ray does not unpickle in this process: {summary(error)}')
+
+
 def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, others: Sequence[Any]) -> Any:
     """Write a shard, as the task of Ray.
 
@@ -212,20 +232,60 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
       others: the results of the tasks that must end before this shard is published.
 
     Returns:
-      As for ``Count``.
+      As for ``Count``, or the failure.
     """
     ray = import_extra('ray', 'ray')
-    work, source = _opened(job)
-    writer = run(work.start(source, number, start, stop))
-    try:
-        ray.get(others)  # on this thread, so that Ray lends the processor to other tasks meanwhile
-    except BaseException:
+    writers: list[DatasetWriter] = []  # beside the result of the call, which an interrupt may keep from this thread
+
+    async def write() -> None:
+        writer = await work.start(source, number, start, stop)
         if writer is not None:
-            run(writer.abort())
-        raise
-    if writer is None:
-        return stop - start, stop - start, 0
-    return run(work.publish(writer, number, stop - start))
+            writers.append(writer)
+
+    try:
+        work, source = _opened(job)
+        _run(write())
+        # On this thread, so that Ray lends the processor to other tasks meanwhile.
+        failed = next((other for other in ray.get(others) if isinstance(other, _Failed)), None)
+        if failed is not None:
+            return failed
+        return _run(work.publish(writers[0], number, stop - start)) if writers else (stop - start, stop - start, 0)
+    except _FailedError as failure:
+        return _Failed(failure.error)
+    except ray.exceptions.RayError:
+        raise  # of the other tasks, which report it, or of a job that does not unpickle
+    except Exception as error:
+        return _Failed(error)
+    finally:
+        for writer in writers:
+            run(writer.abort())  # does nothing after it was published
+
+
+class _FailedError(Exception):
+    """Carries any exception of user functions out of a coroutine: of signals, exceptions of this thread remain."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _run(coro: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that calls user functions.
+
+    Raises:
+      _FailedError: if it raises anything.
+    """
+    return run(_carry(coro))
+
+
+async def _carry(coro: Coroutine[Any, Any, T]) -> T:
+    await ensure_event_loop()  # SystemExit on the main thread is a signal of Ray, which retries the task elsewhere
+    try:
+        return await coro
+    except asyncio.CancelledError:
+        raise  # by an interrupt of the thread that waits
+    except BaseException as error:
+        raise _FailedError(error) from error
 
 
 def _opened(job: tuple[str, Any]) -> tuple[_Job, Source]:
@@ -235,7 +295,7 @@ def _opened(job: tuple[str, Any]) -> tuple[_Job, Source]:
         if _latest:
             run(_latest.pop()[1].aclose())
         work: _Job = import_extra('ray', 'ray').get(reference)
-        _latest.append((work, run(work.open())))
+        _latest.append((work, _run(work.open())))
     work, opened = _latest[0]
     return work, cast(Source, opened.source)
 

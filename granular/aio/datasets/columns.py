@@ -1,18 +1,19 @@
 """The columns of an opened dataset, and reads of many datapoints from many datasets in one fan-out."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.packed import PackedReferences, read_tables
-from granular.aio.bags.records import read_records, retry_if_corrupt
-from granular.aio.datasets.codec import Field, decode_error, decode_records
+from granular.aio.bags.records import Adjacent, read_adjacent, read_records, retry_if_corrupt
+from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip
 from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, function_error
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import (
@@ -23,6 +24,8 @@ from granular.errors import (
 )
 from granular.formats.layout import Layout, Spec, unpack_refs
 from granular.indexing import Ints
+
+T = TypeVar('T')
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
@@ -308,9 +311,18 @@ async def fetch_datapoints(groups: Sequence[Group], choices: Sequence[Choice]) -
 
 async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> list[list[Any]]:
     """Return the values of all groups' datapoints, by field."""
+    return await _read(groups, lambda fresh: _read_columns(groups, choices, fresh))
+
+
+async def read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
+    """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
+    return await _read([group], lambda fresh: _read_buffers(group, choices, fresh))
+
+
+async def _read(groups: Sequence[Group], read: Callable[[bool], Awaitable[T]]) -> T:
     remote = any(columns.is_remote for columns, _ in groups)
     try:
-        return await retry_if_corrupt(lambda fresh: _read_columns(groups, choices, fresh), remote)
+        return await retry_if_corrupt(read, remote)
     except ObjectChangedError:
         for columns, _ in groups:
             if columns.snapshot is not None:
@@ -319,7 +331,39 @@ async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> li
 
 
 async def _read_columns(groups: Sequence[Group], choices: Sequence[Choice], fresh: bool) -> list[list[Any]]:
-    references = await read_references(groups, fresh)
+    return await _read_values(groups, await read_references(groups, fresh), choices, fresh)
+
+
+async def _read_buffers(group: Group, choices: Sequence[Choice], fresh: bool) -> dict[str, list[Any] | Adjacent]:
+    (columns, indices), references = group, await read_references([group], fresh)
+    out: dict[str, list[Any] | Adjacent] = {}
+
+    async def read_values(some: Sequence[Choice]) -> None:
+        values = await _read_values([group], references, some, fresh)
+        out.update({choice.field.key: column for choice, column in zip(some, values, strict=True)})
+
+    async def read_raw(choice: Choice) -> None:
+        key = choice.field.key
+        records, _ = columns.record_indices(indices, choice, *references[0])
+        buffer = await read_adjacent(columns.bags[key], records, fresh)
+        if buffer is None:
+            await read_values([choice])
+        else:
+            out[key] = buffer
+
+    raws = [
+        choice
+        for choice in choices
+        if choice.field.fn is raw and not choice.field.many and columns.bags[choice.field.key].sums is None
+    ]
+    others = [choice for choice in choices if choice not in raws]
+    await gather([*map(read_raw, raws), *([read_values(others)] if others else [])])
+    return out
+
+
+async def _read_values(
+    groups: Sequence[Group], references: Sequence[tuple[Ints, Ints]], choices: Sequence[Choice], fresh: bool
+) -> list[list[Any]]:
     requests: list[tuple[Bag, Ints]] = []
     counts: dict[str, list[Ints]] = {}
     for choice in choices:

@@ -12,8 +12,9 @@ from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader
+from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapoints, read_columns
+from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapoints, read_buffers, read_columns
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
@@ -214,6 +215,13 @@ class DatasetReader(Sampling[Datapoint_co]):
         columns = self._columns
         group = columns, indices_of(indices, columns.length, self._name)
         return await fetch_datapoints([group], columns.choose(mask))
+
+    async def _fetch_buffers(self, indices: range, mask: Mask = None) -> dict[str, list[Any] | Adjacent]:
+        """Return the values of consecutive datapoints, at least one, by key: raw records in one buffer if possible."""
+        await self._ensure_open()
+        columns = self._columns
+        group = columns, indices_of(indices, columns.length, self._name)
+        return await read_buffers(group, columns.choose(mask))
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""

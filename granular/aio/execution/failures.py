@@ -50,19 +50,24 @@ def of_datapoint(error: Exception) -> bool:
     return not isinstance(error, OSError | ClosedError)
 
 
-def portable(error: BaseException) -> tuple[list[BaseException], str]:
-    """Return an error and its causes, one after the other, all of them picklable, and its traceback as text."""
+def portable(error: BaseException, pickler: Any = pickle) -> tuple[list[BaseException], str]:
+    """Return an error and its causes, one after the other, all of them picklable, and its traceback as text.
+
+    Args:
+      error: the error.
+      pickler: the module that pickles them: ``pickle`` or ``cloudpickle``.
+    """
     shorten(error)
     text = ''.join(traceback.format_exception(error))
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
-    return [_pickling(link) for link in chain], text
+    return [_pickling(link, pickler) for link in chain], text
 
 
-def _pickling(error: BaseException) -> BaseException:
+def _pickling(error: BaseException, pickler: Any) -> BaseException:
     try:
-        pickle.loads(pickle.dumps(error))  # many exceptions pickle, but do not unpickle
+        pickler.loads(pickler.dumps(error))  # many exceptions pickle, but do not unpickle
     except BaseException:  # the methods of its class may raise anything
         return WorkerError(summary(error))
     return error

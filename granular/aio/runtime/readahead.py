@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -30,23 +31,38 @@ async def pages(
       local: True if items come without waiting; then nothing is prefetched.
     """
     step = max(1, min(_MAX_ITEMS, _PAGE * length // max(1, size)))
-    ranges = (range(start, min(start + step, length)) for start in range(0, length, step))
-    if local:
-        for indices in ranges:
-            for item in await fetch(indices):
-                yield item
-        return
-    ahead: collections.deque[asyncio.Task[list[T]]] = collections.deque()
-    try:
-        for _ in range(0, length, step):
-            await ensure_event_loop()  # each item may be requested from another thread than the one before
-            for indices in itertools.islice(ranges, _AHEAD - len(ahead)):
-                ahead.append(background(fetch(indices)))
-            items = await outcome(ahead[0])
-            ahead.popleft()
+    async with contextlib.aclosing(whole_pages(fetch, length, step, 0 if local else _AHEAD)) as fetched:
+        async for items in fetched:
             for item in items:
                 yield item
+
+
+async def whole_pages(
+    fetch: Callable[[range], Coroutine[Any, Any, T]], length: int, step: int, ahead: int
+) -> AsyncGenerator[T, None]:
+    """Yield the pages of some items, in order.
+
+    Args:
+      fetch: returns the page of the items at some indices.
+      length: the number of items.
+      step: items per page.
+      ahead: the most pages in flight; 0 to prefetch nothing.
+    """
+    ranges = (range(start, min(start + step, length)) for start in range(0, length, step))
+    if not ahead:
+        for indices in ranges:
+            yield await fetch(indices)
+        return
+    tasks: collections.deque[asyncio.Task[T]] = collections.deque()
+    try:
+        for _ in range(0, length, step):
+            await ensure_event_loop()  # each page may be requested from another thread than the one before
+            for indices in itertools.islice(ranges, ahead - len(tasks)):
+                tasks.append(background(fetch(indices)))
+            page = await outcome(tasks[0])
+            tasks.popleft()
+            yield page
     finally:
-        if ahead:
+        if tasks:
             await ensure_event_loop()
-            await end_tasks(ahead)
+            await end_tasks(tasks)

@@ -1,16 +1,19 @@
 """Datasets one after the other, opened when they are first read."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.columns import Mask
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.tasks import gather
-from granular.indexing import indices_of
+from granular.indexing import Ints, indices_of
+
+T = TypeVar('T')
 
 
 class Concatenation(Source):
@@ -40,6 +43,18 @@ class Concatenation(Source):
     async def fetch(self, indices: ArrayLike, mask: Mask = None) -> list[Any]:
         """Return the datapoints at increasing indices."""
         positions = indices_of(indices, len(self), 'the datasets')
+        parts = await self._read(positions, lambda reader, indices: reader.fetch(indices, mask))
+        return [datapoint for part in parts for datapoint in part]
+
+    async def fetch_buffers(self, indices: range, mask: Mask = None) -> list[dict[str, list[Any] | Adjacent]]:
+        """Return the values at consecutive indices by key, for each dataset; raw records in one buffer if possible."""
+        positions = indices_of(indices, len(self), 'the datasets')
+        return await self._read(
+            positions, lambda reader, indices: reader._fetch_buffers(range(indices[0], indices[-1] + 1), mask)
+        )
+
+    async def _read(self, positions: Ints, read: Callable[[DatasetReader, Ints], Coroutine[Any, Any, T]]) -> list[T]:
+        """Return the results of reads of positions from the datasets that have them."""
         numbers = np.searchsorted(self._stops, positions, side='right')
         used = np.unique(numbers).tolist()
         if not used:
@@ -50,17 +65,13 @@ class Concatenation(Source):
             if number not in self._readers:
                 self._readers[number] = self._make(number)
         try:
-            parts = await gather(
-                [
-                    self._readers[number].fetch(positions[numbers == number] - self._starts[number], mask)
-                    for number in used
-                ]
+            return await gather(
+                [read(self._readers[number], positions[numbers == number] - self._starts[number]) for number in used]
             )
         finally:
             for number in used:
                 self._users[number] -= 1
             await self._close_idle()
-        return [datapoint for part in parts for datapoint in part]
 
     async def _close_idle(self) -> None:
         idle = [number for number in self._readers if not self._users[number] and number != self._last]

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 import granular
 from granular._lazy import import_extra
 from granular.aio.bags.identity import Identity, reopened
+from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared
 from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.columns import Mask
@@ -18,7 +19,7 @@ from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shar
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import nbytes
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.readahead import whole_pages
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
 from granular.integrations.ray.concatenation import Concatenation
@@ -27,10 +28,15 @@ from granular.sync.iteration import Iteration
 ray = import_extra('ray', 'ray')
 data = import_extra('ray.data', 'ray')
 blocks = import_extra('ray.data.block', 'ray')
+arrow = import_extra('pyarrow', 'ray')
 _Base: Any = data.Datasource
 
-_BLOCK: Final = 16 * MiB  # of decoded values that a read task collects before it hands them to Ray
-_TASK: Final = 64 * MiB  # of decoded values in a read task
+Columns = dict[str, list[Any] | Adjacent]
+
+_PAGE: Final = 16 * MiB  # of decoded values that a read task hands to Ray at a time
+_AHEAD: Final = 2  # pages in flight
+_MAX_BUFFER: Final = (1 << 31) - 1  # bytes of an array of Arrow with offsets of 32 bits
+_TASK: Final = 256 * MiB  # of decoded values in a read task
 _SMALL_TASK: Final = 4 * MiB  # in a read task of a dataset that has few of them
 _STUB: Final = '__bsp_stub'  # the column of rows without columns in Ray
 _SAMPLE: Final = 16  # datapoints that are read to estimate sizes
@@ -51,13 +57,13 @@ def read(
         for batch in dataset.iter_batches(batch_size=64):
             train_step(batch['image'], batch['label'])
 
-    A read task takes a run of shards of about 64 MiB, or a part of a shard if there are fewer shards than tasks, and
-    streams it: it holds eight reads of about 4 MiB, 16 MiB of decoded values, and the block that Ray fills
-    (``target_max_block_size``).
-    Arrays become Ray's tensor columns. The number of rows is known at once, and their size is estimated from 16
-    datapoints. ``select_columns`` right after it reads only these keys, and a ``limit`` that Ray passes on only as many
-    rows. The rows keep their order, whichever task ends first (``preserve_order``, which
-    ``dataset.context.execution_options`` can turn off).
+    A read task takes a run of shards of at most about 256 MiB, or a part of a shard if there are fewer shards than
+    tasks, and streams it: it holds three reads of about 16 MiB of decoded values, and the block that Ray fills
+    (``target_max_block_size``). Tasks are smaller if the object stores of the cluster hold less than eight per CPU.
+    Arrays become Ray's tensor columns, raw bytes share the memory into which they were read. The number of rows is
+    known at once, and their size is estimated from 16 datapoints. ``select_columns`` right after it reads only these
+    keys, and a ``limit`` that Ray passes on only as many rows. The rows keep their order, whichever task ends first
+    (``preserve_order``, which ``dataset.context.execution_options`` can turn off).
 
     The dataset is pinned: a shard that was replaced since is an ``ObjectChangedError``. Workers take credentials from
     their environment, and must reach the data by the same address.
@@ -75,12 +81,22 @@ def read(
     """
     source = Datasource(url, decoders, fields, verify)
     if options.get('override_num_blocks') is None:
-        # By default, Ray makes 200 blocks or more, most of which would take less time than the task around them.
-        size, processors = source.estimate_inmemory_data_size(), int(ray.cluster_resources().get('CPU', 1))
-        options['override_num_blocks'] = max(1, -(-size // _TASK), min(2 * processors, -(-size // _SMALL_TASK)))
+        options['override_num_blocks'] = _count_tasks(source.estimate_inmemory_data_size())
     dataset = data.read_datasource(source, **options)
     dataset.context.execution_options.preserve_order = True
     return dataset
+
+
+def _count_tasks(size: int) -> int:
+    """Return the number of read tasks for the bytes of all decoded values.
+
+    By default, Ray makes 200 blocks or more, most of which would take less time than the pause of some 0.1 s between
+    tasks. Tasks that run at the same time, in order, keep their blocks in the object store.
+    """
+    resources = ray.cluster_resources()
+    processors = max(1, int(resources.get('CPU', 1)))
+    most = min(_TASK, int(resources.get('object_store_memory', _TASK * 8)) // (8 * processors))
+    return max(1, -(-size // max(_SMALL_TASK, most)), min(2 * processors, -(-size // _SMALL_TASK)))
 
 
 class _Shard(NamedTuple):
@@ -175,7 +191,9 @@ class Datasource(_Base):  # type: ignore[misc]
             exec_stats=None,
             input_files=[f'{shard.folder}' for shard in shards],
         )
-        work = functools.partial(_read, shards, run.start, stop, self._keys(), self._decoders, self._verify)
+        work = functools.partial(
+            _read, shards, run.start, stop, self._keys(), self._mean(), self._decoders, self._verify
+        )
         return data.ReadTask(work, metadata, per_task_row_limit=limit)
 
 
@@ -212,46 +230,70 @@ def _runs(shards: Sequence[_Shard], count: int) -> Iterator[_Run]:
 
 
 def _read(
-    shards: Sequence[_Shard], start: int, stop: int, mask: Mapping[str, Any], decoders: Any, verify: bool
+    shards: Sequence[_Shard],
+    start: int,
+    stop: int,
+    mask: Mapping[str, Any],
+    mean: float,
+    decoders: Any,
+    verify: bool,
 ) -> Iterator[Any]:
     """Yield the blocks of a read task, in a worker."""
     if not mask:  # an empty selection
         yield blocks.BlockAccessor.batch_to_block({_STUB: [None] * (stop - start)})
         return
     source = Concatenation(functools.partial(_open, shards, decoders, verify), [shard.length for shard in shards])
-    stored = sum(shard.sizes[key] for shard in shards for key in mask) * (stop - start) // len(source)
-    local = shards[0].folder.store.local
-    chunks = Iteration[list[Any]](functools.partial(_chunks, source, start, stop, mask, stored, local))
-    with chunks:
-        for datapoints in chunks:
-            columns = {key: [datapoint[key] for datapoint in datapoints] for key in mask}
-            yield blocks.BlockAccessor.batch_to_block(columns)
+    size = max(mean, sum(shard.sizes[key] for shard in shards for key in mask) / len(source))
+    step = max(1, int(_PAGE / size))
+    pages = functools.partial(_pages, source, start, stop, mask, step, shards[0].folder.store.local)
+    with Iteration[list[Columns]](pages) as chunks:
+        for parts in chunks:
+            yield _block(parts, list(mask))
+
+
+async def _pages(
+    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], step: int, local: bool
+) -> AsyncIterator[list[Columns]]:
+    """Yield the columns of ``step`` datapoints at a time, for each shard that has some of them."""
+
+    async def fetch(indices: range) -> list[Columns]:
+        return await source.fetch_buffers(range(start + indices.start, start + indices.stop), mask)
+
+    try:
+        async with contextlib.aclosing(whole_pages(fetch, stop - start, step, 0 if local else _AHEAD)) as pages:
+            async for page in pages:
+                yield page
+    finally:
+        await source.aclose()
+
+
+def _block(parts: Sequence[Columns], keys: Sequence[str]) -> Any:
+    """Return a block of Ray."""
+    arrays, lists = dict[str, Any](), dict[str, list[Any]]()
+    for key in keys:
+        columns = [part[key] for part in parts]
+        buffers = [column for column in columns if isinstance(column, Adjacent)]
+        if len(buffers) == len(columns) and sum(len(buffer.data) for buffer in buffers) <= _MAX_BUFFER:
+            arrays[key] = arrow.concat_arrays([_array(buffer) for buffer in buffers])  # copies several, but not one
+        else:
+            split = (column.split() if isinstance(column, Adjacent) else column for column in columns)
+            lists[key] = [value for values in split for value in values]
+    if not arrays:
+        return blocks.BlockAccessor.batch_to_block(lists)
+    if lists:
+        rest = blocks.BlockAccessor.for_block(blocks.BlockAccessor.batch_to_block(lists)).to_arrow()
+        arrays |= zip(rest.column_names, rest.columns, strict=True)
+    return arrow.table({key: arrays[key] for key in keys})
+
+
+def _array(records: Adjacent) -> Any:
+    """Return records as an array of Arrow that shares their bytes."""
+    offsets = arrow.py_buffer(records.limits.astype(np.int32))
+    return arrow.BinaryArray.from_buffers(
+        arrow.binary(), len(records.limits) - 1, [None, offsets, arrow.py_buffer(records.data)]
+    )
 
 
 def _open(shards: Sequence[_Shard], decoders: Any, verify: bool, number: int) -> DatasetReader:
     shard = shards[number]
     return reopened(DatasetReader, (shard.folder, decoders), {'verify': verify}, shard.identity)
-
-
-async def _chunks(
-    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], stored: int, local: bool
-) -> AsyncIterator[list[Any]]:
-    """Yield lists of datapoints, each of about 16 MiB."""
-
-    async def fetch(indices: range) -> list[Any]:
-        return await source.fetch(range(start + indices.start, start + indices.stop), mask)
-
-    chunk, size = list[Any](), 0
-    try:
-        datapoints: AsyncGenerator[Any, None]
-        async with contextlib.aclosing(pages(fetch, stop - start, stored, local)) as datapoints:
-            async for datapoint in datapoints:
-                chunk.append(datapoint)
-                size += nbytes(datapoint)
-                if size >= _BLOCK:
-                    yield chunk
-                    chunk, size = [], 0
-        if chunk:
-            yield chunk
-    finally:
-        await source.aclose()
