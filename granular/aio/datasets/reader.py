@@ -216,13 +216,6 @@ class DatasetReader(Sampling[Datapoint_co]):
         group = columns, indices_of(indices, columns.length, self._name)
         return await fetch_datapoints([group], columns.choose(mask))
 
-    async def _fetch_buffers(self, indices: range, mask: Mask = None) -> dict[str, list[Any] | Adjacent]:
-        """Return the values of consecutive datapoints, at least one, by key: raw records in one buffer if possible."""
-        await self._ensure_open()
-        columns = self._columns
-        group = columns, indices_of(indices, columns.length, self._name)
-        return await read_buffers(group, columns.choose(mask))
-
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         await self._ensure_open()
@@ -249,6 +242,16 @@ def columns_of(reader: DatasetReader[Any]) -> Columns:
     """
     reader._check_open()
     return reader._columns
+
+
+async def fetch_buffers(
+    reader: DatasetReader[Any], indices: range, mask: Mask = None
+) -> dict[str, list[Any] | Adjacent]:
+    """Return the values of consecutive datapoints, at least one, by key: raw records in one buffer if possible."""
+    await reader._ensure_open()
+    columns = columns_of(reader)
+    group = columns, indices_of(indices, columns.length, columns.name)
+    return await read_buffers(group, columns.choose(mask))
 
 
 def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:

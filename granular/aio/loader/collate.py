@@ -114,8 +114,8 @@ class Assembly:
 def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
     if isinstance(value, np.ma.MaskedArray):
         raise DatapointError(
-            f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its filled(), '
-            f'or return the mask as another key'
+            f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its '
+            f'filled(), or return the mask as another key'
         )
     return np.asarray(value)
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.columns import Mask
-from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.reader import DatasetReader, fetch_buffers
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.tasks import gather
 from granular.indexing import Ints, indices_of
@@ -50,7 +50,7 @@ class Concatenation(Source):
         """Return the values at consecutive indices by key, for each dataset; raw records in one buffer if possible."""
         positions = indices_of(indices, len(self), 'the datasets')
         return await self._read(
-            positions, lambda reader, indices: reader._fetch_buffers(range(indices[0], indices[-1] + 1), mask)
+            positions, lambda reader, indices: fetch_buffers(reader, range(indices[0], indices[-1] + 1), mask)
         )
 
     async def _read(self, positions: Ints, read: Callable[[DatasetReader, Ints], Coroutine[Any, Any, T]]) -> list[T]:
