@@ -18,6 +18,7 @@ from granular.config import KiB
 from granular.metrics import Histogram
 
 SCRATCH: Final = 64 * KiB  # received at a time while the destination is unknown
+_HEAD: Final = 4 * KiB  # received first of a large body, because what comes with the head is copied
 _LONGEST_HEAD: Final = 64 * KiB  # including the informational heads before it
 _BEGINNING: Final = b'HTTP/1.'
 _SAFE: Final = (b'GET ', b'HEAD ')  # requests that are safe to send again
@@ -49,6 +50,7 @@ class Exchange:
       hedged: True if the request may be hedged.
 
     Attributes:
+      large: True if the body of the expected reply is larger than ``SCRATCH / 2``.
       got: bytes of the reply's body that have arrived.
       collected: the body, if it is collected.
       future: returns the head of the reply, if a coroutine awaits it.
@@ -60,6 +62,7 @@ class Exchange:
     bodiless: bool = False
     body: bytes | memoryview = b''
     hedged: bool = True
+    large: bool = False
     got = 0
     collected: bytearray
     future: 'asyncio.Future[Head] | None' = None
@@ -181,6 +184,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
         self._scratch, self._scratch_view = pool.scratch, memoryview(pool.scratch)
+        self._head_view = self._scratch_view[:_HEAD]
+        self._beginning = self._scratch_view  # the part that is received into next
         self.transport: asyncio.Transport
         self.moved = self.sent = now()
         self.mark_time, self.mark_got = 0.0, 0  # bytes of the body that had arrived at a time
@@ -208,6 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             exchange.first, exchange.second = self, None
         self.exchange = exchange
+        self._beginning = self._head_view if exchange.large else self._scratch_view
         self.moved = self.sent = now()
         if self.transport.is_closing():  # connection_lost may have been called already
             self.fail(StaleError('closed while idle') if self._used else ConnectionResetError('closed at once'))
@@ -261,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send_on()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch_view if self.destination is None else self.destination
+        return self._beginning if self.destination is None else self.destination
 
     def buffer_updated(self, nbytes: int) -> None:
         self.moved = now()
@@ -386,7 +392,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_parsed(self, exchange: Exchange, raw: bytes, head: Head, rest: memoryview) -> None:
         self._begin(exchange)
-        self._held, exchange.got = b'', 0
+        self._held, exchange.got, self._beginning = b'', 0, self._scratch_view
         bodiless = exchange.bodiless or head.status in (204, 304)
         reply = self._reply = _ParsedReply(head, bodiless)
         if bodiless:

@@ -5,7 +5,7 @@ import re
 from typing import Final, NamedTuple, Protocol
 
 from granular.aio.http.buffers import Space, blank
-from granular.aio.http.connection import Exchange
+from granular.aio.http.connection import SCRATCH, Exchange
 from granular.aio.http.messages import Head, shown
 from granular.aio.http.reply import Reply, changed, stand_in
 from granular.aio.http.shapes import Shapes
@@ -122,7 +122,7 @@ class Download(Exchange):
 
     def plain_request(self) -> bytes:
         """Return the header line and the empty line that complete the request of a plain download."""
-        self.ranged = True
+        self.ranged, self.large = True, self._stop - self._start > SCRATCH // 2  # type: ignore[operator]
         self._range = b'%d-%d' % (self._start, self._stop - 1)  # type: ignore[operator]
         return b'Range: bytes=%b\r\n\r\n' % self._range
 
