@@ -68,7 +68,7 @@ def test_weights_are_numbers_for_each_source(weights):
 
 
 def test_arguments_of_other_types_are_named(tmp_path):
-    with pytest.raises(InvalidArgumentError, match='^read_options: expected ReadOptions, got 5$'):
+    with pytest.raises(InvalidArgumentError, match='^read_options: expected a granular.ReadOptions, got 5$'):
         dataset.to_iter_dataset(5)
     with granular.DatasetWriter(tmp_path / '000000', {'x': 'int'}) as writer:
         writer.append({'x': 1})

@@ -1,8 +1,8 @@
 """The columns of an opened dataset, and reads of many datapoints from many datasets in one fan-out."""
 
 import copy
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from granular.errors import (
 )
 from granular.formats.layout import Layout, Spec, unpack_refs
 from granular.indexing import Ints
-
-T = TypeVar('T')
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
@@ -311,27 +309,31 @@ async def fetch_datapoints(groups: Sequence[Group], choices: Sequence[Choice]) -
 
 async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> list[list[Any]]:
     """Return the values of all groups' datapoints, by field."""
-    return await _read(groups, lambda fresh: _read_columns(groups, choices, fresh))
+    try:
+        return await retry_if_corrupt(lambda fresh: _read_columns(groups, choices, fresh), _are_remote(groups))
+    except ObjectChangedError:
+        await _forget_snapshots(groups)
+        raise
 
 
 async def read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
-    return await _read([group], lambda fresh: _read_buffers(group, choices, fresh))
-
-
-async def _read(groups: Sequence[Group], read: Callable[[bool], Awaitable[T]]) -> T:
-    remote = any(columns.is_remote for columns, _ in groups)
     try:
-        return await retry_if_corrupt(read, remote)
+        return await retry_if_corrupt(lambda fresh: _read_buffers(group, choices, fresh), _are_remote([group]))
     except ObjectChangedError:
-        for columns, _ in groups:
-            if columns.snapshot is not None:
-                await columns.snapshot.forget()
+        await _forget_snapshots([group])
         raise
 
 
-async def _read_columns(groups: Sequence[Group], choices: Sequence[Choice], fresh: bool) -> list[list[Any]]:
-    return await _read_values(groups, await read_references(groups, fresh), choices, fresh)
+def _are_remote(groups: Sequence[Group]) -> bool:
+    return any(columns.is_remote for columns, _ in groups)
+
+
+async def _forget_snapshots(groups: Sequence[Group]) -> None:
+    """Remove the cached indices of groups of which an object was replaced."""
+    for columns, _ in groups:
+        if columns.snapshot is not None:
+            await columns.snapshot.forget()
 
 
 async def _read_buffers(group: Group, choices: Sequence[Choice], fresh: bool) -> dict[str, list[Any] | Adjacent]:
@@ -339,7 +341,7 @@ async def _read_buffers(group: Group, choices: Sequence[Choice], fresh: bool) ->
     out: dict[str, list[Any] | Adjacent] = {}
 
     async def read_values(some: Sequence[Choice]) -> None:
-        values = await _read_values([group], references, some, fresh)
+        values = await _read_columns([group], some, fresh, references)
         out.update({choice.field.key: column for choice, column in zip(some, values, strict=True)})
 
     async def read_raw(choice: Choice) -> None:
@@ -361,9 +363,14 @@ async def _read_buffers(group: Group, choices: Sequence[Choice], fresh: bool) ->
     return out
 
 
-async def _read_values(
-    groups: Sequence[Group], references: Sequence[tuple[Ints, Ints]], choices: Sequence[Choice], fresh: bool
+async def _read_columns(
+    groups: Sequence[Group],
+    choices: Sequence[Choice],
+    fresh: bool,
+    references: Sequence[tuple[Ints, Ints]] | None = None,
 ) -> list[list[Any]]:
+    if references is None:
+        references = await read_references(groups, fresh)
     requests: list[tuple[Bag, Ints]] = []
     counts: dict[str, list[Ints]] = {}
     for choice in choices:
