@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import sys
 import time
 
 import numpy as np
@@ -173,7 +174,8 @@ def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch)
         monkeypatch.setattr(module, clock)
 
     async def ensure_busy_event_loop():
-        clock.advance(10)
+        if sys._getframe(1).f_code.co_name == 'take':  # not where loaders of earlier tests are closed
+            clock.advance(10)
         await ensure_event_loop()
 
     def run_and_wake_up_late(*args):
