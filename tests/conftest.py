@@ -37,7 +37,11 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 sys.dont_write_bytecode = False
 
 # A busy machine takes longer for an example: pytest limits the time of a whole test.
-hypothesis.settings.register_profile('tests', deadline=None)
+hypothesis.settings.register_profile(
+    'tests',
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
 hypothesis.settings.load_profile('tests')
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
@@ -21,7 +21,6 @@ from granular.errors import (
 )
 
 RECORDS = st.lists(st.binary(max_size=30), max_size=25)
-anew = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def fill(path, records, version=2):
@@ -32,7 +31,6 @@ def fill(path, records, version=2):
         return writer.size
 
 
-@anew
 @given(RECORDS, st.sampled_from([1, 2, 3]), st.booleans(), st.booleans(), st.data())
 def test_any_records_round_trip_in_every_version(tmp_path, records, version, cache_index, cache_data, data):
     path = tmp_path / f'{len(os.listdir(tmp_path))}.bag'

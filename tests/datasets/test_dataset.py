@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
@@ -87,7 +87,7 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(VALUES, max_size=12), st.booleans(), st.data())
 def test_arbitrary_datapoints_round_trip(tmp_path, points, cache_index, data):
     folder = tmp_path / str(len(os.listdir(tmp_path)))

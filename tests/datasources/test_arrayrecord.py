@@ -33,7 +33,7 @@ OPTIONS = (
     'group_size:100,brotli',
     'group_size:65536',
 )
-quick = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 @dataclasses.dataclass

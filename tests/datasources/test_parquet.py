@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
@@ -231,7 +231,7 @@ def several(tmp_path_factory):
     ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     indices=st.lists(st.integers(-80, 79), max_size=30),
     mask=st.sampled_from([None, ('id',), ('id', 'text')]),
@@ -370,7 +370,7 @@ def test_states_of_interleaved_files(several, cycle):
     iterator.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), cycle=st.integers(1, 9), block=st.integers(1, 4))
 def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
     streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]

@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
@@ -99,7 +99,7 @@ def several(tmp_path_factory):
     return [write(folder / f'{i}', count, first) for i, (count, first) in enumerate([(7, 0), (0, 7), (20, 7), (1, 27)])]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(st.lists(st.integers(-28, 27), max_size=40))
 def test_any_indices_are_fetched(several, indices):
     with granular.TFRecordDataSource(several) as source:
@@ -299,7 +299,7 @@ def test_damaged_compression_is_an_error(tmp_path):
             list(granular.TFRecordIterDataset(path))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.integers(0, sum(map(len, INTACT)) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_noticed(tmp_path, position, change):
     data = bytearray(b''.join(INTACT))
@@ -351,7 +351,7 @@ FEATURES = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FEATURES)
 def test_features_equal_those_of_protobuf(features):
     data = examples.encode(features)
@@ -361,7 +361,7 @@ def test_features_equal_those_of_protobuf(features):
     assert all(value.flags.writeable for value in decoded.values() if isinstance(value, np.ndarray))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FEATURES, st.data())
 def test_damaged_examples_equal_those_of_protobuf_or_are_errors(features, data):
     message = bytearray(examples.encode(features))

@@ -44,7 +44,7 @@ def test_samples_round_trip(kind, dtype, channels):
     check(kind, of_24_bits(samples) if kind == 'flac' else samples, 16000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 3000), st.integers(1, 200000), st.integers(1, 8), st.integers(0, 9))
 def test_any_length_rate_and_number_of_channels_round_trips(length, rate, channels, seed):
     samples = noise('int16', (length, channels), seed)

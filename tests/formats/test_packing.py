@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from granular.errors import CorruptDatasetError
@@ -36,14 +36,12 @@ def check(numbers):
 sizes = st.sampled_from([1, 2, 100, 2**17, 2**31, 2**33, 2**44])
 
 
-@settings(deadline=None)
 @given(st.integers(0, 9000), sizes, st.integers(0, 2**32))
 def test_limits_of_records_of_any_size_are_packed(records, size, seed):
     lengths = np.random.default_rng(seed).integers(0, size, records)
     check(np.append(0, np.cumsum(lengths)))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**62), min_size=1, max_size=400))
 def test_any_numbers_are_packed(numbers):
     check(np.array(numbers, np.int64))

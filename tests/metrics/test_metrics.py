@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import granular
@@ -43,7 +43,6 @@ def difference(after, before):
     return {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 200), min_size=1), st.floats(0, 1))
 def test_quantiles_of_histograms_bound_exact_quantiles(times, share):
     histogram = metrics.Histogram()
@@ -57,7 +56,6 @@ def test_quantiles_of_histograms_bound_exact_quantiles(times, share):
     assert bound <= max(2 * exact, metrics.BOUNDS[0]) or bound == math.inf
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.floats(0, 200)))
 def test_buckets_of_histograms_are_bounded_above(times):
     histogram = metrics.Histogram()

@@ -116,7 +116,7 @@ def test_elements_before_a_number_are_not_computed():
         assert iterator.get_next_index() == 2**40 + 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.01, 5)), min_size=1, max_size=5), st.data())
 def test_a_mix_of_any_lengths_and_weights_continues_at_any_number(parts, data):
     streams = [MapDataset.range(1000 * i, 1000 * i + length) for i, (length, _) in enumerate(parts)]

@@ -143,7 +143,7 @@ def test_state_is_exact_between_any_two_rows(name):
     st.sampled_from(['first_fit', 'best_fit', 'concat_then_split']),
     st.integers(1, 12), st.integers(1, 5), st.sampled_from([None, 1, 3]), st.integers(1, 4), st.booleans(),
 )  # fmt: skip
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_every_token_comes_once_and_in_the_order_of_its_document(
     sizes, strategy, length, bins, segments, alignment, nested
 ):

@@ -36,7 +36,7 @@ def test_order_is_a_permutation_where_that_of_grain_repeats(length):
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**32 - 1), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_index_is_a_permutation(length, seed, epoch):
     positions = shuffle.Index().lookup(np.arange(length), length, seed, epoch)
     assert sorted(positions.tolist()) == list(range(length))
@@ -82,7 +82,7 @@ def reference_order(length, block, window, seed, epoch):
 
 
 @given(**settings_of_blocks)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_blocks_equal_the_reference_and_draw_one_block_of_each_stratum(length, block, window, seed, epoch):
     positions = shuffle.Blocks(block, window).lookup(np.arange(length), length, seed, epoch)
     order, drawn = reference_order(length, block, window, seed, epoch)
@@ -93,7 +93,7 @@ def test_blocks_equal_the_reference_and_draw_one_block_of_each_stratum(length, b
 
 
 @given(**settings_of_blocks, hosts=st.integers(1, 7), batch=st.integers(1, 50), data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_blocks_scattered_lookups_and_hosts_equal_iteration(
     length, block, window, seed, epoch, hosts, batch, data
 ):  # fmt: skip

@@ -33,7 +33,7 @@ from tests.support.faults import FaultServer
 
 SLOW = ('bag', 'bag3', 'dataset', 'columns', 'index', 'signed_index', 'tfrecord', 'mp4', 'webm')
 SPECIAL = [number.to_bytes(8, 'little') for number in (0, 1, 8, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)]
-quick = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=300)
+quick = settings(suppress_health_check=list(HealthCheck), max_examples=300)
 
 
 @pytest.fixture(autouse=True)

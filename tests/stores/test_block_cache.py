@@ -310,7 +310,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
         assert result == [expected, expected[::-1]]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_arbitrary_ranges_match_the_file(data):
     size = data.draw(st.sampled_from([1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 300_000]))
