@@ -17,7 +17,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import AlreadyExistsError, GranularError
+from granular.errors import AccessDeniedError, AlreadyExistsError, GranularError
 from tests.robustness import kills
 
 SPEC = {'x': 'bytes', 'n': 'int'}
@@ -43,7 +43,7 @@ def test_failed_abort_of_one_bag_aborts_the_others(tmp_path, monkeypatch):
         unlink(path, **options)
 
     monkeypatch.setattr(os, 'unlink', refuse_one)
-    with pytest.raises(PermissionError, match='refused'), writer:
+    with pytest.raises(AccessDeniedError, match='refused'), writer:
         raise LookupError
     assert [name.startswith('.n.bag') for name in os.listdir(tmp_path / 'ds')] == [True]
 

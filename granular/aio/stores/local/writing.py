@@ -89,7 +89,11 @@ class LocalWriter(ObjectWriter):
         self.discard.detach()
 
     async def abort(self) -> None:
-        await offload_whole(self.discard)
+        await offload_whole(self._abort)
+
+    def _abort(self) -> None:
+        with translated(self._key):
+            self.discard()
 
 
 def _discard(file: BinaryIO, temporary: str, creator: int) -> None:
