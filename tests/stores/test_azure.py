@@ -266,14 +266,15 @@ def test_requests_that_fail_once_are_repeated(folder, proxy, fault):
 
 
 @pytest.mark.parametrize('size', [100, (5 << 20) + 1])
-async def test_a_new_blob_whose_reply_is_lost_is_recognised(folder, proxy, size):
+@pytest.mark.parametrize('fault', ['after reset', 'status 409'])
+async def test_a_new_blob_whose_reply_is_lost_or_false_is_published(folder, proxy, size, fault):
     lost = []
 
     def plan(call):
         publishes = call.method == 'PUT' and call.query.get('comp', 'blocklist') == 'blocklist'
         if publishes and not lost:
             lost.append(call)
-            return 'after reset'
+            return fault
         return ''
 
     proxy.plan = plan

@@ -8,7 +8,7 @@ from typing import Any, Final
 from granular.aio.stores.azure.client import AzureClient
 from granular.aio.stores.multipart import PartWriter
 from granular.config import IOConfig, MiB
-from granular.errors import AlreadyExistsError
+from granular.errors import AlreadyExistsError, BadReplyError
 
 WRITER: Final = 'granular_writer'
 """Name of the metadata that holds the token of a blob's writer."""
@@ -95,7 +95,12 @@ class AzureWriter(PartWriter):
             raise AlreadyExistsError(f'{self._name}: exists already')
 
     async def _is_published(self) -> bool:
-        properties = await self._blob.get_blob_properties(**self._client.settings)
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            properties = await self._blob.get_blob_properties(**self._client.settings)
+        except ResourceNotFoundError as error:  # removed meanwhile, or not published yet: it is sent again
+            raise BadReplyError(f'{self._name}: refused because it exists, and then reported as missing') from error
         return (properties.metadata or {}).get(WRITER) == self._token
 
     async def discard(self) -> None:
