@@ -211,14 +211,14 @@ def test_batches_equal_those_of_threads(method):
 
 
 class Unnamed:
-    """A function that has no name any more once it was called in this process."""
+    """A function that has no name in the thread that reads the replies of a worker."""
 
     def __call__(self, i, seed):
-        self.called = True
         return {'i': i}
 
     def __getattr__(self, name):
-        raise LookupError('no name') if name == '__qualname__' and 'called' in vars(self) else AttributeError(name)
+        reads_replies = threading.current_thread().name.startswith('granular-worker')
+        raise LookupError('no name') if name == '__qualname__' and reads_replies else AttributeError(name)
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
