@@ -20,7 +20,7 @@ from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.reader import DatasetReader, columns_of
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import check_steps, shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.runtime.readahead import pages
@@ -29,7 +29,7 @@ from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
-from granular.indexing import Ints, check_integer, index_of, indices_of
+from granular.indexing import Ints, index_of, indices_of
 
 T = TypeVar('T')
 
@@ -496,9 +496,3 @@ def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
     for position, value in zip(order.tolist(), values, strict=True):
         out[position] = value
     return out
-
-
-def check_steps(start: int, step: int) -> None:
-    """Check the arguments that select every ``step``-th shard from ``start`` on."""
-    check_integer('shardstart', start, 0)
-    check_integer('shardstep', step, 1)

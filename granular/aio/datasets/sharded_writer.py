@@ -10,8 +10,7 @@ from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import check_steps
-from granular.aio.datasets.shards import shards_in, shards_of
+from granular.aio.datasets.shards import check_steps, shards_in, shards_of
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from granular.aio.paths.path import Path
 from granular.aio.stores import Entry
 from granular.formats.layout import shard_numbers
+from granular.indexing import check_integer
 
 
 async def shards_in(directory: Path) -> list[int]:
@@ -15,3 +16,9 @@ async def shards_in(directory: Path) -> list[int]:
 def shards_of(entries: Iterable[Entry]) -> list[int]:
     """Return the sorted numbers of the shards among the entries of a folder."""
     return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])
+
+
+def check_steps(start: int, step: int) -> None:
+    """Check the arguments that select every ``step``-th shard from ``start`` on."""
+    check_integer('shardstart', start, 0)
+    check_integer('shardstep', step, 1)
