@@ -74,11 +74,11 @@ class Blocks:
             pack = self.packs.get(location >> SLOTS) if location else None
             if pack is None:
                 return None
-            slot, verified = location & _SLOT, pack.verified
-            valid = slot < len(verified) and verified[slot] == cached.seed + first
-            if not valid and not self._verify(cached, first, pack, location):
-                return None
-            data = os.pread(pack.fd, stop - start, (slot << SHIFT) + (start & (BLOCK - 1)))
+            slot, verified, within = location & _SLOT, pack.verified, start & (BLOCK - 1)
+            if slot >= len(verified) or verified[slot] != cached.seed + first:
+                content = self._verify(cached, first, pack, location)
+                return content[within : within + stop - start] if content is not None else None
+            data = os.pread(pack.fd, stop - start, (slot << SHIFT) + within)
             return data if len(data) == stop - start else None
         locations = self._words[cached.entries + 2 * first : cached.entries + 2 * last + 1 : 2]
         if 0 in locations.tolist():
@@ -96,41 +96,40 @@ class Blocks:
             if pack is None:
                 return False
             count = self._adjacent(cached, block, pack, location, ((stop - 1) >> SHIFT) + 1 - block)
-            if not count:
-                return False
-            end = min(stop, (block + count) << SHIFT)
-            position = ((location & _SLOT) << SHIFT) + (at & (BLOCK - 1))
-            if os.preadv(pack.fd, [view[at - start : end - start]], position) != end - at:
+            end, within = min(stop, (block + max(count, 1)) << SHIFT), at & (BLOCK - 1)
+            target = view[at - start : end - start]
+            if count:
+                if os.preadv(pack.fd, [target], ((location & _SLOT) << SHIFT) + within) != end - at:
+                    return False
+            elif (content := self._verify(cached, block, pack, location)) is not None:
+                target[:] = memoryview(content)[within : within + end - at]
+            else:
                 return False
             at = end
         return True
 
     def _adjacent(self, cached: CachedObject, block: int, pack: Pack, location: int, limit: int) -> int:
-        """Return how many blocks, at most ``limit``, follow each other in a pack; 0 if one of them is damaged."""
+        """Return how many verified blocks, at most ``limit``, follow each other in a pack."""
         slot, verified, words = location & _SLOT, pack.verified, self._words
-        count = 0
-        while True:
-            i = slot + count
-            valid = i < len(verified) and verified[i] == cached.seed + block + count
-            if not valid and not self._verify(cached, block + count, pack, location + count):
-                return 0
-            count += 1
-            if count == limit or words[cached.entries + 2 * (block + count)] != location + count:
+        limit = min(limit, len(verified) - slot)
+        for count in range(limit):
+            entry = cached.entries + 2 * (block + count)
+            if words[entry] != location + count or verified[slot + count] != cached.seed + block + count:
                 return count
+        return max(limit, 0)
 
-    def _verify(self, cached: CachedObject, block: int, pack: Pack, location: int) -> bool:
-        """Compare a block's checksum with the bytes at its location. Return whether they agree."""
+    def _verify(self, cached: CachedObject, block: int, pack: Pack, location: int) -> bytes | None:
+        """Return a block if the checksum of the bytes at its location is that of the block, else None."""
         entry, slot = cached.entries + 2 * block, location & _SLOT
         length, at = cached.length(block), slot << SHIFT
-        half = length // 2
-        left, right = os.pread(pack.fd, half, at), os.pread(pack.fd, length - half, at + half)
-        if len(left) + len(right) == length and cached.checksum(block, left, right) == self._words[entry + 1]:
+        content = os.pread(pack.fd, length, at)
+        if len(content) == length and cached.checksum(block, content) == self._words[entry + 1]:
             pack.set_verified(slot, cached.seed + block)
-            return True
+            return content
         self.folder.log_damage(pack.name, f'slot {slot} does not have block {block}')
         if self._words[entry] == location:
             self._words[entry] = 0
-        return False
+        return None
 
     def has(self, cached: CachedObject, block: int) -> bool:
         """Return whether a block is cached; its checksum is compared when it is read."""
@@ -152,8 +151,8 @@ class Blocks:
             part = blocks[done : done + count]
             pack.write(slot, [view for _, _, view in part])
             for i, (cached, block, view) in enumerate(part, slot):
-                half, entry = len(view) // 2, cached.entries + 2 * block
-                self._words[entry + 1] = cached.checksum(block, bytes(view[:half]), bytes(view[half:]))
+                entry = cached.entries + 2 * block
+                self._words[entry + 1] = cached.checksum(block, view)
                 self._words[entry] = pack.number << SLOTS | i
                 pack.set_verified(i, cached.seed + block)
             done += count

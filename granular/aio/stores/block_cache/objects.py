@@ -42,10 +42,10 @@ class CachedObject:
         """Return the size of a block in bytes."""
         return min(BLOCK, self.size - (block << SHIFT))
 
-    def checksum(self, block: int, left: bytes, right: bytes) -> int:
-        """Return the checksum of a block with the given halves, seeded with its identity."""
-        number = block.to_bytes(8, 'little')
-        return seal(seal(self.seed, number, number), left, right)
+    def checksum(self, block: int, content: bytes | memoryview) -> int:
+        """Return the checksum of a block with the given content, seeded with its identity."""
+        number, half = block.to_bytes(8, 'little'), len(content) // 2
+        return seal(seal(self.seed, number, number), bytes(content[:half]), bytes(content[half:]))
 
 
 class ObjectRecord(NamedTuple):
