@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -135,7 +135,10 @@ def _escaped(name: str) -> str:
 
 
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
-    """Write bars, tables and plots into docs/performance.md, between their marks. Bars that were not measured stay."""
+    """Write bars, tables and plots into docs/performance.md, between their marks, and the README's figures.
+
+    Bars that were not measured stay.
+    """
     page = DOCS / 'performance.md'
     text = page.read_text()
     day = datetime.datetime.now(tz=datetime.UTC).date()
@@ -152,6 +155,25 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
         plot(table)
         text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
     page.write_text(text)
+    readme = ROOT / 'README.md'
+    readme.write_text(_between(readme.read_text(), 'figures', _headline(rows.values())))
+
+
+def _headline(rows: Iterable[str]) -> str:
+    """Return the sentence of the README about the Loader, from the rows of its bars."""
+    start = '| Loader, 100 kB, 25 ms server / '
+    rivals = {}
+    for row in rows:
+        if row.startswith(start):
+            name, figure, _, details, _ = row.removeprefix(start).split(' | ')
+            rivals[name.split(',')[0]] = float(figure)
+            rate = details.removeprefix('**missed** ').split('/s')[0]
+    return (
+        f'From a server that answers after 25 ms, one process reads {rate} shuffled records of 100 kB per second: '
+        f'{rivals["wrk -t1 -c256"]:.2f} times\nthe throughput of wrk with 256 connections, '
+        f'{rivals["granular 0.24.2 Loader"]:.0f} times that of granular 0.24 with 32 workers, '
+        f'{rivals["webdataset"]:.1f} times that of webdataset with four\n([all figures](docs/performance.md)).'
+    )
 
 
 def _inside(text: str, name: str) -> str:
