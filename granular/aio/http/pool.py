@@ -271,40 +271,51 @@ class Pool:
 
     def _tick(self) -> None:
         """Fail stalled requests, hedge slow ones and close idle connections: one timer for all of them."""
-        time, config = now(), self._config
-        if config.hedge and time - self._judged > _TICK and len(self.latencies) >= _KNOWN:
-            self._judged = time
-            self._slow = max(_SLOW, 1.5 * sorted(self.latencies)[len(self.latencies) * 95 // 100])
-        hedging = self._spare >= 1 and time > self._quiet
+        time = now()
+        self._judge(time)
         for connection in list(self.connections):
-            if connection.exchange is None:
+            if (exchange := connection.exchange) is None:
                 if connection.moved < time - _KEEP:
                     connection.transport.abort()
-            elif connection.unsent:
-                if connection.sent < time - config.read_timeout:
-                    connection.fail(TimeoutError(f'the server took no byte for {config.read_timeout:g} s'))
-            elif not connection.begun:
-                waited = time - connection.sent
-                if waited > config.first_byte_timeout:
-                    connection.fail(TimeoutError(f'no reply for {config.first_byte_timeout:g} s'))
-                elif hedging and waited > self._slow and self._may_hedge(connection.exchange):
-                    self._hedge(connection.exchange)
-                    hedging = self._spare >= 1
-            elif connection.moved < time - config.read_timeout:
-                connection.fail(TimeoutError(f'no byte for {config.read_timeout:g} s'))
-            elif (period := time - connection.mark_time) > config.read_timeout:
-                came = connection.exchange.got - connection.mark_got
-                if came < config.min_rate * period:
-                    connection.fail(
-                        TimeoutError(f'{came} bytes in {period:.1f} s, less than {config.min_rate} a second')
-                    )
-                else:
-                    connection.mark_time, connection.mark_got = time, connection.exchange.got
+            elif (stall := self._stall(connection, exchange, time)) is not None:
+                connection.fail(TimeoutError(stall))
+            elif self._is_slow(connection, exchange, time):
+                self._hedge(exchange)
         busy = bool(self.connections) and not self._closed
         self._ticking = self._loop.call_later(self._interval(), self._tick) if busy else None
 
-    def _may_hedge(self, exchange: Exchange) -> bool:
-        return exchange.hedged and exchange.waits() and exchange not in self._hedging
+    def _judge(self, time: float) -> None:
+        """Learn from recent latencies after how many seconds a reply is slow."""
+        if self._config.hedge and time - self._judged > _TICK and len(self.latencies) >= _KNOWN:
+            self._judged = time
+            self._slow = max(_SLOW, 1.5 * sorted(self.latencies)[len(self.latencies) * 95 // 100])
+
+    def _stall(self, connection: Connection, exchange: Exchange, time: float) -> str | None:
+        """Describe why the exchange of a connection has stalled; None if it has not."""
+        config = self._config
+        if connection.unsent:
+            stalled = connection.sent < time - config.read_timeout
+            return f'the server took no byte for {config.read_timeout:g} s' if stalled else None
+        if not connection.begun:
+            stalled = connection.sent < time - config.first_byte_timeout
+            return f'no reply for {config.first_byte_timeout:g} s' if stalled else None
+        if connection.moved < time - config.read_timeout:
+            return f'no byte for {config.read_timeout:g} s'
+        period = time - connection.mark_time
+        if period <= config.read_timeout:
+            return None
+        size = exchange.got - connection.mark_got
+        if size < config.min_rate * period:
+            return f'{size} bytes in {period:.1f} s, less than {config.min_rate} a second'
+        connection.mark_time, connection.mark_got = time, exchange.got
+        return None
+
+    def _is_slow(self, connection: Connection, exchange: Exchange, time: float) -> bool:
+        """Return whether the reply of a connection is slow, and its request may be hedged."""
+        if connection.begun or connection.unsent or time - connection.sent <= self._slow:
+            return False
+        permitted = self._spare >= 1 and time > self._quiet
+        return permitted and exchange.hedged and exchange.waits() and exchange not in self._hedging
 
     def _hedge(self, exchange: Exchange) -> None:
         self._spare -= 1
