@@ -3,7 +3,8 @@
 ::
 
     GranularError
-    ├── NotFoundError            FileNotFoundError   no such bucket, object, folder, spec or shard
+    ├── NotFoundError            FileNotFoundError   no such object, folder, spec or shard
+    │   └── BucketNotFoundError                      no such bucket, container or repository
     ├── AlreadyExistsError       FileExistsError     a path that must be new exists already
     ├── AccessDeniedError        PermissionError     credentials are missing, wrong or lack a permission
     ├── StoreError               OSError             the store or the connection to it failed
@@ -55,7 +56,11 @@ class GranularError(Exception):
 
 
 class NotFoundError(GranularError, FileNotFoundError):
-    """The bucket, object, folder, spec or shard does not exist."""
+    """The object, folder, spec or shard does not exist, or the bucket that it would be in."""
+
+
+class BucketNotFoundError(NotFoundError):
+    """The bucket does not exist, or the container of Azure, or the repository of the Hugging Face Hub."""
 
 
 class AlreadyExistsError(GranularError, FileExistsError):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import granular
 from granular import aio
 from granular.errors import (
+    BucketNotFoundError,
     ClosedError,
     CorruptDatasetError,
     DatapointError,
@@ -504,6 +505,15 @@ def test_references_beyond_the_bag_are_corruption(tmp_path, refs):
     for ask in (lambda: reader[0], lambda: reader.fetch([0])):
         with pytest.raises(CorruptDatasetError, match='ds'):
             ask()
+
+
+@pytest.mark.parametrize('server', ['moto', 'azurite'])
+def test_missing_bucket_is_not_reported_as_a_missing_spec(request, server):
+    server = request.getfixturevalue(server)
+    url = f'{server.scheme}://test-none-at-all'
+    with pytest.raises(BucketNotFoundError, match='no such (bucket|container)') as caught:
+        granular.DatasetReader(granular.Path(f'{url}/train', **server.options), granular.decoders)
+    assert 'writer' not in str(caught.value)
 
 
 def test_missing_dataset_is_not_found(root):

@@ -16,6 +16,7 @@ from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
+    BucketNotFoundError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
@@ -161,7 +162,7 @@ def test_containers(azurite):
     assert container.is_dir() and list(container.iterdir()) == []
     missing = granular.Path('az://missing/x', config=CONFIG, **azurite.options)
     for call in (missing.read_bytes, missing.stat, lambda: missing.write_bytes(b'x'), lambda: list(missing.iterdir())):
-        with pytest.raises(NotFoundError, match=r'^az://missing/x: no such container'):
+        with pytest.raises(BucketNotFoundError, match=r'^az://missing/x: no such container'):
             call()
 
 

@@ -11,7 +11,14 @@ from pyarrow import parquet
 
 import granular
 from granular.aio.stores import Request
-from granular.errors import AccessDeniedError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+from granular.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 
 TOKEN = 'hf_permitted'
 CONFIG = granular.IOConfig(attempts=3, backoff=0.001)
@@ -211,9 +218,9 @@ def test_missing_repositories_and_revisions_are_named(server):
     server.commit('me/there', {'x': b'1'})
     with pytest.raises(AccessDeniedError, match='hf://datasets/me/nothing: .*does not exist'):
         granular.Path('hf://datasets/me/nothing/x').read_bytes()
-    with pytest.raises(NotFoundError, match='hf://datasets/me/nothing: no such repository'):
+    with pytest.raises(BucketNotFoundError, match='hf://datasets/me/nothing: no such repository'):
         granular.Path('hf://datasets/me/nothing/x', token=TOKEN).read_bytes()
-    with pytest.raises(NotFoundError, match='hf://datasets/me/there@nope: no such repository or revision'):
+    with pytest.raises(BucketNotFoundError, match='hf://datasets/me/there@nope: no such repository or revision'):
         granular.Path('hf://datasets/me/there@nope/x').read_bytes()
     with pytest.raises(NotFoundError, match=r'hf://datasets/me/there@[0-9a-f]{40}/y: no such object'):
         granular.Path('hf://datasets/me/there/y').read_bytes()

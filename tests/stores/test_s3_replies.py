@@ -13,7 +13,7 @@ from granular.aio.stores.s3 import listing as s3listing
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.listing import Listing
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import BadReplyError, BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError
 
 NAME = 's3://bucket/in'
 
@@ -128,7 +128,7 @@ def test_endless_empty_pages_are_an_error(monkeypatch):
 
 @pytest.mark.parametrize(
     ('body', 'error'),
-    [('<Error><Code>NoSuchBucket</Code></Error>', NotFoundError), ('<html>404</html>', BadReplyError),
+    [('<Error><Code>NoSuchBucket</Code></Error>', BucketNotFoundError), ('<html>404</html>', BadReplyError),
      ('', BadReplyError)],
 )  # fmt: skip
 def test_status_404_of_a_listing_is_not_found_only_for_a_missing_bucket(body, error):

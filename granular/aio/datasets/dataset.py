@@ -15,6 +15,7 @@ from granular.aio.datasets.proof import Proof
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
+    BucketNotFoundError,
     CorruptBagError,
     CorruptDatasetError,
     GranularError,
@@ -132,13 +133,13 @@ class Dataset:
             reply = await self.directory.store.read((self.directory / 'spec.json').key)
             self._proof = Proof(self.directory, reply)
             return reply.data
+        except BucketNotFoundError:
+            raise
         except NotFoundError as error:
             if not self._shard and await (self.directory / shard_name(0) / 'spec.json').exists():
                 raise NotFoundError(
                     f'{self.name}: is a sharded dataset: open it with ShardedDatasetReader, or with granular.open'
                 ) from None
-            if 'no such bucket' in str(error):
-                raise
             raise NotFoundError(
                 f'{self.name}: has no spec.json: it is not a dataset, or its writer has not finished: {error}'
             ) from error

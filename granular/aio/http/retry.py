@@ -21,6 +21,7 @@ from granular.config import IOConfig
 from granular.errors import (
     AccessDeniedError,
     BadReplyError,
+    BucketNotFoundError,
     GranularError,
     NotFoundError,
     ObjectChangedError,
@@ -341,8 +342,9 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
     code = _CODE.search(body)
     detail = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
     if status in (404, 410):
-        missing = 'no such bucket' if 'NoSuchBucket' in detail else 'no such object'
-        return NotFoundError(f'{name}: {missing} (status {status})')
+        if 'NoSuchBucket' in detail:
+            return BucketNotFoundError(f'{name}: no such bucket (status {status})')
+        return NotFoundError(f'{name}: no such object (status {status})')
     if status in (401, 403) or detail in _EXPIRED:
         denied = AccessDeniedError(
             f'{name}: access denied (status {status}, {detail}): check the credentials and their right to read it, '

@@ -25,7 +25,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
-from granular.errors import AccessDeniedError, BadReplyError, InvalidArgumentError, NotFoundError
+from granular.errors import AccessDeniedError, BadReplyError, BucketNotFoundError, InvalidArgumentError, NotFoundError
 
 _ADDRESS: Final = re.compile(
     r'(?:(?P<kind>datasets|spaces|models)/)?(?P<id>[\w.-]+/[\w.-]+)'
@@ -145,7 +145,7 @@ class HubStore(RemoteStore['HubClient']):
                 commit: str = await client.call('GET', f'{self._api}/revision/{revision}?expand=sha', self.root, check)
                 return commit
         except NotFoundError as error:
-            raise NotFoundError(
+            raise BucketNotFoundError(
                 f'{self.root}: no such repository or revision, or it is private: {self._remedy(client)}'
             ) from error
 

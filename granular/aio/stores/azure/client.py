@@ -15,7 +15,13 @@ from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
 from granular.aio.stores.azure.account import Account
 from granular.aio.stores.threaded import third_party_error
 from granular.config import IOConfig, MiB
-from granular.errors import AccessDeniedError, BadReplyError, GranularError, InvalidArgumentError, NotFoundError
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    BucketNotFoundError,
+    GranularError,
+    InvalidArgumentError,
+)
 from granular.metrics import counters
 
 T = TypeVar('T')
@@ -157,7 +163,7 @@ def _refused(name: str, error: Any) -> Exception:
     response, code = error.response, code_of(error)
     if code in ('ContainerNotFound', 'ContainerBeingDeleted'):
         missing = 'no such container' if code == 'ContainerNotFound' else 'the container is being deleted'
-        return NotFoundError(f'{name}: {missing} (status {response.status_code})')
+        return BucketNotFoundError(f'{name}: {missing} (status {response.status_code})')
     if response.status_code == 404 and not code:  # Azure names what is missing
         return BadReplyError(f'{name}: expected an answer of Azure, got status 404 without x-ms-error-code')
     headers = {str(key).lower(): str(value) for key, value in response.headers.items()}

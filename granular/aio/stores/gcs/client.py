@@ -20,6 +20,7 @@ from granular.aio.stores.gcs.replies import Resource, Rewrite
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import (
     BadReplyError,
+    BucketNotFoundError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
@@ -146,7 +147,7 @@ class GCSClient(Client):
         def check(answer: Answer) -> Page:
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, listing.name)
-                raise NotFoundError(f'{listing.name}: no such bucket (status 404)')
+                raise BucketNotFoundError(f'{listing.name}: no such bucket (status 404)')
             return listing.next_page(answer)
 
         url = self.objects(

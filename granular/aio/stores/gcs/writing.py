@@ -17,7 +17,13 @@ from granular.aio.stores.gcs.replies import WRITER, Resource
 from granular.aio.stores.multipart import PartWriter
 from granular.aio.stores.remote import RemoteStore
 from granular.config import MiB
-from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError, StoreError
+from granular.errors import (
+    AlreadyExistsError,
+    BadReplyError,
+    BucketNotFoundError,
+    GranularError,
+    StoreError,
+)
 from granular.formats.checksums import crc32c
 
 _BINARY: Final = 'application/octet-stream'
@@ -78,7 +84,7 @@ class GCSWriter(PartWriter):
                 return 'exists'
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
-                raise NotFoundError(f'{self._name}: no such bucket (status 404)')
+                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)')
             return self._matching(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
         await self._publish(
@@ -91,7 +97,7 @@ class GCSWriter(PartWriter):
                 return None
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
-                raise NotFoundError(f'{self._name}: no such bucket (status 404)')
+                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)')
             return gcsreplies.session_of(answer, self._name)
 
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}

@@ -29,6 +29,7 @@ from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
+    BucketNotFoundError,
     GranularError,
     NotFoundError,
     StoreError,
@@ -258,7 +259,7 @@ class S3Client(Client):
 
         def check(answer: Answer) -> None:
             if answer.head.status == 404 and code_of(answer.body) == 'NoSuchBucket':
-                raise NotFoundError(f'{name}: no such bucket (NoSuchBucket)')
+                raise BucketNotFoundError(f'{name}: no such bucket (NoSuchBucket)')
             if answer.head.status == 204:
                 s3replies.check_empty(answer, name)
             elif answer.head.status != 412 and code_of(answer.body) != 'NoSuchKey':

@@ -14,7 +14,7 @@ from granular.aio.stores.s3.documents import (
     text_of,
     time_of,
 )
-from granular.errors import BadReplyError, NotFoundError, StoreError
+from granular.errors import BadReplyError, BucketNotFoundError, StoreError
 
 _EMPTY_PAGES: Final = 10_000  # in a row: a bucket has empty pages where many versions were deleted
 
@@ -94,7 +94,7 @@ class Listing:
                 raise BadReplyError(f'{self._name}: expected a listing, got status 404 and {quote(answer.body)}')
             if self._token is not None:
                 raise StoreError(f'{self._name}: the bucket was deleted while it was listed (NoSuchBucket)')
-            raise NotFoundError(f'{self._name}: no such bucket (NoSuchBucket)')
+            raise BucketNotFoundError(f'{self._name}: no such bucket (NoSuchBucket)')
         page = self._parse(answer.body)
         self._check_names(page)
         self._check_progress(page)

@@ -15,7 +15,7 @@ from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import ContentInfo
 from granular.aio.stores.s3.documents import code_of, parse, quote, text_of
-from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
+from granular.errors import BadReplyError, BucketNotFoundError, GranularError, NotFoundError, StoreError
 
 WRITER: Final = 'x-amz-meta-granular-writer'  # header of an object that identifies its writer
 
@@ -95,7 +95,9 @@ def missing_error(answer: Answer, name: str) -> GranularError:
     code = code_of(answer.body)
     if code not in ('NoSuchKey', 'NoSuchBucket'):
         return BadReplyError(f'{name}: expected an answer of S3, got status 404 with {quote(answer.body)}')
-    return NotFoundError(f'{name}: no such {"object" if code == "NoSuchKey" else "bucket"} (status 404, {code})')
+    if code == 'NoSuchBucket':
+        return BucketNotFoundError(f'{name}: no such bucket (status 404, {code})')
+    return NotFoundError(f'{name}: no such object (status 404, {code})')
 
 
 def written_etag(answer: Answer, name: str) -> str:

@@ -23,6 +23,7 @@ from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
+    BucketNotFoundError,
     GranularError,
     NotFoundError,
     ObjectChangedError,
@@ -210,7 +211,7 @@ class S3Writer(PartWriter):
         if answer.head.status == 404:
             match code_of(answer.body):
                 case 'NoSuchBucket':
-                    raise NotFoundError(f'{self._name}: no such bucket (NoSuchBucket)')
+                    raise BucketNotFoundError(f'{self._name}: no such bucket (NoSuchBucket)')
                 case 'NoSuchUpload':
                     raise StoreError(f'{self._name}: its upload no longer exists: was it aborted? (NoSuchUpload)')
                 case code:
