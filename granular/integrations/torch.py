@@ -11,7 +11,7 @@ from granular._lazy import import_extra
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.map_dataset import MapOperations
-from granular.aio.pipeline.transforms import ReadOptions, ShardByTorchRank, ShardOptions
+from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import check_integer
 from granular.integrations import batches as core
@@ -66,7 +66,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
         own = any(root.shard.shard_count > 1 for root in self._stream.roots())
         if own and shard_options is not None:
             raise InvalidArgumentError('the stream has a shard already: pass shard_options once')
-        self._rank = ShardOptions(0, 1) if own else shard_options
+        shard = None if shard_options is None else as_shard(shard_options)
+        self._rank = NoSharding() if own else shard
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

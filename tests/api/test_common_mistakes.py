@@ -37,6 +37,14 @@ MISTAKES = {
         lambda: dataset.to_iter_dataset(shard_options=(0, 2)),
         r'shard_options: expected a granular.ShardOptions, got \(0, 2\)',
     ),
+    'tuple_as_shard_options_of_a_sampler': (
+        lambda: granular.IndexSampler(10, (0, 2)),
+        r'shard_options: expected a granular.ShardOptions, got \(0, 2\)',
+    ),
+    'tuple_as_shard_options_of_packing': (
+        lambda: dataset.to_iter_dataset().pack({'x': 4}, shard_options=(0, 2)),
+        r'shard_options: expected a granular.ShardOptions, got \(0, 2\)',
+    ),
     'generator_as_source': (
         lambda: granular.Loader((i for i in range(3)), 1),
         r'generator is not a source: .*: make a list of it, or a dataset with granular.convert\(...\)',

@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -68,6 +69,17 @@ print(json.dumps(out))
             shard = ShardOptions(index, 2)
             loader = granular.load(list(range(24)), transformations=[Add()], shard_options=shard, **options)
             assert [plain(x) for x in itertools.islice(loader, 30)] == next(expected), options
+
+
+def test_shard_options_of_grain_are_accepted_everywhere():
+    shard = types.SimpleNamespace(shard_index=1, shard_count=2, drop_remainder=False)  # as Grain's, another class
+    ours, data = ShardOptions(1, 2), list(range(11))
+    for read in (
+        lambda shard: granular.load(data, num_epochs=1, shard_options=shard),
+        lambda shard: granular.DataLoader(data_source=data, sampler=IndexSampler(11, shard, num_epochs=1)),
+        lambda shard: granular.MapDataset.source(data).to_iter_dataset(shard_options=shard),
+    ):
+        assert [plain(x) for x in read(shard)] == [plain(x) for x in read(ours)] != []
 
 
 def test_load_takes_a_reader_and_checks_its_arguments(tmp_path):

@@ -14,10 +14,10 @@ from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     MultiprocessingOptions,
-    NoSharding,
     ReadOptions,
     ShardOptions,
     Transformation,
+    as_shard,
     operation_of,
 )
 from granular.aio.runtime.threads import CORES
@@ -62,12 +62,10 @@ class _Applied(Element):
         return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._steps) or 'no operations'
 
 
-def _shard_of(sampler: Any) -> Any:
+def _shard_of(sampler: Any) -> ShardOptions | None:
     """Return the shard that a sampler has, ours or one of Grain; None if it has none."""
     shard = getattr(sampler, 'shard_options', None) or getattr(sampler, '_shard_options', None)
-    if shard is None or isinstance(shard, ShardOptions):
-        return shard
-    return ShardOptions(shard.shard_index, shard.shard_count, shard.drop_remainder)
+    return None if shard is None else as_shard(shard)
 
 
 class DataLoader:
@@ -112,13 +110,10 @@ class DataLoader:
         on_error: OnError = 'raise',
         start_method: str = 'spawn',
     ) -> None:
-        if shard_options is None:
-            shard_options = _shard_of(sampler) or NoSharding()
-        if not isinstance(shard_options, ShardOptions):
-            raise InvalidArgumentError(f'shard_options: expected ShardOptions, got {shard_options!r:.100}')
-        own = _shard_of(sampler) or shard_options
-        if (own.shard_index, own.shard_count) != (shard_options.shard_index, shard_options.shard_count):
-            raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard_options}: pass it once')
+        own = _shard_of(sampler)
+        shard = as_shard(own if shard_options is None else shard_options)
+        if own is not None and (own.shard_index, own.shard_count) != (shard.shard_index, shard.shard_count):
+            raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard}: pass it once')
         count = CORES if worker_count is None else check_integer('worker_count', worker_count, 0)
         buffer = max(1, check_integer('worker_buffer_size', worker_buffer_size, 0))
         workers = MultiprocessingOptions(count, buffer, start_method)
@@ -131,8 +126,8 @@ class DataLoader:
         seed = getattr(sampler, 'seed', None)
         if isinstance(sampler, IndexSampler) and seed is None and any(name == 'random_map' for name, _ in steps):
             raise InvalidArgumentError(_NO_SEED)
-        source = _Applied(Sampled(Wrapped(data_source), sampler, shard_options), steps, sampler)
-        dataset = IterDataset(Read(source, read_options or ReadOptions(), on_error=on_error))
+        source = _Applied(Sampled(Wrapped(data_source), sampler, shard), steps, sampler)
+        dataset = IterDataset(Read(source, read_options, on_error=on_error))
         if seed is not None:
             dataset = dataset.seed(seed)
         dataset = dataset.apply(rest)

@@ -5,7 +5,7 @@ from typing import Any
 
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.samplers import IndexSampler
-from granular.aio.pipeline.transforms import Batch, NoSharding, ReadOptions, ShardOptions, Transformation
+from granular.aio.pipeline.transforms import Batch, ReadOptions, ShardOptions, Transformation
 
 
 def load(
@@ -49,9 +49,7 @@ def load(
     operations = list(transformations)
     if batch_size is not None:
         operations.append(Batch(batch_size, drop_remainder=drop_remainder))
-    sampler = IndexSampler(
-        len(source), shard_options or NoSharding(), shuffle=shuffle, num_epochs=num_epochs, seed=seed
-    )
+    sampler = IndexSampler(len(source), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     return DataLoader(
         data_source=source,
         sampler=sampler,

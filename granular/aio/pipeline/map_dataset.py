@@ -326,7 +326,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
           on_error: policy for an element that fails: 'raise', 'skip', or a function of index and error that returns a
             replacement, returns None to skip the element, or raises. Store errors are always raised.
         """
-        read = Read(self._node, read_options or ReadOptions(), allow_nones, shard_options, on_error)
+        read = Read(self._node, read_options, allow_nones, shard_options, on_error)
         return IterDataset(read)
 
     # --- length and description

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.source import Node, Source
-from granular.aio.pipeline.transforms import NoSharding, ShardOptions
+from granular.aio.pipeline.transforms import ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -89,7 +89,7 @@ class IndexSampler:
         self.num_records, self.shuffle = check_integer('num_records', num_records, 1), shuffle
         self.num_epochs: int | None = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
         self.seed: int | None = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
-        self.shard_options: ShardOptions | NoSharding = shard_options or NoSharding()
+        self.shard_options: ShardOptions = as_shard(shard_options)
         self._start, self._stop = self.shard_options.split(self.num_records)
 
     def __repr__(self) -> str:

@@ -307,6 +307,37 @@ class ShardByTorchRank(ShardOptions):
         super().__init__(rank, size, drop_remainder)
 
 
+def as_shard(options: Any) -> ShardOptions:
+    """Return the argument ``shard_options``; None stands for the whole data. Options of Grain are converted.
+
+    Raises:
+      InvalidArgumentError: if it is neither.
+    """
+    if options is None:
+        return NoSharding()
+    if isinstance(options, ShardOptions):
+        return options
+    return ShardOptions(**_fields_of('shard_options', options, ShardOptions))
+
+
+def as_read_options(options: Any) -> ReadOptions:
+    """Return the argument ``read_options``; None stands for the defaults.
+
+    Raises:
+      InvalidArgumentError: if it lacks a field.
+    """
+    if options is None or isinstance(options, ReadOptions):
+        return options or ReadOptions()
+    return ReadOptions(**_fields_of('read_options', options, ReadOptions))
+
+
+def _fields_of(name: str, options: Any, kind: type[ShardOptions | ReadOptions]) -> dict[str, Any]:
+    try:
+        return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
+    except AttributeError:
+        raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {options!r:.100}') from None
+
+
 class RangeDataSource:
     """The integers of ``range(start, stop, step)``, as a data source.
 

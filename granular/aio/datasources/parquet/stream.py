@@ -373,4 +373,4 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
         read_ahead = check_integer('read_ahead', read_ahead, 0)
         data = ParquetDataSource(path, columns, read_ahead)
         rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
-        super().__init__(ReadRows(rows, read_options or ReadOptions(), on_error=on_error))
+        super().__init__(ReadRows(rows, read_options, on_error=on_error))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.pipeline.transforms import ShardOptions, as_shard
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
@@ -71,7 +71,7 @@ class Recipe:
         alignment: Any,
         padding: Any,
         bos: Any,
-        shard: ShardOptions | None,
+        shard_options: ShardOptions | None,
     ) -> 'Recipe':
         """Check the arguments of ``IterDataset.pack``.
 
@@ -88,7 +88,8 @@ class Recipe:
             raise InvalidArgumentError(f'meta_features: expected a sequence of keys, got {meta!r:.100}')
         if strategy == 'concat_then_split' and shuffle_bins:
             raise InvalidArgumentError('shuffle_bins: concat_then_split fills one row after the other: it has no bins')
-        if shard is not None and shard.drop_remainder:
+        shard = as_shard(shard_options)
+        if shard.drop_remainder:
             raise InvalidArgumentError(
                 'shard_options: the number of packed rows is not known before the end: expected drop_remainder=False; '
                 'repeat the documents for streams that end at the same time'
@@ -122,7 +123,7 @@ class Recipe:
             None if max_segments is None else check_integer('max_segments', max_segments, 1),
             split_long,
             check_integer('seed', seed, 0) if shuffle_bins else None,
-            shard or ShardOptions(0, 1),
+            shard,
             f'pack({dict(length)}, {bins}{"".join(changed)})',
         )
 

@@ -1,6 +1,5 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,7 +13,14 @@ from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbyt
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, ShardOptions
+from granular.aio.pipeline.transforms import (
+    DatasetOptions,
+    MultiprocessingOptions,
+    ReadOptions,
+    ShardOptions,
+    as_read_options,
+    as_shard,
+)
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import InvalidArgumentError, StateError
 
@@ -39,19 +45,16 @@ class Read(Stream):
     def __init__(
         self,
         source: Source,
-        options: ReadOptions,
+        options: ReadOptions | None,
         allow_nones: bool = False,
         shard: ShardOptions | None = None,
         on_error: OnError = 'raise',
         workers: MultiprocessingOptions | None = None,
         filters: DatasetOptions | None = None,
     ) -> None:
-        for name, value, kind in (('read_options', options, ReadOptions), ('shard_options', shard, ShardOptions)):
-            if value is not None and not all(hasattr(value, field.name) for field in dataclasses.fields(kind)):
-                raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {value!r:.100}')
         self.parents: tuple[Any, ...] = (source,)
-        self.source, self.options, self.allow_nones = source, options, allow_nones
-        self.shard, self.workers, self.filters = shard or ShardOptions(0, 1), workers, filters or DatasetOptions()
+        self.source, self.options, self.allow_nones = source, as_read_options(options), allow_nones
+        self.shard, self.workers, self.filters = as_shard(shard), workers, filters or DatasetOptions()
         self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     def replaced(self, **changes: Any) -> 'Read':
