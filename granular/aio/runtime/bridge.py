@@ -117,7 +117,7 @@ class Bridge:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    if 'shutdown' not in str(error):
+                    if not threads.is_refused_at_exit(error):
                         raise
                     self.ended = True
                     raise ClosedError('the interpreter is shutting down') from None

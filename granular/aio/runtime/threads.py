@@ -50,12 +50,20 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
         try:
             return super().submit(fn, *args, **kwargs)
         except RuntimeError as error:
-            if 'shutdown' not in str(error):  # no thread can be started
-                raise
             if self._retired:
                 return _process_threads().submit(fn, *args, **kwargs)
+            if not is_refused_at_exit(error):  # no thread can be started
+                raise
             exiting.set()
             raise ClosedError('the interpreter is shutting down') from None
+
+
+def is_refused_at_exit(error: RuntimeError) -> bool:
+    """Return whether a thread was refused because the interpreter is shutting down, not because there are too many.
+
+    Python has no flag for this until all threads have ended, so the message has to tell.
+    """
+    return 'shutdown' in str(error)
 
 
 _primary: list[Threads] = []
