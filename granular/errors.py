@@ -21,6 +21,7 @@
     │   ├── UnknownKeyError      KeyError            a key that the spec does not have
     │   └── UnknownTypeError     KeyError            a type without an encoder or decoder
     ├── DatapointError           ValueError          a datapoint that does not fit the spec
+    │   ├── DatapointKeysError   KeyError            its keys differ from those of the spec; an UnknownKeyError, too
     │   ├── EncodeError                              an encoder refused a value
     │   └── DecodeError                              a decoder refused a record
     ├── CorruptError             ValueError          bytes that are not a valid bag, dataset or archive
@@ -125,6 +126,10 @@ class UnknownTypeError(SpecError, KeyError):
 
 class DatapointError(GranularError, ValueError):
     """A datapoint that does not fit the spec."""
+
+
+class DatapointKeysError(DatapointError, UnknownKeyError):
+    """A datapoint whose keys differ from those of the spec."""
 
 
 class EncodeError(DatapointError):

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIn
 
 from granular._typing import Datapoint_co
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.formats.display import Samples, html_summary
 from granular.sync.iteration import Iteration
 
@@ -60,7 +60,7 @@ class SyncObject(Generic[A]):
 
     def _open(self, counterpart: A) -> None:
         self.aio = counterpart
-        run(counterpart._ensure_open())
+        run(ensure_open(counterpart))
 
     def __repr__(self) -> str:
         return repr(self.aio)

@@ -8,6 +8,7 @@ import granular
 from granular import MapDataset
 from granular.errors import (
     DatapointError,
+    DatapointKeysError,
     InvalidArgumentError,
     UnknownKeyError,
     UnknownSchemeError,
@@ -92,7 +93,8 @@ def test_an_unknown_scheme_is_an_error_with_the_known_ones():
 
 def test_a_datapoint_with_other_keys_is_an_error_with_those_keys_alone(tmp_path):
     with granular.DatasetWriter(tmp_path / 'data', {'a': 'int', 'b': 'utf8'}) as writer:
-        with pytest.raises(DatapointError, match=r"datapoint 0: missing keys \['b'\]$"):
+        with pytest.raises(DatapointKeysError, match=r"datapoint 0: missing keys \['b'\]$"):
             writer.append({'a': 1})
-        with pytest.raises(UnknownKeyError, match=r"datapoint 0: unknown keys \['c'\]$"):
+        with pytest.raises(DatapointKeysError, match=r"datapoint 0: unknown keys \['c'\]$"):
             writer.append({'a': 1, 'b': 'x', 'c': 2})
+    assert issubclass(DatapointKeysError, DatapointError) and issubclass(DatapointKeysError, UnknownKeyError)

@@ -19,6 +19,7 @@ from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
     DatapointError,
+    DatapointKeysError,
     EncodeError,
     InvalidArgumentError,
     NotFoundError,
@@ -215,7 +216,7 @@ def test_unfitting_records_are_errors(tmp_path):
     with pytest.raises(EncodeError, match=r"datapoint 201, key 'n': not encoded as 'int': .* pass another"):
         granular.convert(iter(odd), tmp_path / 'x', shardlen=100)
     odd[201] = {'m': 1}
-    with pytest.raises(DatapointError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
+    with pytest.raises(DatapointKeysError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
         granular.convert(iter(odd), tmp_path / 'y', shardlen=100)
     # Finished shards remain, but are not a complete dataset.
     assert sorted(os.listdir(tmp_path / 'y')) == ['000001', PLAN]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from granular.aio.bags.output import BagOutput
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Publishing
+from granular.aio.runtime.lifecycle import Publishing, ensure_open
 
 
 class BagWriter(Publishing):
@@ -48,7 +48,7 @@ class BagWriter(Publishing):
         return f'{len(self) - self._output.flushed} of its {len(self)} records are lost'
 
     async def _open(self) -> None:
-        await self._output._ensure_open()
+        await ensure_open(self._output)
 
     async def _close(self) -> None:
         await self._output.aclose()

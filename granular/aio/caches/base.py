@@ -12,7 +12,7 @@ from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.elements import method_of, name_of
 from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
-from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode
@@ -47,9 +47,7 @@ class Cache(AsyncResource):
 
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
-        core = getattr(self._source, 'aio', self._source)
-        if isinstance(core, AsyncResource):
-            await core._ensure_open()
+        await ensure_open(self._source)
         length = length_of(self._upstream)
         if self._length not in (-1, length):
             raise InvalidArgumentError(f'{self!r}: expected a source of {self._length} elements, got {length}')

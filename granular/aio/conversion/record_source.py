@@ -22,7 +22,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
 from granular.aio.pipeline.nodes.elements import Map
 from granular.aio.pipeline.nodes.source import Source, nbytes
-from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather, outcome, start_task
 from granular.aio.runtime.threads import offload
@@ -202,9 +202,7 @@ async def _open_object(source: Any) -> RecordSource:
         raise InvalidArgumentError(f'{kind.__name__} cannot be converted: expected records, such as a list of dicts')
     is_source = isinstance(source, Source) or isinstance(getattr(source, 'node', None), Source)
     if is_source or (hasattr(source, '__len__') and hasattr(source, '__getitem__')) or hasattr(source, 'fetch'):
-        opened = getattr(source, 'aio', source)
-        if (opening := getattr(opened, '_ensure_open', None)) is not None:
-            await opening()
+        await ensure_open(source)
         node = sources.convert(source)
         if node.endless or len(node) > _LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
@@ -334,7 +332,7 @@ async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSo
         return await _open_examples(paths, name, size)
     options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
     opened: Any = CLASSES[format](paths, **options)
-    await opened._ensure_open()
+    await ensure_open(opened)
     return RecordSource(name, format, sources.convert(opened), size=size, opened=opened)
 
 
@@ -342,7 +340,7 @@ async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordS
     """Open TFRecord files of Examples. Compressed ones are read in order."""
     opened = TFRecordDataSource(paths)
     try:
-        await opened._ensure_open()
+        await ensure_open(opened)
     except UnsupportedError:
         stream = TFRecordIterDataset(paths)
         values = await offload(ExampleValues, [record async for record in stream.limit(_EXAMPLES)])

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from granular.aio.datasets.codec import Field, encode_now
-from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.datasets.writer import DatasetWriter, expect_copies
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
+from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import DatapointError, EncodeError
+from granular.errors import DatapointKeysError, EncodeError
 from granular.formats.layout import Layout, shard_name
 
 _CHUNK: Final = 4 * MiB
@@ -79,8 +80,8 @@ class ShardWriter:
         """Start a shard. One that a killed process left unfinished is written again, with the same bytes."""
         writer = DatasetWriter(self.folder(number), self.mapping.spec, None, self.layout, 'discard', self._checksums)
         if self.has_copies:
-            writer._expect_copies()
-        await writer._ensure_open()
+            expect_copies(writer)
+        await ensure_open(writer)
         return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
@@ -122,7 +123,7 @@ class ShardWriter:
             datapoint = self.mapping.datapoint(record)
             if datapoint.keys() != spec.keys():
                 missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
-                raise DatapointError(
+                raise DatapointKeysError(
                     f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
                     f"missing can have the type 'msgpack', given with spec"
                 )

@@ -19,6 +19,7 @@ from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.elements import identity_of
+from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
@@ -248,7 +249,7 @@ async def fetch_buffers(
     reader: DatasetReader[Any], indices: range, mask: Mask = None
 ) -> dict[str, list[Any] | Adjacent]:
     """Return the values of consecutive datapoints, at least one, by key: raw records in one buffer if possible."""
-    await reader._ensure_open()
+    await ensure_open(reader)
     columns = columns_of(reader)
     group = columns, indices_of(indices, columns.length, columns.name)
     return await read_buffers(group, columns.choose(mask))

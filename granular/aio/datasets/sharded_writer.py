@@ -11,9 +11,9 @@ from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import check_steps, shards_in, shards_of
-from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Publishing
+from granular.aio.runtime.lifecycle import Publishing, ensure_open, report_no_loss
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
@@ -110,7 +110,7 @@ class ShardedDatasetWriter(Publishing):
     def _loss(self) -> str:
         if not len(self):
             return ''
-        lost = 0 if self._writer is None else self._writer._unflushed
+        lost = 0 if self._writer is None else count_unflushed(self._writer)
         return f'{lost} of its {len(self)} datapoints are lost ({self._done[0]} shards are complete)'
 
     async def _open(self) -> None:
@@ -187,9 +187,9 @@ class ShardedDatasetWriter(Publishing):
         if not folder.store.local or await (folder / 'spec.json').exists():
             return False
         writer = await self._open_shard(folder)
-        is_unused = writer._is_unused
+        removable = is_unused(writer)
         await writer.abort()
-        return is_unused
+        return removable
 
     # --- properties
 
@@ -259,8 +259,8 @@ class ShardedDatasetWriter(Publishing):
 
     async def _open_shard(self, folder: Path) -> DatasetWriter:
         writer = DatasetWriter(folder, *self._args)
-        writer._reports_loss = False  # this one does
-        await writer._ensure_open()
+        report_no_loss(writer)
+        await ensure_open(writer)
         return writer
 
     async def _turn(self) -> None:
@@ -300,7 +300,7 @@ class ShardedDatasetWriter(Publishing):
         async with self._turns.turn():
             try:
                 self._check_published()
-                if self._writer is not None and self._writer._is_unused:
+                if self._writer is not None and is_unused(self._writer):
                     await self._writer.abort()
                 else:
                     await self._finish()

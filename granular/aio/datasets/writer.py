@@ -9,7 +9,7 @@ from granular import formats
 from granular.aio.bags.output import BagOutput
 from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Publishing
+from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle
 from granular.aio.stores.local.locks import FolderLock
@@ -21,11 +21,11 @@ from granular.errors import (
     ClosedError,
     CorruptDatasetError,
     DatapointError,
+    DatapointKeysError,
     GranularError,
     NotFoundError,
     SpecError,
     StoreError,
-    UnknownKeyError,
 )
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
@@ -88,7 +88,7 @@ class DatasetWriter(Publishing):
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
-        self._has_copies = False  # see `_expect_copies`
+        self._has_copies = False  # see `expect_copies`
         self._failed = False
         self._turns = Lock()
         self._torn = False  # True while only some of the columns may have been flushed
@@ -103,14 +103,9 @@ class DatasetWriter(Publishing):
     def _loss(self) -> str:
         if self._length == self._found:
             return ''
-        lost = self._unflushed
+        lost = count_unflushed(self)
         hint = '' if self._described or lost == self._length else ' (the others need a writer that is closed, too)'
         return f'{lost} of its {self._length} datapoints are lost{hint}'
-
-    @property
-    def _unflushed(self) -> int:
-        """Datapoints that are lost if it is not closed: all, except in the columns layout on a local disk."""
-        return self._length - min(bag.flushed for bag in self._bags.values())
 
     async def _open(self) -> None:
         store = self.directory.store
@@ -137,7 +132,7 @@ class DatasetWriter(Publishing):
 
     async def _open_bags(self) -> None:
         try:
-            await gather([writer._ensure_open() for writer in self._writers])
+            await gather([ensure_open(writer) for writer in self._writers])
         except AlreadyExistsError:
             await settle([writer.abort() for writer in self._writers])  # the files belong to another writer
             raise
@@ -211,22 +206,6 @@ class DatasetWriter(Publishing):
         """Datapoints that existed when the writer was opened: continue with the next one."""
         return self._found
 
-    @property
-    def _is_unused(self) -> bool:
-        """True if the folder held no datapoints and none were appended."""
-        return self._fresh and not self._length
-
-    def _expect_copies(self) -> None:
-        """Allow other processes to write the same bytes at the same time. Call it before the writer is opened.
-
-        In a bucket, its files are then overwritten and never removed, so that the dataset is complete once one of the
-        writers is closed, whatever becomes of the others. On a disk, locks exclude the others, as for all writers.
-        """
-        if not self.directory.store.local:
-            self._has_copies = self._standing = True
-            for writer in self._writers:
-                writer.has_copies = True
-
     # --- appending
 
     async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
@@ -254,7 +233,7 @@ class DatasetWriter(Publishing):
         if datapoint.keys() != self._spec.keys():
             missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
             texts = [f'{name} {keys}' for name, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
-            raise _KeysError(f'{self._name}: datapoint {self._length}: {", ".join(texts)}')
+            raise DatapointKeysError(f'{self._name}: datapoint {self._length}: {", ".join(texts)}')
         records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
         self._failed = True  # until every bag has the datapoint
         refs: list[Any] = []
@@ -445,5 +424,26 @@ class DatasetWriter(Publishing):
             self._lock.release()
 
 
-class _KeysError(DatapointError, UnknownKeyError):
-    """A datapoint whose keys differ from those of the spec."""
+# --- writers that own this one
+
+
+def count_unflushed(writer: DatasetWriter) -> int:
+    """Return how many datapoints are lost if a writer is not closed: all, except in local columns."""
+    return writer._length - min(bag.flushed for bag in writer._bags.values())
+
+
+def is_unused(writer: DatasetWriter) -> bool:
+    """Return whether the folder of a writer held no datapoints, and none were appended."""
+    return writer._fresh and not writer._length
+
+
+def expect_copies(writer: DatasetWriter) -> None:
+    """Allow other processes to write the same bytes at the same time. Call it before the writer is opened.
+
+    In a bucket, its files are then overwritten and never removed, so that the dataset is complete once one of the
+    writers is closed, whatever becomes of the others. On a disk, locks exclude the others, as for all writers.
+    """
+    if not writer.directory.store.local:
+        writer._has_copies = writer._standing = True
+        for bag in writer._writers:
+            bag.has_copies = True

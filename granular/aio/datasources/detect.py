@@ -18,6 +18,7 @@ from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
 from granular.aio.paths.path import Path
+from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
 
@@ -153,7 +154,7 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
             f'options of the store, such as config or endpoint_url, belong to granular.Path(...)'
         )
     reader: Opened = cls(path, **options)
-    await reader._ensure_open()
+    await ensure_open(reader)
     return reader
 
 

@@ -17,6 +17,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
+from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.errors import (
@@ -101,7 +102,7 @@ class TokenWindows(Sampling[Window]):
     # --- opening
 
     async def _open(self) -> None:
-        await self._reader._ensure_open()
+        await ensure_open(self._reader)
         await compare_shards(self._reader)
         shards = columns_of_shards(self._reader)
         for columns in shards:

@@ -97,14 +97,21 @@ class AsyncResource(abc.ABC):
             await self.abort()
 
 
-class Publishing(AsyncResource):
-    """A resource whose data is published when it is closed, and that reports its loss if it never is.
+async def ensure_open(resource: Any) -> None:
+    """Open a resource, of either API, unless it is open. Objects that are not resources need no opening.
 
-    Attributes:
-      _reports_loss: False while another writer owns this one, and reports for it.
+    Raises:
+      ClosedError: if it is closed.
     """
+    opened = resource if isinstance(resource, AsyncResource) else getattr(resource, 'aio', None)
+    if isinstance(opened, AsyncResource):
+        await opened._ensure_open()
 
-    _reports_loss = False
+
+class Publishing(AsyncResource):
+    """A resource whose data is published when it is closed, and that reports its loss if it never is."""
+
+    _reports_loss = False  # until it is constructed
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,6 +136,11 @@ class Publishing(AsyncResource):
         message = f'{self!r} was never closed: {loss}: use `with`, or call its close'
         logger.error(message)
         warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
+
+def report_no_loss(writer: Publishing) -> None:
+    """Let a writer report no loss, because another one owns it and reports the loss of both."""
+    writer._reports_loss = False
 
 
 _writers: Final[weakref.WeakSet[Publishing]] = weakref.WeakSet()

@@ -17,6 +17,7 @@ from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Read, Reading
 from granular.aio.pipeline.transforms import ReadOptions
+from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
@@ -82,7 +83,7 @@ class ParquetRows(Source):
     async def open(self) -> _FileLayout:
         """Read the footers, once."""
         if self._layout is None:
-            await self.data._ensure_open()
+            await ensure_open(self.data)
             footers = self.data._indices
             stops = [footer.stops.tolist() for footer in footers]
             lengths = [rows[-1] if rows else 0 for rows in stops]
