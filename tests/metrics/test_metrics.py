@@ -194,6 +194,29 @@ def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch)
     assert after.wait['loader'].sum - before.wait.get('loader', metrics.Histogram()).sum == pytest.approx(330)
 
 
+def test_waking_up_counts_as_waiting_for_a_stream(monkeypatch):
+    clock = Clock()
+    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.pipeline.iterator.time'):
+        monkeypatch.setattr(module, clock)
+
+    def run_and_wake_up_late(*args):
+        result = run(*args)
+        clock.advance(100)
+        return result
+
+    monkeypatch.setattr('granular.aio.pipeline.blocking_iterator.run', run_and_wake_up_late)
+    dataset = granular.MapDataset.range(30).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0))
+    for stages in (lambda stream: stream, lambda stream: stream.window_shuffle(1, seed=0).batch(1)):
+        stream = stages(dataset).with_options(granular.DatasetOptions(stage_timing=True))
+        with iter(stream) as elements:
+            for _ in range(3):
+                clock.advance(1)  # the time of the consumer
+                next(elements)
+            stats, summary = elements.stats(), elements.execution_summary()
+        assert (stats['wait_seconds'], stats['consumer_seconds']) == (300, 2)
+        assert 300 in [row.wait_seconds for row in summary] and all(row.seconds < 100 for row in summary)
+
+
 def _count(histograms, kind):
     return histograms[kind].count if kind in histograms else 0
 

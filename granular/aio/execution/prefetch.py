@@ -77,6 +77,7 @@ class Prefetch(Generic[T]):
         self.cheap: bool = False
         self.waited = self.consumed = 0.0
         self._returned: float | None = None  # when the last item was returned
+        self._arriving = False  # True until its consumer has received it
         self._items: collections.deque[tuple[asyncio.Task[T], int]] = collections.deque()  # and the position after it
         self._pool: Threads | None = None
         self._lane: Threads | None = None
@@ -119,19 +120,25 @@ class Prefetch(Generic[T]):
         self._items.popleft()
         self.position = after
         self.begin()
-        self._returned = time.perf_counter()
+        self._returned, self._arriving = time.perf_counter(), True
         waited = self._returned - asked
         self.waited += waited
         self._wait_times.observe(waited)
         return item
 
-    def received(self) -> None:
-        """Add the time that the last item took to reach a consumer in another thread, which may wake up late."""
-        if self._returned is not None:
-            now = time.perf_counter()
-            self.waited += now - self._returned
-            self._wait_times.sum += now - self._returned
-            self._returned = now
+    def received(self, seconds: float | None = None) -> None:
+        """Add the time that the last item took to reach a consumer in another thread, which may wake up late.
+
+        Args:
+          seconds: that time, if items were not returned by ``take`` alone; by default since ``take`` returned the item.
+        """
+        if self._returned is None or not self._arriving:
+            return
+        late = time.perf_counter() - self._returned if seconds is None else seconds
+        self.waited += late
+        self._wait_times.sum += late
+        self._returned += late
+        self._arriving = False
 
     async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
         """Return the result of a task; None if it was cancelled because the position was changed."""

@@ -55,6 +55,7 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
             for element in self._cursor.page:
                 return element
         element, *_ = run(self._cursor.take(), self._cursor.take_back)
+        self._cursor.received()
         if element is END:
             raise StopIteration
         return element

@@ -2,6 +2,8 @@
 
 import abc
 import itertools
+import threading
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final, Self
 
@@ -45,6 +47,7 @@ class Cursor(Running):
         self._count = 0
         self._ready: list[Any] = []  # the elements of the page
         self._shown = 0  # their number when they were shown
+        self._left = 0, 0.0  # the thread and the time in which the last element was returned
         _cursors.add(self)
 
     async def take(self) -> tuple[Any, int, int]:
@@ -63,7 +66,14 @@ class Cursor(Running):
                     await self.settle()
             self._count += element is not END
             self._show()
+            self._left = threading.get_ident(), time.perf_counter()
             return element, self._moves, self._shown
+
+    def received(self) -> None:
+        """Count the time since ``take`` returned in another thread, from which the consumer woke up, as waiting."""
+        thread, left = self._left
+        if thread != threading.get_ident():
+            self.flow.received(time.perf_counter() - left)
 
     def take_back(self, taken: tuple[Any, int, int]) -> None:
         """Let an element that did not reach the consumer come again, unless another consumer has taken one since."""

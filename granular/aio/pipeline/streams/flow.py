@@ -96,6 +96,11 @@ class Flow(abc.ABC):
         """Return the counters of all reads that the stage begins with."""
         return sum_stats([parent.stats() for parent in self.parents])
 
+    def received(self, seconds: float) -> None:
+        """Count the seconds that the last element took to reach its consumer, in another thread, as waiting."""
+        for parent in self.parents:
+            parent.received(seconds)
+
     def failures(self) -> list[tuple[int, str]]:
         """Return index and message of the last elements that failed."""
         return [failure for parent in self.parents for failure in parent.failures()]

@@ -94,6 +94,9 @@ class Prefetching(Flow):
             self._set_room()
         return True
 
+    def received(self, seconds: float) -> None:
+        pass  # the stages before this one are consumed by its task
+
     def state(self) -> Any:
         return self._after
 

@@ -201,6 +201,9 @@ class Reading(Flow):
             'errors': self.errors.count,
         }
 
+    def received(self, seconds: float) -> None:
+        self.ahead.received(seconds)
+
     def failures(self) -> list[tuple[int, str]]:
         return list(self.errors.recent)
 

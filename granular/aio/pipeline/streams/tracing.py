@@ -110,6 +110,10 @@ class Tracing(Flow):
                 logger.info('%s: element %d: %s', self.stage.describe(), self.elements - 1, outline(element))
         return element
 
+    def received(self, seconds: float) -> None:
+        super().received(seconds)
+        self.total += seconds
+
     def state(self) -> Any:
         return self._flow.state()
 
