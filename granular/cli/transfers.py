@@ -80,7 +80,7 @@ def convert(
     if dry_run or console.is_terminal:
         done = granular.convert(source_path, target_path, **options, dry_run=True)
     if not dry_run:
-        with _show_datapoints(console, done.records if console.is_terminal else None) as advance:
+        with _show_datapoints(console, done.datapoints if console.is_terminal else None) as advance:
             done = granular.convert(source_path, target_path, **options, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
@@ -117,7 +117,7 @@ def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
     names = {key: field for field, key in done.renamed.items()}
     for key, kind in done.spec.items():
         typer.echo(printable(f'{key}: {kind}{f" (from {names[key]!r})" if key in names else ""}'))
-    datapoints = 'an unknown number of' if done.records is None else f'{done.records:,}'
+    datapoints = 'an unknown number of' if done.datapoints is None else f'{done.datapoints:,}'
     shards = 'shards' if done.shards is None else f'{done.shards:,} shard{"" if done.shards == 1 else "s"}'
     summary = f'{datapoints} datapoints of {done.source} ({done.format}) in {shards}'
     if dry_run:

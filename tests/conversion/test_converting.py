@@ -93,7 +93,7 @@ def test_sources_and_iterables_are_converted(store, layout, request, tmp_path):
         target = root / kind.__name__
         done = granular.convert(kind(count), target, shardlen=10, layout=layout, checksums=local, progress=seen.append)
         assert done.spec == {'a': 'array', 'f': 'msgpack', 'n': 'int', 'text': 'utf8', 'x': 'bytes'}
-        assert (done.records, done.shards, done.found, sum(seen)) == (count, shards, 0, count)
+        assert (done.datapoints, done.shards, done.found, sum(seen)) == (count, shards, 0, count)
         assert done.format == ('source' if kind is Random else 'iterable')
         assert done.bytes > 0
         check(target, [datapoint(i) for i in range(count)])
@@ -124,7 +124,7 @@ def test_conversion_into_one_dataset(tmp_path):
     for kind in (Random, Once):
         target = tmp_path / kind.__name__
         done = granular.convert(kind(12), target, shardlen=None)
-        assert (done.shards, done.records) == (1, 12)
+        assert (done.shards, done.datapoints) == (1, 12)
         with granular.DatasetReader(target, granular.decoders) as reader:
             assert all(map(equal, reader, map(datapoint, range(12))))
         assert granular.convert(kind(12), target, shardlen=None).found == 12
@@ -134,12 +134,12 @@ def test_conversion_into_one_dataset(tmp_path):
 
 async def test_async_api(tmp_path):
     done = await aio.convert(Random(5), tmp_path / 'x')
-    assert done.records == 5
+    assert done.datapoints == 5
     async with aio.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
         # From a reader of either API, and from a pipeline over it that drops some elements.
         assert (await aio.convert(reader, tmp_path / 'y')).format == 'source'
         odd = aio.MapDataset.source(reader).filter(lambda one: one['n'] % 2)
-        assert (await aio.convert(odd, tmp_path / 'z')).records == 2
+        assert (await aio.convert(odd, tmp_path / 'z')).datapoints == 2
     check(tmp_path / 'y', [datapoint(i) for i in range(5)])
     check(tmp_path / 'z', [datapoint(1), datapoint(3)])
 
@@ -236,10 +236,10 @@ def test_unfitting_records_are_errors(tmp_path):
 def test_dry_run_writes_nothing(tmp_path):
     source = Random(1000)
     done = granular.convert(source, tmp_path / 'x', shardlen=300, dry_run=True)
-    assert (done.records, done.shards, done.bytes, done.spec['text']) == (1000, 4, 0, 'utf8')
+    assert (done.datapoints, done.shards, done.bytes, done.spec['text']) == (1000, 4, 0, 'utf8')
     assert len(source.fetched) == 128
     assert {0, 999} <= set(source.fetched)
-    assert granular.convert(Once(1000), tmp_path / 'x', dry_run=True).records is None
+    assert granular.convert(Once(1000), tmp_path / 'x', dry_run=True).datapoints is None
     assert os.listdir(tmp_path) == []
 
 
@@ -339,7 +339,7 @@ async def test_concurrent_conversion_is_refused(tmp_path):
     with pytest.raises(AlreadyExistsError, match='another writer is writing it'):
         await aio.convert(Random(300), tmp_path / 'x', shardlen=300)
     finish.set()
-    assert (await first).records == 300
+    assert (await first).datapoints == 300
 
     def slow(i):
         time.sleep(0.0005)
@@ -371,7 +371,7 @@ def test_image_folders_are_converted(store, request, tmp_path):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     done = granular.convert(root, tmp_path / 'x', shardlen=3)
-    assert (done.format, done.records, done.shards) == ('images', 4, 2)
+    assert (done.format, done.datapoints, done.shards) == ('images', 4, 2)
     assert done.spec == {'class': 'utf8', 'image': 'jpg', 'label': 'int'}
     names = ['cat/1.webp', 'cat/deep/er/0.png', 'dog/1.JPEG', 'dog/2.jpg']
     with granular.ShardedDatasetReader(tmp_path / 'x', None) as raw:
@@ -420,7 +420,7 @@ def test_arrayrecord_files_are_converted(tmp_path):
             writer.write(bytes([5 * part + i]) * 3)
         writer.close()
     done = granular.convert(tmp_path, tmp_path / 'x', shardlen=4)
-    assert (done.format, done.records, done.shards, done.spec) == ('arrayrecord', 10, 3, {'data': 'bytes'})
+    assert (done.format, done.datapoints, done.shards, done.spec) == ('arrayrecord', 10, 3, {'data': 'bytes'})
     check(tmp_path / 'x', [{'data': bytes([i]) * 3} for i in range(10)])
 
 
@@ -436,10 +436,10 @@ def test_parquet_files_are_converted(tmp_path, moto):
         (bucket / 'data' / f'{part}.parquet').write_bytes(out.getvalue())
     for i, source in enumerate([bucket / 'data', bucket / 'data' / '*.parquet', bucket / 'data' / '0.parquet']):
         done = granular.convert(source, tmp_path / f'{i}', shardlen=25)
-        assert (done.format, done.records, done.renamed) == ('parquet', 30 if i == 2 else 60, {'Image': 'image'})
+        assert (done.format, done.datapoints, done.renamed) == ('parquet', 30 if i == 2 else 60, {'Image': 'image'})
         assert done.spec == {'image': 'jpg', 'n': 'int', 'text': 'msgpack'}
         with granular.ShardedDatasetReader(tmp_path / f'{i}', {**granular.decoders, 'jpg': bytes}) as reader:
-            expected = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.records]]
+            expected = [{'n': row['n'], 'image': row['Image'], 'text': row['text']} for row in rows[: done.datapoints]]
             assert list(reader) == expected
 
 
@@ -456,13 +456,43 @@ def test_webdataset_files_are_converted(tmp_path, moto):
                     file.addfile(info, io.BytesIO(data))
         (bucket / f'data-{part}.tar').write_bytes(out.getvalue())
     done = granular.convert(bucket, tmp_path / 'x', shardlen=8)
-    assert (done.format, done.records, done.shards) == ('webdataset', 20, 3)
-    assert done.spec == {'__key__': 'utf8', 'cls': 'int', 'jpg': 'jpg', 'json': 'utf8', 'npy': 'bytes'}
+    assert (done.format, done.datapoints, done.shards) == ('webdataset', 20, 3)
+    assert done.spec == {'__key__': 'utf8', 'cls': 'int', 'jpg': 'jpg', 'json': 'json', 'npy': 'bytes'}
     with granular.ShardedDatasetReader(tmp_path / 'x', {**granular.decoders, 'jpg': bytes}) as reader:
         assert list(reader) == [
-            {'__key__': f'{i:04}', 'cls': i % 3, 'jpg': JPEG, 'json': f'{{"i": {i}}}', 'npy': bytes(i)}
-            for i in range(20)
+            {'__key__': f'{i:04}', 'cls': i % 3, 'jpg': JPEG, 'json': {'i': i}, 'npy': bytes(i)} for i in range(20)
         ]
+
+
+def write_tar(path, contents, suffix):
+    with tarfile.open(path, 'w') as file:
+        for i, content in enumerate(contents):
+            info = tarfile.TarInfo(f'{i}.{suffix}' if content is not None else f'{i}.txt')
+            info.size = len(content or b'')
+            file.addfile(info, io.BytesIO(content or b''))
+
+
+@pytest.mark.parametrize(
+    ('contents', 'kind', 'records'),
+    [
+        ([b'{"a":  1.50}', b'[NaN]', b'"text"'], 'json', [b'{"a":  1.50}', b'[NaN]', b'"text"']),
+        ([b'{"a": 1}', b'not JSON'], 'utf8', [b'{"a": 1}', b'not JSON']),
+        ([b'{"a": 1}', None], 'msgpack', [b'\xa8{"a": 1}', b'\xc0']),
+    ],
+)
+def test_json_files_are_stored_as_they_are(tmp_path, contents, kind, records):
+    write_tar(tmp_path / 'data.tar', contents, 'json')
+    done = granular.convert(tmp_path / 'data.tar', tmp_path / 'x', shardlen=None)
+    assert done.spec['json'] == kind
+    with granular.DatasetReader(tmp_path / 'x', None) as reader:
+        assert [datapoint['json'] for datapoint in reader] == records
+
+
+def test_damaged_json_file_behind_the_sample_is_an_error_unless_the_type_is_text(tmp_path):
+    write_tar(tmp_path / 'data.tar', [b'{}', b'{'], 'json')
+    with pytest.raises(EncodeError, match=r"datapoint 1, key 'json'.* not JSON.*pass another one with spec"):
+        granular.convert(tmp_path / 'data.tar', tmp_path / 'x', sample=1)
+    assert granular.convert(tmp_path / 'data.tar', tmp_path / 'y', sample=1, spec={'json': 'utf8'}).datapoints == 2
 
 
 @pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
@@ -487,7 +517,7 @@ def test_hugging_face_datasets_are_converted(tmp_path):
     for i, source in enumerate([dataset, tmp_path / 'saved', str(arrow), dataset.to_iterable_dataset()]):
         target = tmp_path / f'{i}'
         done = granular.convert(source, target, shardlen=2)
-        assert (done.format, done.records) == ('huggingface', 3)
+        assert (done.format, done.datapoints) == ('huggingface', 3)
         assert done.spec == {'image': 'jpg', 'n': 'int', 'score': 'msgpack', 'tags': 'msgpack'}
         with granular.ShardedDatasetReader(target, {**granular.decoders, 'jpg': bytes}) as reader:
             assert list(reader) == expected

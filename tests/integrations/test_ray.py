@@ -492,7 +492,7 @@ def test_convert_in_a_cluster(store, nodes, request, tmp_path):
     seen, options = [], {'shardlen': 10, 'checksums': True}
     expected = granular.convert(Records(95), tmp_path / 'expected', **options)
     done = granular.convert(Records(95), root / 'got', **options, engine='ray', progress=seen.append)
-    assert (done.records, done.shards, done.found, done.bytes) == (95, 10, 0, expected.bytes)
+    assert (done.datapoints, done.shards, done.found, done.bytes) == (95, 10, 0, expected.bytes)
     assert sorted(seen) == [5] + [10] * 9
     assert contents(root / 'got') == contents(tmp_path / 'expected')
     for number in (0, 3, 7):

@@ -83,7 +83,7 @@ def test_iterator_stays_at_the_failed_element(operation):
 
 def test_end_of_a_user_iterator_ends_a_conversion(tmp_path):
     done = granular.convert(({'x': i} for i in range(5)), tmp_path / 'data')
-    assert done.records == 5
+    assert done.datapoints == 5
 
 
 def test_stop_iteration_in_a_batch_conversion_is_an_error():

@@ -52,9 +52,9 @@ class Conversion:
         ``'source'`` for an object with random access, or ``'iterable'``.
       spec: the type of each key.
       renamed: the keys of fields whose names cannot be keys, by field.
-      records: the number of records; None if it is known only after the conversion.
+      datapoints: the number of datapoints; None if it is known only after the conversion.
       shards: the number of shards; None likewise.
-      found: the records that had been converted by earlier runs.
+      found: the datapoints that had been written by earlier runs.
       bytes: the bytes written by this call.
       seconds: the duration of this call.
     """
@@ -63,7 +63,7 @@ class Conversion:
     format: str
     spec: dict[str, str]
     renamed: dict[str, str]
-    records: int | None
+    datapoints: int | None
     shards: int | None
     found: int = 0
     bytes: int = 0
@@ -95,8 +95,8 @@ async def convert(
 
     Types are inferred from a sample: integers are ``int``, text ``utf8``, bytes ``bytes`` (``jpg`` or ``png`` if they
     are an image file), arrays ``array``, PIL images ``png``, and other numbers, None, lists and mappings ``msgpack``
-    (``tree`` if they hold arrays). Image files are stored as they are. A record that is not a mapping gets the key
-    ``data``.
+    (``tree`` if they hold arrays). Image files are stored as they are, and so are the JSON files of WebDataset, as
+    ``json``. A record that is not a mapping gets the key ``data``.
 
     TFRecord files, also compressed ones, are of ``tf.train.Example``: features with one value in all of 64 sampled
     records are that value, other ones an array, or a list of bytes. To keep records as they are, pass a
@@ -139,7 +139,7 @@ async def convert(
     Example::
 
         done = await granular.aio.convert('s3://bucket/*.parquet', './train', shardlen=1000)
-        print(done.records, done.shards, done.spec)
+        print(done.datapoints, done.shards, done.spec)
     """
     began = time.perf_counter()
     await ensure_event_loop()
@@ -209,7 +209,7 @@ class _Work:
         await self._find_shards()
         source = self._source.source
         shards, records = await (self._convert_stream() if source is None else self._convert_indexed(source))
-        return dataclasses.replace(plan, shards=shards, records=records, found=self._found, bytes=self._bytes)
+        return dataclasses.replace(plan, shards=shards, datapoints=records, found=self._found, bytes=self._bytes)
 
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""

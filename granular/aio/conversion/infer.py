@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular import formats
-from granular.errors import DatapointError, InvalidArgumentError
+from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.layout import Layout, Spec, check_spec
 from granular.formats.media import image_type
 
@@ -16,13 +16,20 @@ _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
 _DEPTH: Final = 64
 
 
+class JSONText(str):
+    """The content of a JSON file, which is stored as it is."""
+
+    __slots__ = ()
+
+
 class RecordMapping:
     """The mapping from records to datapoints of a granular dataset.
 
     Inferred types: ``msgpack`` for ``bool``, ``float``, None, lists and mappings (``tree`` with arrays in it), ``int``
-    for integers, ``utf8`` for text, ``jpg`` or ``png`` for bytes of an image file, ``bytes`` for other bytes, ``array``
-    for arrays and other NumPy scalars, ``png`` for PIL images. Keys with values of several types get a type that can
-    represent all: ``jpg`` for images, ``bytes`` for images and other bytes, otherwise ``msgpack`` or ``tree``.
+    for integers, ``utf8`` for text, ``json`` for JSON files, ``jpg`` or ``png`` for bytes of an image file, ``bytes``
+    for other bytes, ``array`` for arrays and other NumPy scalars, ``png`` for PIL images. Keys with values of several
+    types get a type that can represent all: ``jpg`` for images, ``bytes`` for images and other bytes, otherwise
+    ``msgpack`` or ``tree``.
 
     Args:
       sample: a sample of the records.
@@ -68,8 +75,8 @@ class RecordMapping:
         self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
 
     def encoders(self, custom: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the encoders. Those for images leave image files as they are."""
-        out: dict[str, Any] = {**formats.encoders}
+        """Return the encoders. Those for images and JSON leave files as they are."""
+        out: dict[str, Any] = {**formats.encoders, 'json': _encode_json}
         for kind in ('jpg', 'png'):
             out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
         return {**out, **(custom or {})}
@@ -102,6 +109,25 @@ class _Image:
 
     def __call__(self, value: Any) -> bytes:
         return formats.encode_image_file(value) if isinstance(value, bytes) else self._encode(value)
+
+
+def _encode_json(value: Any) -> bytes:
+    if not isinstance(value, JSONText):
+        return formats.encode_json(value)
+    content = value.encode()
+    try:
+        formats.decode_json(content)
+    except DecodeError as error:
+        raise EncodeError(f'{error}') from error
+    return content
+
+
+def _is_json(text: JSONText) -> bool:
+    try:
+        _encode_json(text)
+    except EncodeError:
+        return False
+    return True
 
 
 def _key_of(field: Any, layout: Layout) -> str:
@@ -139,6 +165,8 @@ def _kind(value: Any, depth: int = 0) -> str:
             return 'int' if value.bit_length() < 128 else ''
         case np.generic():
             return 'array'
+        case JSONText():
+            return 'json' if _is_json(value) else 'utf8'
         case str():
             return 'utf8'
         case bytes():
@@ -154,6 +182,9 @@ def _kind(value: Any, depth: int = 0) -> str:
 
 def _common_type(kinds: set[str]) -> str:
     """Return a type that fits values of all the given types; empty if none does."""
+    if len(kinds) == 1:
+        return kinds.pop()
+    kinds = {'utf8' if kind == 'json' else kind for kind in kinds}
     if len(kinds) == 1:
         return kinds.pop()
     if kinds <= {'jpg', 'png'}:

@@ -14,6 +14,7 @@ import numpy as np
 from granular import formats
 from granular._lazy import import_extra
 from granular.aio.conversion.image_folder import ImageFolder
+from granular.aio.conversion.infer import JSONText
 from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
@@ -384,9 +385,14 @@ def _class(data: bytes) -> int | str:
     return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
 
 
+def _json(data: bytes) -> JSONText:
+    return JSONText(formats.decode_utf8(data))
+
+
 # The decoders of files in WebDataset tars that are not bytes, by suffix.
 _TEXTS: Final = {
-    'cls': _class, 'cls2': _class, 'index': _class, **dict.fromkeys(('txt', 'text', 'json'), formats.decode_utf8)
+    'cls': _class, 'cls2': _class, 'index': _class, 'txt': formats.decode_utf8, 'text': formats.decode_utf8,
+    'json': _json,
 }  # fmt: skip
 
 
