@@ -36,6 +36,9 @@ class Claim:
       start, step: the series of shards.
       take_over: the claims of other writers to take over. ``'ended'``: those of ended processes of this machine;
         ``'unknown'``: also those of other machines, whose state is unknown; ``'any'``: all.
+
+    Attributes:
+      took_over: True if the claim of another writer of the same series existed.
     """
 
     def __init__(self, directory: Path, start: int, step: int, take_over: Literal['ended', 'unknown', 'any']) -> None:
@@ -43,6 +46,7 @@ class Claim:
         self._path = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
         self._renewed = 0.0
+        self.took_over = False
 
     async def take(self) -> list[Entry]:
         """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then.
@@ -60,6 +64,7 @@ class Claim:
                 if not isinstance(error, AlreadyExistsError):
                     raise
                 self._refuse(owner, error)
+                self.took_over = True
                 await self._write(new=False)
         _held.add(self)
         # Of two writers whose series share shards, the one that lists last sees the claim of the other.

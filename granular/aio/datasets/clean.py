@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.claims import is_claim
 from granular.aio.datasets.parts import is_parts
 from granular.aio.paths.path import Path
@@ -28,10 +29,10 @@ class Leftover:
 
     Attributes:
       place: the file or folder, or the object that an upload was to become.
-      kind: ``'upload'``: an unfinished multipart upload; ``'draft'``: a temporary file; ``'bag'``: a file of a bag in a
-        dataset without a ``spec.json``; ``'folder'``: an empty folder of a shard; ``'claim'``: the claim of a writer of
-        shards in a bucket; ``'part'``: a file of an unfinished write by Ray, in its folder ``.parts.<token>`` or in the
-        shards beside it.
+      kind: ``'upload'``: an unfinished multipart upload; ``'draft'``: a temporary file, or the record of
+        an append that has ended; ``'bag'``: a file of a bag in a dataset without a ``spec.json``; ``'folder'``: an
+        empty folder of a shard; ``'claim'``: the claim of a writer of shards in a bucket; ``'part'``: a file of an
+        unfinished write by Ray, in its folder ``.parts.<token>`` or in the shards beside it.
       size: its size in bytes.
       age: seconds since the last write in its folder.
     """
@@ -93,13 +94,22 @@ async def clean(
         in_parts |= writing.keys()
         if directory not in claimed:
             leftovers += await _clean_parts(store, directory, writing, now, older, remove)
+    remaining: dict[str, dict[str, bool]] = {}  # whether each shard that remains is finished, by dataset and name
     for key, folder in folders.items():
+        directory = None if key == root.key else _shards_of(key)
         if key in in_parts:
             continue
-        if key != root.key and _shards_of(key) in claimed:
+        if directory is not None and directory in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
-        is_shard = key != root.key and _shards_of(key) in finished
-        leftovers += await _Cleaning(store, key, folder, is_shard, bags).run(now, older, remove)
+        removed = await _Cleaning(store, key, folder, directory in finished, bags).run(now, older, remove)
+        leftovers += removed
+        if directory is not None and not any(leftover.kind in ('bag', 'folder') for leftover in removed):
+            remaining.setdefault(directory, {})[key.rpartition('/')[2]] = folder.finished
+    for directory, shards in remaining.items():
+        first = folders.get(f'{directory}/{shard_name(0)}' if directory else shard_name(0))
+        entry = None if first is None else first.files.get(MARKER)
+        if entry is not None and all(shards.get(shard_name(i)) for i in range(len(shards))):
+            leftovers += await _clean_marker(store, entry, now, older, remove)
     return sorted(leftovers, key=lambda leftover: leftover.place)
 
 
@@ -148,7 +158,7 @@ def _is_written(name: str) -> bool:
     """Return whether a file has a name that writers use."""
     stem, suffix = os.path.splitext(name)
     is_bag = suffix in SUFFIXES and _BAG.fullmatch(stem) is not None
-    return is_bag or name == 'spec.json' or _is_temporary(name) or is_claim(name)
+    return is_bag or name in ('spec.json', MARKER) or _is_temporary(name) or is_claim(name)
 
 
 def _is_temporary(name: str) -> bool:
@@ -229,6 +239,15 @@ async def _clean_parts(
     finally:
         if lock is not None:
             lock.release()
+
+
+async def _clean_marker(store: Store, entry: Entry, now: float, older: float, remove: bool) -> list[Leftover]:
+    """Return the record of a writer that appended to a dataset of which all shards are finished, and remove it."""
+    if (age := _seconds_since(entry.modified, now)) < older:
+        return []
+    if remove:
+        await store.delete([entry.key])
+    return [Leftover(store.url(entry.key), 'draft', entry.size, age)]
 
 
 class _Cleaning:

@@ -140,9 +140,13 @@ class Dataset:
                 raise NotFoundError(
                     f'{self.name}: is a sharded dataset: open it with ShardedDatasetReader, or with granular.open'
                 ) from None
-            raise NotFoundError(
-                f'{self.name}: has no spec.json: it is not a dataset, or its writer has not finished: {error}'
-            ) from error
+            state = 'is not a dataset, or its writer has not finished'
+            if self._shard:
+                state = (
+                    'its writer is running, or was killed: open the writer again to continue, or remove the shard with '
+                    '`granular clean --remove`'
+                )
+            raise NotFoundError(f'{self.name}: has no spec.json: {state}: {error}') from error
 
     async def _open_bag(self, key: str, bag: Bag) -> None:
         try:

@@ -13,6 +13,7 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.identity import FileIdentity, Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.datasets.appending import finished_shards
 from granular.aio.datasets.codec import Decoder, fields_of
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Group, Mask, fetch_datapoints, read_columns
 from granular.aio.datasets.dataset import Dataset, as_cache_keys, check_cache_keys
@@ -81,6 +82,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         self._shared: Snapshot | None = None  # pickled with the reader
         self._snapshot: Snapshot | None = None
         self._numbers: list[int] = []
+        self._expected_count: int | None = None  # pickled with the reader: shards that were appended since are ignored
+        self._count: int | None = None  # shards to open, if not all
         self._expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
@@ -91,9 +94,10 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             shared = SharedIndex(indexed.index, self._numbers, own, indexed.unchecked)
             return _shared_by_index, (type(self), args, shared)
         if sharing.get() and self._state == 'open' and len(states := self._states()) == len(self._datasets):
-            return _shared, (type(self), args, states)
-        identity = Identity.of(self.directory.store, self._files()) if self._state == 'open' else None
-        return reopened, (type(self), args, {}, identity)
+            return _shared, (type(self), args, states, len(self._numbers))
+        if self._state != 'open':
+            return reopened, (type(self), args, {}, None)
+        return _reopened, (type(self), args, Identity.of(self.directory.store, self._files()), len(self._numbers))
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -101,6 +105,14 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     async def _open(self) -> None:
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._prove)
+        if self._count is not None and self._expected_count is None:
+            logger.warning(
+                '%s: shard %s is not finished: it is being appended, or its writer was killed: reading the %d shards '
+                'before it; open the writer again to continue, or remove its shard with `granular clean --remove`',
+                self._name,
+                shard_name(self._count),
+                self._count,
+            )
         if (indexed := self._indexed) is not None:
             indexed.warn_of_lengths()
         else:
@@ -123,11 +135,23 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         return self._datasets if isinstance(self._datasets, IndexedShards) else None
 
     async def _open_once(self) -> None:
+        self._count = self._expected_count
+        try:
+            await self._open_shards()
+        except (NotFoundError, CorruptDatasetError):
+            if self._count is not None or not self._numbers:
+                raise
+            self._count = await finished_shards(self.directory)
+            if self._count is None:
+                raise
+            await self._open_shards()
+
+    async def _open_shards(self) -> None:
         self._datasets, self._numbers = [], []
         snapshot = self._shared or (await Snapshot.load(self._snapshot_name) if self._args[1] else None)
         if self._use_index and snapshot is None and await self._open_by_index():
             return
-        numbers = self._numbers = await shards_in(self.directory)
+        numbers = self._numbers = await self._list()
         if not numbers:
             if await (self.directory / 'spec.json').exists():
                 raise NotFoundError(
@@ -152,6 +176,10 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                     f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but {first.name} has '
                     f'{first.spec} in {first.layout!r}'
                 )
+
+    async def _list(self) -> list[int]:
+        """Return the numbers of the shards to open, as far as shards that are being appended are ignored."""
+        return (await shards_in(self.directory))[: self._count]
 
     def _create(self, name: str) -> Dataset:
         decoders, cache_index, cache_keys, _, verify = self._args
@@ -197,9 +225,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         spec, layout = index.directory.spec, index.directory.layout
         check_cache_keys(cache_keys, spec, self._name)
         fields = fields_of(spec, decoders, layout, self._name)
+        existing, numbers = len(numbers), numbers[: self._count]
+        self._numbers = numbers
         chosen = np.array(self._choose(numbers), np.int64)
         shards = IndexedShards(self.directory, index, chosen, fields, self._create)
-        self._datasets, self._numbers = shards, numbers
+        self._datasets = shards
         has_extras = bool(set(cache_keys) - {'refs'}) or verify
         if shared is None:
             if stale is not None:
@@ -208,8 +238,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                 described = np.flatnonzero(chosen < len(index)).tolist()
                 stale = chosen[await shards.find_replaced(described if has_extras else [])]
             own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
-            if len(stale) or len(numbers) != len(index):
-                change = f'{len(stale)} of its {len(index)} shards were replaced, and there are {len(numbers)} now'
+            if len(stale) or existing != len(index):
+                change = f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now'
                 shards.warn(change)
             await shards.open_own(own)
             if self.directory.store.local:
@@ -247,7 +277,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             await gather([self._check_numbers(), *(dataset.prove() for dataset in self._datasets)])
 
     async def _check_numbers(self) -> None:
-        now = await shards_in(self.directory)
+        now = await self._list()
         if now != self._numbers:
             raise changed(self._name, f'of {len(self._numbers)} shards', f'of {len(now)} shards')
 
@@ -481,11 +511,20 @@ def _shared_by_index(
 
 
 def _shared(
-    kind: type[ShardedDatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]
+    kind: type[ShardedDatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState], count: int
 ) -> ShardedDatasetReader:
     """Return a reader in a worker process that uses the index of the parent process."""
     reader = kind(*args)
-    reader._shared = Snapshot('', folders)
+    reader._shared, reader._expected_count = Snapshot('', folders), count
+    return reader
+
+
+def _reopened(
+    kind: type[ShardedDatasetReader], args: tuple[Any, ...], identity: Identity, count: int
+) -> ShardedDatasetReader:
+    """Unpickle a reader that was open."""
+    reader = reopened(kind, args, {}, identity)
+    reader._expected_count = count
     return reader
 
 

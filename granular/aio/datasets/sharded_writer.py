@@ -1,13 +1,15 @@
 """Write sharded datasets: one shard after the other, each a dataset of its own."""
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
 from granular import formats
+from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
-from granular.aio.datasets.claims import Claim
+from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import check_steps, shards_in, shards_of
@@ -20,6 +22,7 @@ from granular.errors import (
     AlreadyExistsError,
     ClosedError,
     CorruptDatasetError,
+    GranularError,
     InvalidArgumentError,
     NotFoundError,
     SpecError,
@@ -95,6 +98,8 @@ class ShardedDatasetWriter(Publishing):
         self._done = [0, 0, 0]  # number, bytes and datapoints of the finished shards
         self._resumed = self._found = 0
         self._failed = False
+        self._readable = 0  # shards that were a finished dataset when the writer was opened
+        self._appends = False  # True if readers may need to be told so
         self._turns = Lock()
         store = self.directory.store
         # On a disk, the lock on the next shard's folder excludes other writers before a shard is published.
@@ -123,13 +128,22 @@ class ShardedDatasetWriter(Publishing):
             return
         entries = await self._claim.take()
         try:
-            await self._resume(shards_of(entries))
+            alone = not self._claim.took_over and sum(is_claim(entry.key.rpartition('/')[2]) for entry in entries) == 1
+            await self._resume(shards_of(entries), alone)
         except BaseException:
             await self._claim.release()
             raise
 
-    async def _resume(self, existing: list[int]) -> None:
-        """Find where the previous writer stopped, given the numbers of the existing shards."""
+    async def _resume(self, existing: list[int], alone: bool = True) -> None:
+        """Find where the previous writer stopped.
+
+        Args:
+          existing: the numbers of the existing shards.
+          alone: False if another writer is writing shards, or was killed.
+        """
+        self._appends = bool(existing)
+        if alone and await all_finished(self.directory, existing):
+            self._readable = len(existing)
         own = [number for number in existing if number >= self._next and not (number - self._next) % self._step]
         if not own:
             return
@@ -253,6 +267,9 @@ class ShardedDatasetWriter(Publishing):
         return self._shardlen is not None and len(writer) >= self._shardlen
 
     async def _begin(self) -> DatasetWriter:
+        if self._readable:
+            await mark(self.directory, self._readable)
+            self._readable = 0
         writer = await self._open_shard(self.directory / shard_name(self._next))
         self._next += self._step
         return writer
@@ -298,25 +315,39 @@ class ShardedDatasetWriter(Publishing):
     async def _close(self) -> None:
         await self.directory.store.ready()
         async with self._turns.turn():
-            try:
+            async with self._releasing():
                 self._check_published()
                 if self._writer is not None and is_unused(self._writer):
                     await self._writer.abort()
                 else:
                     await self._finish()
-            finally:
-                await self._release()
+                await self._unmark()
             if self._index and (self._found or self._done[2]):
                 await build_index(self.directory)
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn():
+        async with self._turns.turn(), self._releasing():
+            if self._writer is not None:
+                await self._writer.abort()
+            await self._unmark()
+
+    async def _unmark(self) -> None:
+        if self._appends and not self._readable:
+            await unmark(self.directory)
+
+    @contextlib.asynccontextmanager
+    async def _releasing(self) -> AsyncIterator[None]:
+        """Release the claim at the end. If that fails after an error, the error of the block is raised."""
+        try:
+            yield
+        except BaseException as error:
             try:
-                if self._writer is not None:
-                    await self._writer.abort()
-            finally:
                 await self._release()
+            except GranularError as failure:
+                error.add_note(f'Removing the claim of the writer failed, too: {failure}')
+            raise
+        await self._release()
 
     async def _release(self) -> None:
         if self._claim is not None:

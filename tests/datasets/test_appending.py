@@ -1,0 +1,182 @@
+"""A sharded dataset stays readable while shards are appended to it, and after an append that failed."""
+
+import contextlib
+import pickle
+
+import pytest
+
+import granular
+from granular.errors import CorruptDatasetError, NotFoundError, StoreError
+from tests.support.write_faults import WriteProxy
+
+SPEC = {'a': 'int', 'b': 'utf8'}
+LAYOUTS = ('refs', 'columns')
+
+
+def point(i):
+    return {'a': i, 'b': str(i)}
+
+
+def open_writer(folder, layout='refs', **kwargs):
+    return granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, 5, layout=layout, **kwargs)
+
+
+def write(folder, count, layout='refs', **kwargs):
+    with open_writer(folder, layout, **kwargs) as writer:
+        for i in range(writer.found, count):
+            writer.append(point(i))
+
+
+def count_of(folder, **kwargs):
+    """Return the number of datapoints, all of which are right."""
+    with granular.ShardedDatasetReader(folder, granular.decoders, **kwargs) as reader:
+        datapoints = list(reader)
+        assert datapoints == [point(i) for i in range(len(reader))]
+    return len(datapoints)
+
+
+def marker(folder):
+    return folder / '000000' / '.granular-append'
+
+
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_dataset_stays_readable_while_shards_are_appended(root, layout):
+    folder = root / 'ds'
+    write(folder, 10, layout, index=not str(root).startswith('memory:'))  # which has no versions
+    counts = []
+    with open_writer(folder, layout) as writer:
+        assert writer.found == 10
+        counts.append(count_of(folder))
+        for i in range(10, 17):
+            writer.append(point(i))
+            counts.append(count_of(folder, index=bool(i % 2)))
+    assert counts[0] == 10
+    assert counts == sorted(counts)
+    assert all(count % 5 == 0 for count in counts)
+    assert count_of(folder) == 17
+    assert not marker(folder).exists()
+
+
+def test_unfinished_shard_that_is_being_appended_is_logged(tmp_path, caplog):
+    write(tmp_path, 10)
+    with open_writer(tmp_path) as writer:
+        writer.append(point(10))
+        assert count_of(tmp_path) == 10
+    assert 'shard 000002 is not finished' in caplog.text
+    assert 'reading the 2 shards before it' in caplog.text
+
+
+@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+def test_append_that_fails_while_publishing_keeps_the_dataset_readable(request, store):
+    """Its bags stay, as its spec may have been published; the next writer replaces them."""
+    server = request.getfixturevalue(store)
+    folder = server.new_bucket() / 'ds'
+    write(folder, 10)
+    with WriteProxy(server) as proxy:
+        writer = open_writer(proxy.place(folder, attempts=2, backoff=0.001))
+        for i in range(10, 13):
+            writer.append(point(i))
+        down = False
+
+        def fail(call):
+            nonlocal down
+            names = f'{call.path}{call.query}'.encode() + call.body
+            down = down or (call.method in ('PUT', 'POST') and b'spec.json' in names)
+            return 'status 500' if down else ''
+
+        proxy.plan = fail
+        with pytest.raises(StoreError, match=r'spec\.json: not known to be published'):
+            writer.close()
+    assert not (folder / '000002' / 'spec.json').exists()
+    assert (folder / '000002' / 'refs.bag').exists()
+    assert count_of(folder) == 10
+    write(folder, 13, resume='discard')
+    assert count_of(folder) == 13
+    assert not marker(folder).exists()
+
+
+def test_failed_block_leaves_the_finished_shards_and_no_marker(root):
+    folder = root / 'ds'
+    write(folder, 10)
+    with pytest.raises(RuntimeError, match='on purpose'), open_writer(folder) as writer:
+        for i in range(10, 17):
+            writer.append(point(i))
+        raise RuntimeError('on purpose')
+    assert count_of(folder) == 15
+    assert not marker(folder).exists()
+
+
+def test_new_dataset_without_all_of_its_shards_is_refused(tmp_path):
+    """Its first shards were never a dataset without the rest, whoever opens it again."""
+    with open_writer(tmp_path, 'columns') as writer:
+        for i in range(7):
+            writer.append(point(i))
+        for path in (tmp_path / '000000' / 'spec.json', tmp_path / '000001' / 'a.bag'):
+            assert path.exists()
+        with pytest.raises(NotFoundError, match=r'000001: has no spec\.json: its writer is running, or was killed'):
+            count_of(tmp_path)
+    (tmp_path / '000001' / 'spec.json').unlink()
+    with open_writer(tmp_path, 'columns') as writer:
+        for i in range(writer.found, 12):
+            writer.append(point(i))
+        with pytest.raises(NotFoundError, match='000002'):
+            count_of(tmp_path)
+    assert count_of(tmp_path) == 12
+
+
+def test_damage_of_the_appended_dataset_itself_is_an_error(tmp_path):
+    write(tmp_path, 10)
+    with contextlib.suppress(RuntimeError), open_writer(tmp_path) as writer:
+        writer.append(point(10))
+        (tmp_path / '000001' / 'spec.json').unlink()
+        with pytest.raises(NotFoundError, match='000001'):
+            count_of(tmp_path)
+        granular.Path(tmp_path / '000001').rmtree()
+        with pytest.raises(CorruptDatasetError, match='000001 is missing'):
+            count_of(tmp_path)
+        raise RuntimeError
+
+
+def test_series_of_shards_that_are_appended_keep_the_dataset_readable(root):
+    folder = root / 'ds'
+    write(folder, 10)
+    with open_writer(folder, shardstart=3, shardstep=2) as odd, open_writer(folder, shardstart=2, shardstep=2) as even:
+        for i in range(15, 20):
+            odd.append(point(i))
+        odd.close()
+        assert count_of(folder) == 10
+        for i in range(10, 15):
+            even.append(point(i))
+    assert count_of(folder) == 20
+    assert not marker(folder).exists()
+
+
+@pytest.mark.parametrize('index', [False, True])
+def test_pickled_reader_ignores_shards_that_were_appended_since(tmp_path, index):
+    write(tmp_path, 10, index=index)
+    with granular.ShardedDatasetReader(tmp_path, granular.decoders) as reader:
+        pickled = pickle.dumps(reader)
+    with open_writer(tmp_path) as writer:
+        for i in range(10, 17):
+            writer.append(point(i))
+        with pickle.loads(pickled) as reader:
+            assert list(reader) == [point(i) for i in range(10)]
+    with pickle.loads(pickled) as reader:
+        assert list(reader) == [point(i) for i in range(10)]
+
+
+def test_clean_keeps_the_marker_while_it_is_needed(tmp_path):
+    write(tmp_path, 10)
+    with open_writer(tmp_path) as writer:
+        writer.append(point(10))
+        assert granular.clean(tmp_path, older=0, remove=True) == []
+        assert count_of(tmp_path) == 10
+    (tmp_path / '000002' / 'spec.json').unlink()
+    marker(tmp_path).write_text('{"shards": 2}')  # as after a kill
+    assert count_of(tmp_path) == 10
+    kinds = [leftover.kind for leftover in granular.clean(tmp_path, older=0)]
+    assert kinds == ['draft', *['bag'] * 6]
+    assert count_of(tmp_path) == 10
+    assert [leftover.kind for leftover in granular.clean(tmp_path, older=0, remove=True)] == kinds
+    assert not marker(tmp_path).exists()
+    assert count_of(tmp_path) == 10
