@@ -1,6 +1,7 @@
 import array
 import asyncio
 import concurrent.futures
+import contextlib
 import fcntl
 import logging
 import multiprocessing
@@ -52,6 +53,15 @@ def measure(fn):
     result = fn()
     after = granular.io_stats()
     return result, *(after[name] - before[name] for name in ('requests', 'block_hits', 'block_misses'))
+
+
+def open_files():
+    """Return the paths of the files that this process has open."""
+    paths = []
+    for link in pathlib.Path('/proc/self/fd').iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            paths.append(os.readlink(link))
+    return paths
 
 
 def size_of(folder):
@@ -126,6 +136,18 @@ def test_cache_folder_stays_within_its_limit(moto, tmp_path):
         # What was used last is there still, what was used first is not.
         assert measure(lambda: reader.fetch(range(190, 200)))[1] == 0
         assert measure(lambda: reader.fetch(range(10)))[1] > 0
+
+
+def test_packs_removed_by_another_process_take_no_disk_space(tmp_path):
+    processes = [Blocks(str(tmp_path), 8 * MB) for _ in range(2)]
+    objects = [blocks.objects.register('store', 'key', 'version', 64 * MB, 'key') for blocks in processes]
+    for start in range(0, 64 * MB, MB):  # alternately, as two processes that read the same object
+        writer = start // MB % 2
+        processes[writer].write([(objects[writer], start // BLOCK, bytes(MB))])
+        reader = 1 - writer
+        assert processes[reader].read(objects[reader], start, start + MB) == bytes(MB)
+    removed = [file for file in open_files() if file.startswith(str(tmp_path)) and file.endswith('(deleted)')]
+    assert len(removed) <= 2  # since the last pack was opened
 
 
 def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):

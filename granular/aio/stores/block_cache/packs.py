@@ -108,6 +108,8 @@ class Packs:
             pack.touched = now
             with contextlib.suppress(OSError):  # it is only removed somewhat earlier
                 os.utime(pack.fd)
+            if not os.fstat(pack.fd).st_nlink:
+                self._close_removed()
         return pack
 
     def _open_to_read(self, number: int) -> Pack | None:
@@ -122,7 +124,14 @@ class Packs:
             while len(self._open) >= 4 * PACKS:
                 del self._open[next(iter(self._open))]
             self._open[number] = pack
+        self._close_removed()
         return pack
+
+    def _close_removed(self) -> None:
+        """Close the packs that other processes have removed, which take disk space until then."""
+        for number, pack in list(self._open.items()):
+            if pack is not None and not os.fstat(pack.fd).st_nlink:
+                self._open.pop(number, None)
 
     # --- appending
 
@@ -150,6 +159,7 @@ class Packs:
                 self._remove(files, self._limit - size)
                 pack = self._create()
             self._appending = self._open[pack.number] = pack
+            self._close_removed()
 
     def _create(self) -> Pack:
         number = 1 + secrets.randbelow(_NUMBERS - 1)
