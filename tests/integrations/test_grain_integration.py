@@ -20,9 +20,9 @@ def written(path):
 
 
 @pytest.fixture(scope='module')
-def path(moto):
+def path(fakegcs):
     config = granular.IOConfig(hedge=0)  # so that each request is counted once
-    return granular.Path(str(written(moto.place())), **moto.options, config=config)
+    return granular.Path(str(written(fakegcs.place())), **fakegcs.options, config=config)
 
 
 @pytest.fixture

@@ -42,14 +42,14 @@ def nothing_left():
 
 
 @pytest.fixture(scope='module')
-def path(moto):
+def path(fakegcs):
     """128 datapoints in a bucket."""
-    path = moto.place()
+    path = fakegcs.place()
     with granular.DatasetWriter(path, {'data': 'array', 'label': 'int'}, granular.encoders) as writer:
         for i in range(128):
             writer.append({'data': np.full(100, i, np.float32), 'label': i}, flush=False)
     config = granular.IOConfig(hedge=0)  # so that each request is counted once
-    return granular.Path(str(path), **moto.options, config=config)
+    return granular.Path(str(path), **fakegcs.options, config=config)
 
 
 def counted(datapoint):
