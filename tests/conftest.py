@@ -28,8 +28,8 @@ from tests.support.servers import (
     Server,
 )
 
-# The S3 server of most tests is SeaweedFS, as moto takes several times as long for a request, in the process of the tests.
-# Tests of paths, of stores, and of datasets in every store run against moto as well.
+# The S3 server of most tests is SeaweedFS: moto takes several times as long for a request, in the process of the tests.
+# Tests of paths, of S3 replies, and of datasets in every store run against moto as well.
 STORES = ('local', 'memory', 'seaweed', 'fakegcs')
 BUCKETS = ('seaweed', 'fakegcs')
 BLOCKED = 0.2  # seconds; no callback may block an event loop for longer

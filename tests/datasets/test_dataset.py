@@ -56,7 +56,9 @@ EVERY_STORE = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 
 
 @pytest.mark.parametrize(
-    ('root', 'layout', 'cache'), pairwise(itertools.product(EVERY_STORE, ['refs', 'columns'], CACHES)), indirect=['root']
+    ('root', 'layout', 'cache'),
+    pairwise(itertools.product(EVERY_STORE, ['refs', 'columns'], CACHES)),
+    indirect=['root'],
 )
 def test_dataset_round_trips_in_every_store(root, layout, cache):
     spec = write(root / 'ds', layout=layout)

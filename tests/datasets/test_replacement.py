@@ -287,7 +287,9 @@ def test_dataset_replaced_after_open_is_unchanged_or_an_error(store, put, conten
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory'])
+@pytest.mark.parametrize(
+    'store', ['local', 'seaweed', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory']
+)
 def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
