@@ -5,6 +5,7 @@
 
 import ast
 import collections
+import functools
 import graphlib
 
 import pytest
@@ -103,10 +104,13 @@ def imported(file):
                 yield module if module in MODULES else (module.rpartition('.')[0] or '__init__')
 
 
-IMPORTS = {
-    module: {'aio.__init__' if name == 'aio' else name for name in imported(file)} - {module}
-    for module, file in MODULES.items()
-}
+@functools.cache
+def imports():
+    """Return the modules that each module imports."""
+    return {
+        module: {'aio.__init__' if name == 'aio' else name for name in imported(file)} - {module}
+        for module, file in MODULES.items()
+    }
 
 
 def test_every_module_belongs_to_a_layer():
@@ -115,7 +119,7 @@ def test_every_module_belongs_to_a_layer():
 
 def test_imports_point_to_lower_layers_only():
     wrong = []
-    for module, names in IMPORTS.items():
+    for module, names in imports().items():
         number, part = part_of(module)
         for name in names:
             other_number, other = part_of(name)
@@ -127,7 +131,7 @@ def test_imports_point_to_lower_layers_only():
 @pytest.mark.parametrize('depth', ['modules', 'parts'])
 def test_imports_form_no_cycle(depth):
     graph = collections.defaultdict(set)
-    for module, names in IMPORTS.items():
+    for module, names in imports().items():
         here = module if depth == 'modules' else part_of(module)[1]
         graph[here] |= {name if depth == 'modules' else part_of(name)[1] for name in names} - {here}
     graphlib.TopologicalSorter(graph).prepare()

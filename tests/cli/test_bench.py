@@ -129,8 +129,8 @@ def test_sizes_are_read_with_no_more_requests_in_flight_than_the_bytes_allow(fol
         assert one.in_flight == 1 or one.requests >= 2 * one.in_flight
 
 
-def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(moto):
-    place = moto.place()
+def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(fakegcs):
+    place = fakegcs.place()
     with granular.DatasetWriter(place, {'x': 'bytes'}, granular.encoders) as writer:
         writer.append({'x': bytes(100_000)})
     result = bench(place, 30, MIB)

@@ -63,8 +63,8 @@ def test_plan_of_a_full_shuffle_is_exact(server, layout, cached, max_gap):
 
 
 @pytest.mark.parametrize('cached', [(), ('label', 'refs')])
-def test_plan_of_an_indexed_dataset_is_exact(moto, cached):
-    path = granular.Path(str(write(moto.place() / 'data', 160)), config=CALM, **moto.options)
+def test_plan_of_an_indexed_dataset_is_exact(fakegcs, cached):
+    path = granular.Path(str(write(fakegcs.place() / 'data', 160)), config=CALM, **fakegcs.options)
     (plain,) = plan(path, Run(batch=40), ['full'], cached=cached).plans
     granular.build_index(path)
     (full,) = plan(path, Run(batch=40), ['full'], cached=cached).plans
@@ -113,8 +113,8 @@ def test_sampled_plans_are_close(server, monkeypatch):
     assert sampled.requests == pytest.approx(exact.requests, rel=0.05)
 
 
-def test_plan_of_a_bucket_counts_what_the_store_is_sent(moto):
-    path = granular.Path(str(write(moto.place() / 'data', 200, 'columns')), config=CALM, **moto.options)
+def test_plan_of_a_bucket_counts_what_the_store_is_sent(fakegcs):
+    path = granular.Path(str(write(fakegcs.place() / 'data', 200, 'columns')), config=CALM, **fakegcs.options)
     (full,) = plan(path, Run(batch=50), ['full']).plans
     before = granular.io_stats()['requests']
     with (

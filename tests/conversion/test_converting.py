@@ -80,7 +80,7 @@ class Later(Once):
 
 
 @pytest.mark.parametrize(
-    ('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs'), ('fakegcs', 'columns')]
+    ('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('seaweed', 'refs'), ('fakegcs', 'columns')]
 )
 def test_sources_and_iterables_are_converted(store, layout, request, tmp_path):
     """Shards do not depend on how the records are read."""
@@ -292,7 +292,7 @@ def small(i):
     return {'n': i, 'x': bytes([i % 251]) * (i * 7919 % 500)}
 
 
-@pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('moto', 'Random', 'refs')])
+@pytest.mark.parametrize(('store', 'kind', 'layout'), [('local', 'map', 'columns'), ('seaweed', 'Random', 'refs')])
 def test_killed_conversion_is_resumed(store, kind, layout, request, tmp_path, interpreter):
     """The files equal those of an uninterrupted run, byte for byte, and finished shards are not written again."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
@@ -359,7 +359,7 @@ async def test_concurrent_conversion_is_refused(tmp_path):
 # --- formats --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs'])
 def test_image_folders_are_converted(store, request, tmp_path):
     root = (granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()) / 'images'
     files = {
@@ -424,11 +424,11 @@ def test_arrayrecord_files_are_converted(tmp_path):
     check(tmp_path / 'x', [{'data': bytes([i]) * 3} for i in range(10)])
 
 
-def test_parquet_files_are_converted(tmp_path, moto):
+def test_parquet_files_are_converted(tmp_path, fakegcs):
     import pyarrow
     from pyarrow import parquet
 
-    bucket = moto.place()
+    bucket = fakegcs.place()
     rows = [{'n': i, 'Image': JPEG if i % 2 else PNG, 'text': None if i % 7 == 0 else str(i)} for i in range(60)]
     for part in range(2):
         out = io.BytesIO()
@@ -443,8 +443,8 @@ def test_parquet_files_are_converted(tmp_path, moto):
             assert list(reader) == expected
 
 
-def test_webdataset_files_are_converted(tmp_path, moto):
-    bucket = moto.place()
+def test_webdataset_files_are_converted(tmp_path, fakegcs):
+    bucket = fakegcs.place()
     for part in range(2):
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode='w') as file:

@@ -1,3 +1,4 @@
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -24,6 +25,7 @@ from granular.errors import (
     UnknownKeyError,
     UnknownTypeError,
 )
+from tests.support.tables import pairwise
 
 SPEC = {'title': 'utf8', 'label': 'int', 'data': 'bytes', 'frames': 'bytes[]', 'times': 'int[]'}
 COLUMNS = {'title': 'utf8', 'label': 'int', 'data': 'bytes'}
@@ -50,11 +52,15 @@ def write(folder, count=20, layout='refs', **kwargs):
 
 
 LAYOUTS = pytest.mark.parametrize('layout', ['refs', 'columns'])
-CACHES = pytest.mark.parametrize('cache', [{}, {'cache_index': False}, {'cache_keys': ('refs', 'label')}], ids=str)
+CACHES = ({}, {'cache_index': False}, {'cache_keys': ('refs', 'label')})
+EVERY_STORE = ('local', 'memory', 'moto', 'seaweed', 'fakegcs')
 
 
-@LAYOUTS
-@CACHES
+@pytest.mark.parametrize(
+    ('root', 'layout', 'cache'),
+    pairwise(itertools.product(EVERY_STORE, ['refs', 'columns'], CACHES)),
+    indirect=['root'],
+)
 def test_dataset_round_trips_in_every_store(root, layout, cache):
     spec = write(root / 'ds', layout=layout)
     expected = [datapoint(i, spec) for i in range(20)]
@@ -565,7 +571,6 @@ async def test_image_decoding_does_not_block_the_loop(tmp_path):
     assert threading.current_thread().name not in names
 
 
-@pytest.mark.parametrize('root', ['local', 'memory', 'moto', 'seaweed', 'fakegcs'], indirect=True)
 @LAYOUTS
 def test_dataset_with_an_empty_bag_opens(root, layout):
     spec = {'note': 'utf8', 'tags': 'utf8[]' if layout == 'refs' else 'bytes'}

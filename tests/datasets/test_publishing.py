@@ -36,7 +36,7 @@ def names(folder):
 # --- one writer at a time
 
 
-@pytest.fixture(params=['local', 'moto', 'fakegcs'])
+@pytest.fixture(params=['local', 'seaweed', 'fakegcs'])
 def shards(request, tmp_path):
     if request.param == 'local':
         return granular.Path(tmp_path)
@@ -86,7 +86,7 @@ def test_writers_of_disjoint_shards_work_concurrently(shards):
     assert not [name for name in names(shards / 'ds') if name.startswith('.')]
 
 
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_overlapping_shard_series_are_refused(request, store):
     folder = request.getfixturevalue(store).place() / 'ds'
     with shard_writer(folder, shardstart=1, shardstep=2):
@@ -98,7 +98,7 @@ def test_overlapping_shard_series_are_refused(request, store):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_superseded_shard_writer_publishes_no_more(request, store):
     folder = request.getfixturevalue(store).place() / 'ds'
     first = shard_writer(folder)
@@ -114,7 +114,7 @@ def test_superseded_shard_writer_publishes_no_more(request, store):
     assert len(names(folder)) == 14
 
 
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_claims_of_dead_writers_expire(request, store):
     """A dead writer on this machine is detected; the claim of one elsewhere is released by the caller or by `clean`."""
     server = request.getfixturevalue(store)
@@ -151,7 +151,7 @@ os._exit(0)
     assert not [name for name in names(folder) if name.startswith('.')]
 
 
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_second_of_two_conversions_is_refused(request, store):
     folder = request.getfixturevalue(store).place() / 'ds'
     reached, go_on = threading.Event(), threading.Event()
@@ -301,7 +301,7 @@ def test_truncated_bag_is_not_published(layout):
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_bags_removed_during_close_are_not_published(request, store, layout, monkeypatch):
     """Another writer is told that this one is dead, and discards the bags that it has published."""
     folder = request.getfixturevalue(store).place() / 'ds'
@@ -320,7 +320,7 @@ def test_bags_removed_during_close_are_not_published(request, store, layout, mon
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
     """The reply to the last request is lost and reads fail: the dataset is complete once they work again."""
     server = request.getfixturevalue(store)
@@ -335,7 +335,7 @@ def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
 
 
 @pytest.mark.parametrize('fault', ['hang', 'after hang'])
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault):
     server = request.getfixturevalue(store)
 
@@ -364,7 +364,7 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
         assert step == 7
 
 
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_spec_of_another_writer_keeps_its_bags(request, store):
     """Two writers of different keys in one folder, both of which have published their bags."""
     folder = request.getfixturevalue(store).place() / 'ds'
@@ -466,7 +466,7 @@ def test_clean_uses_the_clock_of_the_store(request, store, tmp_path, monkeypatch
 # --- home folders
 
 
-def test_tilde_is_expanded_wherever_a_path_is_accepted(tmp_path, monkeypatch, granular_cli, moto):
+def test_tilde_is_expanded_wherever_a_path_is_accepted(tmp_path, monkeypatch, granular_cli, fakegcs):
     home = tmp_path / 'home'
     home.mkdir()
     monkeypatch.setenv('HOME', str(home))
@@ -485,10 +485,10 @@ def test_tilde_is_expanded_wherever_a_path_is_accepted(tmp_path, monkeypatch, gr
     assert granular_cli('info', '~/cli')[0] == 0
     assert granular.verify('~/ds').problems == []
     assert granular.clean('~/ds') == []
-    bucket = moto.place()
+    bucket = fakegcs.place()
     granular.Path('~/ds').copy(bucket)
     config = granular.IOConfig(index_cache='~/index', cache_dir='~/cache')
-    read(granular.Path(str(bucket), config=config, **moto.options))
+    read(granular.Path(str(bucket), config=config, **fakegcs.options))
     assert granular_cli('cache', '~/cache')[0] == 0
     expected = ['a.bag', 'a.crc', 'cache', 'cli', 'converted', 'copied', 'copy', 'ds', 'index', 'shards']
     assert sorted(os.listdir(home)) == expected

@@ -210,8 +210,8 @@ OPENINGS = pairwise(
         ),
         *((store, kind, {}, 1) for store in ('local', 'http with ETags') for kind in KINDS[2:]),
         *((store, kind, {}, 1) for store in ('memory', 'http with Last-Modified') for kind in KINDS[:2]),
-        *((store, kind, {}, 3) for store in ('moto', 'fakegcs') for kind in KINDS[:2]),
-        *((store, 'sharded refs', {}, 8) for store in ('moto', 'fakegcs')),
+        *((store, kind, {}, 3) for store in ('seaweed', 'fakegcs') for kind in KINDS[:2]),
+        *((store, 'sharded refs', {}, 8) for store in ('seaweed', 'fakegcs')),
     ]
 )
 
@@ -287,7 +287,9 @@ def test_dataset_replaced_after_open_is_unchanged_or_an_error(store, put, conten
 
 
 @pytest.mark.parametrize('kind', KINDS)
-@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory'])
+@pytest.mark.parametrize(
+    'store', ['local', 'seaweed', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory']
+)
 def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
@@ -352,9 +354,9 @@ def test_index_cache_of_some_shards_is_not_mixed_with_others(bucket, tmp_path, c
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_index_cache_of_a_replaced_dataset_is_not_used(moto, tmp_path, contents, kind):
+def test_index_cache_of_a_replaced_dataset_is_not_used(seaweed, tmp_path, contents, kind):
     config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
-    root = moto.place()
+    root = seaweed.place()
     put = Folder(granular.Path(str(root), config=config, **root.aio.store.options) / 'ds')
     fill(put, contents[kind, 'a'])
     open_reader(kind, put.root).close()

@@ -306,7 +306,7 @@ def test_dataset_without_a_spec_is_rewritten(root, layout):
 
 @pytest.mark.parametrize(
     ('store', 'layout', 'checksums', 'times'),
-    [('local', 'columns', True, 4), ('local', 'refs', False, 4), ('moto', 'refs', True, 1)],
+    [('local', 'columns', True, 4), ('local', 'refs', False, 4), ('seaweed', 'refs', True, 1)],
 )
 @pytest.mark.filterwarnings('ignore:.*columns differ in length')
 def test_writer_killed_repeatedly_completes_the_dataset(request, tmp_path, store, layout, checksums, times):

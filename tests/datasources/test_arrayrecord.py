@@ -201,7 +201,7 @@ async def test_async_api(folder):
 # --- buckets --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=['moto', 'fakegcs'])
+@pytest.fixture(params=['seaweed', 'fakegcs'])
 def copied(request, folder):
     """The three files in a bucket."""
     data_root = request.getfixturevalue(request.param).place()

@@ -34,7 +34,7 @@ from granular.errors import (
 COMPRESSIONS = ('none', 'snappy', 'gzip', 'brotli', 'zstd', 'lz4')
 
 
-@pytest.fixture(params=['local', 'moto', 'fakegcs'])
+@pytest.fixture(params=['local', 'seaweed', 'fakegcs'])
 def data_root(request, tmp_path):
     if request.param == 'local':
         return granular.Path(tmp_path)
@@ -248,8 +248,8 @@ def test_any_indices_are_fetched(several, indices, mask, cache):
 # --- requests
 
 
-def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(moto):
-    path = write(steady(moto) / 'x', numbers(2000), row_group_size=100, compression='none')
+def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(fakegcs):
+    path = write(steady(fakegcs) / 'x', numbers(2000), row_group_size=100, compression='none')
     metadata = pq.read_metadata(pa.BufferReader(path.read_bytes()))
     column = sum(metadata.row_group(i).column(0).total_compressed_size for i in range(20))
     source, count, size = requests(lambda: granular.ParquetDataSource(path))
@@ -271,8 +271,8 @@ def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(moto):
         assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]
 
 
-async def test_concurrent_reads_share_a_request(moto):
-    path = write(steady(moto) / 'x', numbers(500))
+async def test_concurrent_reads_share_a_request(fakegcs):
+    path = write(steady(fakegcs) / 'x', numbers(500))
     async with aio.ParquetDataSource(path) as source:
         before = granular.io_stats()['requests']
         result = await asyncio.gather(*(source.fetch([i, 499 - i], ('id',)) for i in range(20)))
@@ -293,8 +293,8 @@ def test_cache_stays_within_its_limit(tmp_path):
         assert 0 < sum(column.nbytes for column in cached.values()) <= 50_000
 
 
-def test_footer_longer_than_the_first_request(moto):
-    path = write(steady(moto, tail=64) / 'x', numbers(10))
+def test_footer_longer_than_the_first_request(fakegcs):
+    path = write(steady(fakegcs, tail=64) / 'x', numbers(10))
     source, count, _ = requests(lambda: granular.ParquetDataSource(path))
     assert count == 2
     assert source[9, 'id'] == {'id': 9}
@@ -433,8 +433,8 @@ def test_foreign_states_are_rejected(several, tmp_path):
     assert len(list(iterator)) == 60
 
 
-def test_read_ahead_is_bounded(moto):
-    path = write(steady(moto) / 'x', numbers(4000), row_group_size=100, compression='none')
+def test_read_ahead_is_bounded(fakegcs):
+    path = write(steady(fakegcs) / 'x', numbers(4000), row_group_size=100, compression='none')
     options = granular.ReadOptions(prefetch_buffer_size=500)
     stream = granular.ParquetIterDataset(path, ['wide'], read_ahead=100_000, read_options=options)
     with iter(stream) as iterator:
@@ -444,8 +444,8 @@ def test_read_ahead_is_bounded(moto):
         assert 200_000 < size < 900_000
 
 
-def test_concurrent_iterators_are_independent(moto):
-    path = write(steady(moto) / 'x', numbers(300), row_group_size=50, compression='none')
+def test_concurrent_iterators_are_independent(fakegcs):
+    path = write(steady(fakegcs) / 'x', numbers(300), row_group_size=50, compression='none')
     stream = granular.ParquetIterDataset(path, ['wide', 'id'], read_ahead=0).map(double)
     _, _, alone = requests(lambda: list(stream))
     with iter(stream) as one, iter(stream) as other:

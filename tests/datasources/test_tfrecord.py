@@ -39,7 +39,7 @@ def write(path, count=100, first=0, compress=bytes):
     return path
 
 
-@pytest.fixture(params=['local', 'moto', 'fakegcs'])
+@pytest.fixture(params=['local', 'seaweed', 'fakegcs'])
 def data_root(request, tmp_path):
     if request.param == 'local':
         return granular.Path(tmp_path)
@@ -106,8 +106,8 @@ def test_any_indices_are_fetched(several, indices):
         assert source.fetch(indices) == [record(i % 28) for i in indices]
 
 
-def test_batch_reads_only_its_records(moto):
-    path = write(steady(moto, max_gap=0) / 'x.tfrecord')
+def test_batch_reads_only_its_records(fakegcs):
+    path = write(steady(fakegcs, max_gap=0) / 'x.tfrecord')
     source, count, size = requests(lambda: granular.TFRecordDataSource(path))
     assert count <= 3 and size == path.stat().size
     result, count, size = requests(lambda: source.fetch([3, 50, 99]))
@@ -124,7 +124,7 @@ def test_indexing_skips_large_records(tmp_path):
     assert source[3] == bytes([3]) * (20 << 20)
 
 
-@pytest.mark.parametrize('server', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('server', ['seaweed', 'fakegcs'])
 def test_index_is_cached(server, request, tmp_path, caplog):
     path = write(steady(request.getfixturevalue(server), index_cache=str(tmp_path / 'cache')) / 'x.tfrecord', 50)
     first = list(granular.TFRecordDataSource(path))

@@ -25,7 +25,7 @@ from granular.errors import (
 DECODERS = {'cls': int, 'txt': granular.decoders['utf8'], 'png': len}
 
 
-@pytest.fixture(params=['local', 'moto', 'fakegcs'])
+@pytest.fixture(params=['local', 'seaweed', 'fakegcs'])
 def data_root(request, tmp_path):
     if request.param == 'local':
         return granular.Path(tmp_path)
@@ -166,8 +166,8 @@ def test_any_indices_are_fetched(several, indices, mask):
         ]
 
 
-def test_only_selected_members_are_read(moto):
-    path = write(steady(moto, max_gap=0) / 'x.tar')
+def test_only_selected_members_are_read(fakegcs):
+    path = write(steady(fakegcs, max_gap=0) / 'x.tar')
     source, count, size = requests(lambda: granular.WebDatasetDataSource(path))
     assert count <= 3 and size <= path.stat().size
     chosen = granular.MapDataset.source(source).select(['cls'])
@@ -186,7 +186,7 @@ def test_scanning_headers_skips_large_members(tmp_path):
     assert source[4]['__key__'] == 'l' * 6000
 
 
-@pytest.mark.parametrize('server', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('server', ['seaweed', 'fakegcs'])
 def test_index_is_cached(server, request, tmp_path, caplog):
     path = write(steady(request.getfixturevalue(server), index_cache=str(tmp_path / 'cache')) / 'x.tar', 50)
     first = list(granular.WebDatasetDataSource(path))

@@ -99,16 +99,16 @@ class EndOfExampleError(Exception):
 
 
 @pytest.fixture(scope='module')
-def store(moto, tmp_path_factory):
+def store(seaweed, tmp_path_factory):
     """Write what the examples read to ``s3://bucket``; it is found through the environment."""
     import pyarrow
     from array_record.python.array_record_module import ArrayRecordWriter
     from pyarrow import parquet
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
-        patch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])
-        patch.setenv('AWS_SECRET_ACCESS_KEY', moto.options['secret'])
+        patch.setenv('AWS_ENDPOINT_URL', seaweed.endpoint)
+        patch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
+        patch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
         folder = tmp_path_factory.mktemp('store')
         image = np.zeros((8, 8, 3), np.uint8)
         spec = {'title': 'utf8', 'image': 'array', 'label': 'int', 'frames': 'array[]'}

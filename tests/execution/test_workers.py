@@ -428,11 +428,11 @@ def test_stream_and_states_do_not_depend_on_worker_count():
             assert first + list(iterator) == expected
 
 
-def test_workers_share_the_index_of_a_reader(moto, monkeypatch):
+def test_workers_share_the_index_of_a_reader(seaweed, monkeypatch):
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'key')
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
-    monkeypatch.setenv('AWS_ENDPOINT_URL_S3', moto.endpoint)
-    path = moto.place()
+    monkeypatch.setenv('AWS_ENDPOINT_URL_S3', seaweed.endpoint)
+    path = seaweed.place()
     with granular.ShardedDatasetWriter(path, {'i': 'int'}, granular.encoders, shardlen=100) as writer:
         for i in range(400):
             writer.append({'i': i})

@@ -300,7 +300,7 @@ def write(path, kind=granular.DatasetWriter, start=0, **options):
 
 @pytest.fixture(scope='module')
 def bucket(request):
-    path = request.getfixturevalue('moto').place()
+    path = request.getfixturevalue('fakegcs').place()
     write(path / 'one')
     write(path / 'two', start=200)
     write(path / 'shards', granular.ShardedDatasetWriter, shardlen=60)

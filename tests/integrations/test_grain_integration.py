@@ -2,14 +2,11 @@
 
 import os
 
-import absl.flags
-import grain
 import numpy as np
 import pytest
 
 import granular
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.integrations.grain import batch
 
 
 def written(path):
@@ -20,9 +17,9 @@ def written(path):
 
 
 @pytest.fixture(scope='module')
-def path(moto):
+def path(fakegcs):
     config = granular.IOConfig(hedge=0)  # so that each request is counted once
-    return granular.Path(str(written(moto.place())), **moto.options, config=config)
+    return granular.Path(str(written(fakegcs.place())), **fakegcs.options, config=config)
 
 
 @pytest.fixture
@@ -53,6 +50,10 @@ def same(actual, expected):
 
 
 def test_batch_is_one_fan_out(reader):
+    import grain
+
+    from granular.integrations.grain import batch
+
     elements = grain.MapDataset.source(reader).map(relabelled)
     for count, make in ((96, grain.MapDataset.batch), (3, batch)):
         dataset = elements.pipe(make, 32)
@@ -68,6 +69,10 @@ def relabelled(datapoint):
 
 @pytest.mark.parametrize('drop_remainder', [False, True])
 def test_batches_equal_those_of_grain(local, drop_remainder):
+    import grain
+
+    from granular.integrations.grain import batch
+
     elements = grain.MapDataset.source(local).shuffle(seed=3).repeat(2)[5:150]
     actual = elements.pipe(batch, 32, drop_remainder=drop_remainder)
     expected = elements.batch(32, drop_remainder=drop_remainder)
@@ -90,6 +95,8 @@ def labels(datapoints):
 
 def test_data_loader_of_grain_reads_batches(reader, local):
     """Grain's DataLoader reads record by record; if its records are our batches, each is one fan-out."""
+    import grain
+
     batches = granular.MapDataset.source(reader).shuffle(seed=1).batch(32)
     sampler = grain.samplers.IndexSampler(len(batches), grain.sharding.NoSharding(), num_epochs=1)
     loader = grain.DataLoader(data_source=batches, sampler=sampler, read_options=grain.ReadOptions(num_threads=1))
@@ -119,6 +126,11 @@ def counted(datapoints):
 
 
 def test_batches_in_worker_processes_of_grain(path, monkeypatch):
+    import absl.flags
+    import grain
+
+    from granular.integrations.grain import batch
+
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
     if not absl.flags.FLAGS.is_parsed():
@@ -133,6 +145,10 @@ def test_batches_in_worker_processes_of_grain(path, monkeypatch):
 
 
 def test_invalid_arguments_are_rejected(local):
+    import grain
+
+    from granular.integrations.grain import batch
+
     dataset = grain.MapDataset.source(local)
     with pytest.raises(InvalidArgumentError, match='batch_size: expected'):
         dataset.pipe(batch, 0)

@@ -1,6 +1,5 @@
 """Hugging Face datasets as sources of pipelines and loaders."""
 
-import datasets
 import numpy as np
 import pytest
 
@@ -19,6 +18,8 @@ def rows(count=100):
 
 @pytest.fixture(scope='module', params=['memory', 'disk', 'arrow'])
 def dataset(request, tmp_path_factory):
+    import datasets
+
     folder = tmp_path_factory.mktemp('data')
     created = datasets.Dataset.from_dict(rows())
     if request.param == 'memory':
@@ -49,6 +50,8 @@ def test_batch_is_one_call(dataset, monkeypatch):
 
 
 def test_unselected_columns_are_not_decoded(tmp_path):
+    import datasets
+
     created = datasets.Dataset.from_dict({'id': [0, 1], 'image': [{'bytes': b'no image', 'path': None}] * 2})
     created = created.cast_column('image', datasets.Image())
     pipeline = granular.MapDataset.source(created)
@@ -72,6 +75,8 @@ def double(row):
 
 
 def test_dataset_works_in_worker_processes(tmp_path):
+    import datasets
+
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict(rows()).save_to_disk(tmp_path / 'saved')
     stream = granular.MapDataset.source(datasets.load_from_disk(tmp_path / 'saved')).map(double).to_iter_dataset()
@@ -95,6 +100,8 @@ def test_loader_reads_the_dataset(dataset):
 
 
 def test_dictionary_of_splits_is_rejected_with_a_remedy():
+    import datasets
+
     splits = datasets.DatasetDict({'train': datasets.Dataset.from_dict(rows(2))})
     with pytest.raises(InvalidArgumentError, match='train'):
         granular.MapDataset.source(splits)

@@ -114,7 +114,7 @@ class Nodes:
 
 
 @pytest.fixture(scope='module')
-def nodes(moto):
+def nodes(seaweed):
     import ray
 
     with pytest.MonkeyPatch.context() as patch:
@@ -122,9 +122,9 @@ def nodes(moto):
         patch.setenv('RAY_worker_niceness', '0')  # by default, workers wait for all other processes
         patch.setenv('RAY_health_check_period_ms', '100')  # a dead node is one that refused five of these checks
         # Paths are sent to the workers without credentials.
-        patch.setenv('AWS_ENDPOINT_URL', moto.endpoint)
-        patch.setenv('AWS_ACCESS_KEY_ID', moto.options['key'])
-        patch.setenv('AWS_SECRET_ACCESS_KEY', moto.options['secret'])
+        patch.setenv('AWS_ENDPOINT_URL', seaweed.endpoint)
+        patch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
+        patch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
         folder = tempfile.mkdtemp(prefix='ray-')  # short, as it holds sockets
         nodes = Nodes(folder)
         try:
@@ -158,7 +158,7 @@ def data(nodes):
 # --- reading
 
 
-@pytest.mark.parametrize('store', ['local', 'moto'])
+@pytest.mark.parametrize('store', ['local', 'seaweed'])
 def test_read_datasets(store, ray_, request, tmp_path):
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
     folder = written(root / 'train', 100, 60)
@@ -209,7 +209,7 @@ def rows_of(dataset, tasks, **options):
     return [row for table in tables for row in table.to_pylist()], tables
 
 
-@pytest.mark.parametrize(('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs')])
+@pytest.mark.parametrize(('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('seaweed', 'refs')])
 def test_blocks_share_the_memory_of_raw_records(store, layout, request, tmp_path):
     """Records of any size, in one shard or in many, behind one another or not."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
@@ -287,7 +287,7 @@ def test_documentation(nodes, user_buckets, capsys):
 # --- writing
 
 
-@pytest.mark.parametrize(('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('moto', 'refs')])
+@pytest.mark.parametrize(('store', 'layout'), [('local', 'refs'), ('local', 'columns'), ('seaweed', 'refs')])
 def test_write_datasets(store, layout, ray_, data, request, tmp_path):
     """Shards do not depend on the blocks."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
@@ -435,7 +435,7 @@ def test_bad_writes_leave_nothing(ray_, data, tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize('store', ['local', 'moto'])
+@pytest.mark.parametrize('store', ['local', 'seaweed'])
 def test_what_killed_writers_left_is_cleaned_or_replaced(store, ray_, data, request, tmp_path):
     """Parts, and the shards that were published before the first one."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()
@@ -485,7 +485,7 @@ class Records:
         return [{'id': 'no', 'x': b''} if i == self.wrong else plain(i) for i in indices]
 
 
-@pytest.mark.parametrize('store', ['local', 'moto'])
+@pytest.mark.parametrize('store', ['local', 'seaweed'])
 def test_convert_in_a_cluster(store, nodes, request, tmp_path):
     """The same bytes as in one process, also after an interruption."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()

@@ -5,42 +5,42 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 
 import granular
 
 COUNT = 90
 
 
-class Tiny(tfds.core.GeneratorBasedBuilder):
-    """A dataset of 90 elements."""
-
-    VERSION = tfds.core.Version('1.0.0')
-    code_path = None  # the lookup needs importlib_resources, which tfds does not install
-
-    def _info(self):
-        return tfds.core.DatasetInfo(
-            builder=self,
-            features=tfds.features.FeaturesDict(
-                {
-                    'image': tfds.features.Image(shape=(4, 6, 3)),
-                    'label': tfds.features.ClassLabel(num_classes=5),
-                    'vector': tfds.features.Tensor(shape=(3,), dtype=np.float32),
-                }
-            ),
-        )
-
-    def _split_generators(self, dl_manager):
-        return {'train': self._generate_examples()}
-
-    def _generate_examples(self):
-        for i in range(COUNT):
-            image = granular.encoders['png'](np.full((4, 6, 3), i, np.uint8))  # tfds needs TensorFlow for an array
-            yield i, {'image': io.BytesIO(image), 'label': i % 5, 'vector': [i, i + 0.5, -i]}
-
-
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
+    import tensorflow_datasets as tfds
+
+    class Tiny(tfds.core.GeneratorBasedBuilder):
+        """A dataset of 90 elements."""
+
+        VERSION = tfds.core.Version('1.0.0')
+        code_path = None  # the lookup needs importlib_resources, which tfds does not install
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=tfds.features.FeaturesDict(
+                    {
+                        'image': tfds.features.Image(shape=(4, 6, 3)),
+                        'label': tfds.features.ClassLabel(num_classes=5),
+                        'vector': tfds.features.Tensor(shape=(3,), dtype=np.float32),
+                    }
+                ),
+            )
+
+        def _split_generators(self, dl_manager):
+            return {'train': self._generate_examples()}
+
+        def _generate_examples(self):
+            for i in range(COUNT):
+                image = granular.encoders['png'](np.full((4, 6, 3), i, np.uint8))  # tfds needs TensorFlow for an array
+                yield i, {'image': io.BytesIO(image), 'label': i % 5, 'vector': [i, i + 0.5, -i]}
+
     folder = tmp_path_factory.mktemp('tfds')
     config = tfds.download.DownloadConfig(num_shards=3)
     Tiny(data_dir=folder, file_format='array_record').download_and_prepare(download_config=config)
@@ -56,6 +56,8 @@ def check(element):
 
 
 def test_tfds_data_source_feeds_pipelines(folder):
+    import tensorflow_datasets as tfds
+
     reference = tfds.data_source('tiny', split='train', data_dir=folder)
     assert 'tensorflow' not in sys.modules
     chain = granular.MapDataset.source(reference).shuffle(seed=7)
@@ -73,6 +75,8 @@ def test_tfds_data_source_feeds_pipelines(folder):
 
 
 def test_tfds_files_are_arrayrecord_sources(folder):
+    import tensorflow_datasets as tfds
+
     # Read the same records by range requests, as from a bucket, and decode them with the dataset's features.
     split = tfds.builder('tiny', data_dir=folder).info.splits['train[10:70]']
     source = granular.ArrayRecordDataSource(split.file_instructions)

@@ -11,16 +11,11 @@ import time
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import granular
 from granular import MapDataset, ShardOptions
 from granular.errors import InvalidArgumentError, MissingExtraError, StateError
 from granular.integrations import batches as core
-from granular.integrations.torch import Batches, IterableDataset, has_accelerator, to_torch
 from tests.support.tables import each_value
 
 pytestmark = [
@@ -42,14 +37,14 @@ def nothing_left():
 
 
 @pytest.fixture(scope='module')
-def path(moto):
+def path(fakegcs):
     """128 datapoints in a bucket."""
-    path = moto.place()
+    path = fakegcs.place()
     with granular.DatasetWriter(path, {'data': 'array', 'label': 'int'}, granular.encoders) as writer:
         for i in range(128):
             writer.append({'data': np.full(100, i, np.float32), 'label': i}, flush=False)
     config = granular.IOConfig(hedge=0)  # so that each request is counted once
-    return granular.Path(str(path), **moto.options, config=config)
+    return granular.Path(str(path), **fakegcs.options, config=config)
 
 
 def counted(datapoint):
@@ -59,6 +54,8 @@ def counted(datapoint):
 
 @pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn')])
 def test_batch_is_one_fan_out(path, monkeypatch, workers, method):
+    from torch.utils.data import DataLoader
+
     monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
     monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
     with granular.DatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
@@ -78,6 +75,8 @@ def test_batch_is_one_fan_out(path, monkeypatch, workers, method):
 
 
 def test_readers_and_sources_are_datasets(path):
+    from torch.utils.data import DataLoader
+
     with granular.DatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
         for dataset in (reader, granular.sources.Epochs(reader, shuffle=False), MapDataset.source(reader)):
             assert len(dataset) == 128
@@ -98,6 +97,10 @@ def odd_or_large(i):
 
 @pytest.mark.parametrize(('ranks', 'workers'), each_value(itertools.product([1, 2, 3], [0, 2, 3])))
 def test_ranks_and_workers_share_each_element_once(ranks, workers):
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import IterableDataset
+
     expected = sorted(stream())
     elements = []
     for rank in range(ranks):
@@ -113,6 +116,10 @@ def test_ranks_and_workers_share_each_element_once(ranks, workers):
 
 
 def test_order_of_batches_does_not_depend_on_worker_count():
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import IterableDataset
+
     dataset = MapDataset.range(50).shuffle(seed=2).batch(8)
     batches = [
         [batch.tolist() for batch in DataLoader(IterableDataset(dataset), batch_size=None, num_workers=workers)]
@@ -129,6 +136,10 @@ def test_order_of_batches_does_not_depend_on_worker_count():
 
 @pytest.mark.parametrize('workers', [0, 2])
 def test_state_in_the_middle_of_an_epoch(workers):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from granular.integrations.torch import IterableDataset
+
     def loader(epoch=0):
         dataset = IterableDataset(stream().window_shuffle(7, seed=3))
         dataset.set_epoch(epoch)
@@ -148,6 +159,8 @@ def test_state_in_the_middle_of_an_epoch(workers):
 
 
 def test_epochs_equal_those_of_the_dataset():
+    from granular.integrations.torch import IterableDataset
+
     base = MapDataset.range(20).shuffle(seed=4)
     dataset = IterableDataset(base)
     for epoch in (0, 1, 5):
@@ -165,6 +178,11 @@ def test_epochs_equal_those_of_the_dataset():
 
 
 def ranked(rank, file, queue):
+    import torch.distributed
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import IterableDataset
+
     store = torch.distributed.FileStore(file, 2)
     torch.distributed.init_process_group('gloo', store=store, rank=rank, world_size=2)
     try:
@@ -193,6 +211,10 @@ def test_process_group_determines_the_shard(tmp_path):
 
 
 def test_tensors_share_the_memory_of_a_batch():
+    import torch
+
+    from granular.integrations.torch import has_accelerator, to_torch
+
     batch = {'x': np.arange(6, dtype=np.float32).reshape(2, 3), 'n': (np.zeros(2, np.int64), [1.5]), 'text': ['a', 'b']}
     elements = to_torch(batch, pin_memory=True)
     assert elements['x'].dtype == torch.float32 and elements['text'] == ['a', 'b'] and elements['n'][1] == [1.5]
@@ -205,6 +227,11 @@ def test_tensors_share_the_memory_of_a_batch():
 
 @pytest.mark.parametrize('device', [None, 'cpu'])
 def test_batches_and_their_states(device):
+    import torch
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import Batches
+
     source = granular.sources.Epochs([{'i': i, 'x': np.full(3, i)} for i in range(40)], seed=1)
     with granular.Loader(source, 8) as loader:
         expected = [next(loader)['i'].tolist() for _ in range(8)]
@@ -224,6 +251,8 @@ def test_batches_and_their_states(device):
 
 
 def test_error_is_raised_at_the_position_of_its_batch():
+    from granular.integrations.torch import Batches
+
     def fragile(i):
         if i == 9:
             raise ValueError('nine')
@@ -258,17 +287,21 @@ def test_failed_conversion_is_raised_at_the_position_of_its_batch(buffer):
         assert next(batches) == [12, 13, 14, 15]
 
 
-class Refused(torch.utils.data.IterableDataset):
-    """Yields the error for a stream with its own processes, as torch takes 5 s to end a worker that raises."""
-
-    def __iter__(self):
-        try:
-            iter(IterableDataset(MapDataset.range(9).to_iter_dataset().mp_prefetch(2)))
-        except InvalidArgumentError as error:
-            yield str(error)
-
-
 def test_invalid_arguments_are_rejected():
+    import torch
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import Batches, IterableDataset
+
+    class Refused(torch.utils.data.IterableDataset):
+        """Yields the error for a stream with its own processes, as torch takes 5 s to end a worker that raises."""
+
+        def __iter__(self):
+            try:
+                iter(IterableDataset(MapDataset.range(9).to_iter_dataset().mp_prefetch(2)))
+            except InvalidArgumentError as error:
+                yield str(error)
+
     with pytest.raises(InvalidArgumentError, match='expected a MapDataset or an IterDataset, got list'):
         IterableDataset([1])
     with pytest.raises(InvalidArgumentError, match='has a shard already'):

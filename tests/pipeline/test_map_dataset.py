@@ -117,8 +117,8 @@ def test_negative_and_later_epochs():
 
 
 @pytest.fixture
-def path(moto):
-    path = moto.place()
+def path(fakegcs):
+    path = fakegcs.place()
     spec = {'id': 'int', 'text': 'utf8', 'data': 'bytes'}
     with granular.DatasetWriter(path, spec, granular.encoders) as writer:
         for i in range(300):

@@ -254,8 +254,8 @@ def test_invalid_block_sizes_are_rejected():
 
 
 @pytest.fixture
-def shards(moto):
-    path = moto.place()
+def shards(fakegcs):
+    path = fakegcs.place()
     with granular.ShardedDatasetWriter(path, {'i': 'int', 'x': 'bytes'}, granular.encoders, shardlen=700) as writer:
         for i in range(2000):
             writer.append({'i': i, 'x': i.to_bytes(2, 'big') * 500})

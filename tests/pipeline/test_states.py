@@ -8,7 +8,6 @@ import pytest
 import granular
 from granular import shuffle, sources
 from granular.errors import StateError
-from granular.integrations import torch
 
 SPEC = {'i': 'int'}
 
@@ -117,6 +116,8 @@ def test_what_is_not_a_state_is_refused(folders, state):
 
 
 def test_converted_batches_pass_strictness_on(folders):
+    from granular.integrations import torch
+
     with granular.DatasetReader(folders / 'one') as one, granular.DatasetReader(folders / 'two') as two:
         state = loader(one, first).save()
         with torch.Batches(loader(two, first)) as batches:

@@ -177,13 +177,13 @@ async def test_aclose_closes_connections(fakegcs):
     assert await path.read_bytes() == b'x'
 
 
-async def test_closing_while_a_client_opens_is_no_cancellation(moto):
+async def test_closing_while_a_client_opens_is_no_cancellation(fakegcs):
     async def wait_for_ever(opened):
         await asyncio.Event().wait()
 
     opened = await scope()
     waiting = [asyncio.create_task(opened.get('key', wait_for_ever)) for _ in range(2)]
-    path = aio.Path(moto.place()) / 'file'
+    path = aio.Path(fakegcs.place()) / 'file'
     reads = [asyncio.create_task(path.read_bytes()) for _ in range(2)]
     cancelled = asyncio.create_task(opened.get('key', wait_for_ever))
     await asyncio.sleep(0)

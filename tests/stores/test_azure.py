@@ -7,7 +7,6 @@ import pickle
 import traceback
 
 import pytest
-from azure.storage.blob import ContainerSasPermissions, generate_container_sas
 
 import granular
 from granular import aio
@@ -52,6 +51,8 @@ def through(proxy, path, config=CONFIG, **options):
 
 def sas(azurite, path, hours=1):
     """Return a token for reading and listing the container of a path."""
+    from azure.storage.blob import ContainerSasPermissions, generate_container_sas
+
     now = datetime.datetime.now(datetime.UTC)
     return generate_container_sas(
         azurite.account,

@@ -95,12 +95,12 @@ print(total, granular.io_stats()['requests'])
 """
 
 
-def test_second_process_requests_one_byte_per_object(moto, tmp_path):
-    root = moto.place()
+def test_second_process_requests_one_byte_per_object(fakegcs, tmp_path):
+    root = fakegcs.place()
     total = sum(len(point['data']) for point in write(root))
 
     def run():
-        command = [sys.executable, '-c', RESTARTED, str(root), str(tmp_path), repr(moto.options)]
+        command = [sys.executable, '-c', RESTARTED, str(root), str(tmp_path), repr(fakegcs.options)]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
     assert run()[0] == str(total)
@@ -109,8 +109,8 @@ def test_second_process_requests_one_byte_per_object(moto, tmp_path):
     assert run() == [str(total), str(1 + len(bags))]
 
 
-def test_replaced_object_is_read_again(moto, tmp_path):
-    root = moto.place()
+def test_replaced_object_is_read_again(fakegcs, tmp_path):
+    root = fakegcs.place()
     write(root)
     with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as old:
         before = old.fetch(range(30))
@@ -124,8 +124,8 @@ def test_replaced_object_is_read_again(moto, tmp_path):
             old.fetch(old_rest)
 
 
-def test_cache_folder_stays_within_its_limit(moto, tmp_path):
-    root = moto.place()
+def test_cache_folder_stays_within_its_limit(fakegcs, tmp_path):
+    root = fakegcs.place()
     points = write(root, count=200, size=200_000)
     assert sum(len(point['data']) for point in points) > 16 * MB
     with granular.ShardedDatasetReader(cached(root, tmp_path, cache_bytes=8 * MB), granular.decoders) as reader:
@@ -150,8 +150,8 @@ def test_packs_removed_by_another_process_take_no_disk_space(tmp_path):
     assert len(removed) <= 2  # since the last pack was opened
 
 
-def test_damaged_block_is_detected_and_replaced(moto, tmp_path, caplog):
-    root = moto.place()
+def test_damaged_block_is_detected_and_replaced(fakegcs, tmp_path, caplog):
+    root = fakegcs.place()
     points = write(root)
     with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
         reader.fetch(range(60))
@@ -200,12 +200,12 @@ def threading_kill():
     threading.Thread(target=kill, daemon=True).start()
 
 
-def test_concurrent_processes_fetch_each_block_once(moto, tmp_path):
-    root = moto.place()
+def test_concurrent_processes_fetch_each_block_once(fakegcs, tmp_path):
+    root = fakegcs.place()
     points = write(root)
     context = multiprocessing.get_context('fork')
     barrier, queue = context.Barrier(4), context.SimpleQueue()
-    arguments = (str(root), moto.options, str(tmp_path), barrier, queue)
+    arguments = (str(root), fakegcs.options, str(tmp_path), barrier, queue)
     # One of them is killed in the middle, and leaves nothing locked.
     processes = [context.Process(target=fetch_all, args=(*arguments, i == 3)) for i in range(4)]
     for process in processes:
@@ -347,8 +347,8 @@ def test_arbitrary_ranges_match_the_file(data):
             assert path.read_ranges(starts, stops, version='"one"') == expected
 
 
-def test_unusable_cache_folder_disables_the_block_cache(moto, tmp_path, caplog):
-    root = moto.place()
+def test_unusable_cache_folder_disables_the_block_cache(fakegcs, tmp_path, caplog):
+    root = fakegcs.place()
     points = write(root)
     (tmp_path / 'file').write_text('no folder')
     with caplog.at_level(logging.WARNING, 'granular'):
@@ -371,17 +371,17 @@ with granular.ShardedDatasetReader(place, granular.decoders) as reader:
 """
 
 
-def test_full_disk_is_not_an_error(moto, tmp_path):
-    root = moto.place()
+def test_full_disk_is_not_an_error(fakegcs, tmp_path):
+    root = fakegcs.place()
     total = sum(len(point['data']) for point in write(root))
-    command = [sys.executable, '-c', FULL, str(root), str(tmp_path), repr(moto.options)]
+    command = [sys.executable, '-c', FULL, str(root), str(tmp_path), repr(fakegcs.options)]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     assert ended.stdout.strip() == str(total)
     assert 'adding to the block cache is disabled for 30 s: [Errno 27] File too large' in ended.stderr
 
 
-def test_cache_command_shows_and_trims_the_cache(moto, tmp_path, granular_cli):
-    root = moto.place()
+def test_cache_command_shows_and_trims_the_cache(fakegcs, tmp_path, granular_cli):
+    root = fakegcs.place()
     write(root)
     with granular.ShardedDatasetReader(cached(root, tmp_path), granular.decoders) as reader:
         reader.fetch(range(30))
@@ -391,7 +391,7 @@ def test_cache_command_shows_and_trims_the_cache(moto, tmp_path, granular_cli):
     assert f'{root}/000001' in out
     code, out, err = granular_cli('cache', tmp_path, '--trim', 0)
     assert err.startswith('0 bytes, ')
-    assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "places": {"s3://')
+    assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "places": {"gs://')
     code, out, err = granular_cli('cache', tmp_path / 'nothing')
     assert code == 1
     assert 'is not the cache_dir' in err

@@ -88,7 +88,7 @@ def local(tmp_path):
     return tmp_path / 'local'
 
 
-@pytest.mark.parametrize('store', ['local', 'moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs'])
 def test_copy_is_complete_and_not_repeated(store, request, tmp_path, local):
     root = granular.Path(tmp_path / 'root') if store == 'local' else request.getfixturevalue(store).place()
     source = root / 'data'
@@ -141,10 +141,10 @@ def test_folder_of_the_user_is_left_unchanged(tmp_path, local):
     assert json.loads((local / 'again' / MARKER).read_text())['source'] == str(local / 'empty')
 
 
-def test_invalid_arguments_are_refused(tmp_path, moto):
+def test_invalid_arguments_are_refused(tmp_path, fakegcs):
     (tmp_path / 'source').mkdir()
     with pytest.raises(InvalidArgumentError, match='not on a local disk'):
-        granular.copy_to_local(tmp_path / 'source', moto.place())
+        granular.copy_to_local(tmp_path / 'source', fakegcs.place())
     for relative in ('../x', '/etc', '', 'a/../../b'):
         with pytest.raises(InvalidArgumentError, match='relative: expected'):
             granular.copy_to_local(tmp_path / 'source', tmp_path / 'target', relative)
@@ -155,8 +155,8 @@ def test_invalid_arguments_are_refused(tmp_path, moto):
     assert os.listdir(tmp_path) == ['source']
 
 
-async def test_async_copy_of_a_single_file(moto, local):
-    bucket = moto.place()
+async def test_async_copy_of_a_single_file(fakegcs, local):
+    bucket = fakegcs.place()
     await (bucket / 'file').aio.write_bytes(b'12345')
     local.mkdir()
     (local / '.file.0123abcd.part').write_bytes(b'12')  # of a process that was killed
@@ -185,7 +185,7 @@ def test_archives_are_unpacked(kind, tmp_path, local):
     assert (local / f'packed.{kind}').read_bytes() == (tmp_path / f'rooted.{kind}').read_bytes()
 
 
-@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_folder_of_archives_and_files_is_unpacked(store, request, local):
     """Each is unpacked beside its name; windows of 8 MiB are read of the large one."""
     bucket = request.getfixturevalue(store).place()
