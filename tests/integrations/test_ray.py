@@ -237,6 +237,15 @@ def test_blocks_share_the_memory_of_raw_records(store, layout, request, tmp_path
         assert rows_of(folder, 1)[0] == rows[:first][::-1] + rows[first:]
 
 
+def test_blocks_of_one_shard_are_not_copied(tmp_path):
+    folder = written(tmp_path, 3, spec={'x': 'bytes'}, make=lambda i: {'x': bytes(2 << 20)})
+    allocated = pyarrow.total_allocated_bytes()
+    rows, tables = rows_of(folder, 1)
+    assert [len(row['x']) for row in rows] == [2 << 20] * 3
+    assert sum(table.nbytes for table in tables) >= 6 << 20  # they are still there
+    assert pyarrow.total_allocated_bytes() - allocated < 1 << 20
+
+
 def test_columns_and_limits_are_pushed_down(ray_, tmp_path):
     spec = {'n': 'int', 'text': 'utf8'}
     folder = written(tmp_path / 'x', 50, 10, spec, lambda i: {'n': i, 'text': str(i)})

@@ -274,7 +274,8 @@ def _block(parts: Sequence[Columns], keys: Sequence[str]) -> Any:
         columns = [part[key] for part in parts]
         buffers = [column for column in columns if isinstance(column, Adjacent)]
         if len(buffers) == len(columns) and sum(len(buffer.data) for buffer in buffers) <= _MAX_BUFFER:
-            arrays[key] = arrow.concat_arrays([_array(buffer) for buffer in buffers])  # copies several, but not one
+            records = [_array(buffer) for buffer in buffers]
+            arrays[key] = arrow.concat_arrays(records) if len(records) > 1 else records[0]  # concat_arrays copies
         else:
             split = (column.split() if isinstance(column, Adjacent) else column for column in columns)
             lists[key] = [value for values in split for value in values]
