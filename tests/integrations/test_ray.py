@@ -85,6 +85,10 @@ def contents(root):
 class Nodes:
     """A cluster of three nodes with one processor each."""
 
+    # Ray's functions for the exit of this process refer to its nodes. From Python 3.13 on, processes forked by
+    # multiprocessing drop these functions, and crash if that collects a node: its gRPC client does not survive a fork.
+    _started = []
+
     def __init__(self, folder):
         from ray.cluster_utils import Cluster
 
@@ -92,14 +96,20 @@ class Nodes:
         head = {'num_cpus': 1, 'include_dashboard': False, 'temp_dir': folder, 'object_store_memory': memory}
         self._options = {'num_cpus': 1, 'object_store_memory': memory}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._started.append(self.cluster.head_node)
         for _ in range(2):
-            self.cluster.add_node(wait=False, **self._options)
+            self._add(wait=False)
         self.cluster.wait_for_nodes()
+
+    def _add(self, **options):
+        node = self.cluster.add_node(**options, **self._options)
+        self._started.append(node)
+        return node
 
     @contextlib.contextmanager
     def victim(self):
         """Add a node, and yield its id with a function that kills it."""
-        node = self.cluster.add_node(**self._options)
+        node = self._add()
         killed = []
 
         def kill():
