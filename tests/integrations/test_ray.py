@@ -294,6 +294,25 @@ def test_documentation(nodes, user_buckets, capsys):
     assert [point['n'] for point in granular.open('s3://my-bucket/converted')] == list(range(10))
 
 
+def batch_of_forked_workers(folder):
+    """Return the first batch of a Loader, and whether another process computed it."""
+    source = granular.MapDataset.source(granular.open(folder)).map(
+        lambda point: {'id': point['id'], 'pid': os.getpid()}
+    )
+    with granular.Loader(source, 4, mp='fork', workers=1) as loader:
+        batch = next(loader)
+    return batch['id'].tolist(), bool((batch['pid'] != os.getpid()).all())
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_forks_of_drivers_and_tasks(nodes, tmp_path):
+    import ray
+
+    folder = str(written(tmp_path / 'a', 4, spec=PLAIN, make=plain))
+    assert batch_of_forked_workers(folder) == ([0, 1, 2, 3], True)
+    assert ray.get(ray.remote(batch_of_forked_workers).remote(folder)) == ([0, 1, 2, 3], True)
+
+
 # --- writing
 
 
