@@ -85,6 +85,10 @@ def contents(root):
 class Nodes:
     """A cluster of three nodes with one processor each."""
 
+    # Ray's functions for the exit of this process refer to its nodes. From Python 3.13 on, processes forked by
+    # multiprocessing drop these functions, and crash if that collects a node: its gRPC client does not survive a fork.
+    _started = []
+
     def __init__(self, folder):
         from ray.cluster_utils import Cluster
 
@@ -92,14 +96,20 @@ class Nodes:
         head = {'num_cpus': 1, 'include_dashboard': False, 'temp_dir': folder, 'object_store_memory': memory}
         self._options = {'num_cpus': 1, 'object_store_memory': memory}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._started.append(self.cluster.head_node)
         for _ in range(2):
-            self.cluster.add_node(wait=False, **self._options)
+            self._add(wait=False)
         self.cluster.wait_for_nodes()
+
+    def _add(self, **options):
+        node = self.cluster.add_node(**options, **self._options)
+        self._started.append(node)
+        return node
 
     @contextlib.contextmanager
     def victim(self):
         """Add a node, and yield its id with a function that kills it."""
-        node = self.cluster.add_node(**self._options)
+        node = self._add()
         killed = []
 
         def kill():
@@ -291,6 +301,25 @@ def test_documentation(nodes, user_buckets, capsys):
     assert [point['label'] for point in bright] == [i % 10 for i in range(256)]
     assert bright[100]['image'].tolist() == [[178] * 8] * 8
     assert [point['n'] for point in granular.open('s3://my-bucket/converted')] == list(range(10))
+
+
+def batch_of_forked_workers(folder):
+    """Return the first batch of a Loader, and whether another process computed it."""
+    source = granular.MapDataset.source(granular.open(folder)).map(
+        lambda point: {'id': point['id'], 'pid': os.getpid()}
+    )
+    with granular.Loader(source, 4, mp='fork', workers=1) as loader:
+        batch = next(loader)
+    return batch['id'].tolist(), bool((batch['pid'] != os.getpid()).all())
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_forks_of_drivers_and_tasks(nodes, tmp_path):
+    import ray
+
+    folder = str(written(tmp_path / 'a', 4, spec=PLAIN, make=plain))
+    assert batch_of_forked_workers(folder) == ([0, 1, 2, 3], True)
+    assert ray.get(ray.remote(batch_of_forked_workers).remote(folder)) == ([0, 1, 2, 3], True)
 
 
 # --- writing
