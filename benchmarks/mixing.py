@@ -15,7 +15,7 @@ QUANTILES = (1, 5, 25, 50, 75, 95, 99)
 
 def mixing(data: Data, server: Server) -> Result:
     """Compare our orders with those of mosaicml-streaming and webdataset, over 200,000 records sorted by 100 labels."""
-    places = np.arange(COUNT)
+    positions = np.arange(COUNT)
     default, unsized = (shuffle.Blocks().sized(nbytes) for nbytes in (4000, None))
     ours = {
         'numpy permutation (Epochs)': shuffle.Permutation(),
@@ -25,7 +25,7 @@ def mixing(data: Data, server: Server) -> Result:
         'shuffle.Blocks(64, 128)': shuffle.Blocks(64, 128),
         'shuffle.Blocks(16, 128)': shuffle.Blocks(16, 128),
     }
-    orders = {name: order.lookup(places, COUNT, 1, 0) for name, order in ours.items()}
+    orders = {name: order.lookup(positions, COUNT, 1, 0) for name, order in ours.items()}
     for name, package in (('mosaicml-streaming', 'streaming'), ('webdataset', 'webdataset')):
         found = rival(data, package, 'mixing', package, core=None, count=COUNT, shard=SHARD)
         orders |= {f'{name} {how}': np.array(order) for how, order in found.items()}
@@ -58,9 +58,9 @@ def _labels(order: NDArray[np.int64]) -> float:
 
 def _bars(blocks: shuffle.Blocks) -> list[Bar]:
     """Compare an order with numpy's permutations, over several epochs of both."""
-    places, epochs = np.arange(COUNT), range(4)
-    orders = [blocks.lookup(places, COUNT, 1, epoch) for epoch in epochs]
-    permutations = [shuffle.Permutation().lookup(places, COUNT, 1, epoch) for epoch in epochs]
+    positions, epochs = np.arange(COUNT), range(4)
+    orders = [blocks.lookup(positions, COUNT, 1, epoch) for epoch in epochs]
+    permutations = [shuffle.Permutation().lookup(positions, COUNT, 1, epoch) for epoch in epochs]
     got, uniform = (float(np.mean([_labels(order) for order in each])) for each in (orders, permutations))
     ours, expected = (
         np.mean([np.percentile(np.abs(np.diff(order)), QUANTILES) for order in each], axis=0)

@@ -29,7 +29,7 @@ _HALF, _TOP = np.uint64(32), np.uint64(63)
 class Order(Protocol):
     """A permutation of ``range(length)`` for every epoch."""
 
-    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+    def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
         ...
 
@@ -55,7 +55,7 @@ class Permutation:
     def __repr__(self) -> str:
         return 'Permutation()'
 
-    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+    def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
         key = length, seed, epoch
         permutation = self._cached.get(key)
@@ -64,7 +64,7 @@ class Permutation:
             while len(self._cached) >= _MAX_CACHED:
                 self._cached.pop(next(iter(self._cached)), None)
             self._cached[key] = permutation
-        return permutation[places]
+        return permutation[positions]
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Return whether a lookup in that epoch is fast; the first takes half a second for ten million datapoints."""
@@ -77,9 +77,9 @@ class Sequential:
     def __repr__(self) -> str:
         return 'Sequential()'
 
-    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+    def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the positions unchanged."""
-        return places
+        return positions
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Return True."""
@@ -98,9 +98,9 @@ class Index:
     def __repr__(self) -> str:
         return 'Index()'
 
-    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+    def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
-        return permute(places, length, seed + epoch)
+        return permute(positions, length, seed + epoch)
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
         """Return True: about 20 million lookups a second."""
@@ -156,19 +156,19 @@ class Blocks:
         block = self._block or _power_of_two(fitting / (self._window or _MAX_WINDOW), _MAX_BLOCK)
         return Blocks(block, self._window or _power_of_two(fitting / block, _MAX_WINDOW))
 
-    def lookup(self, places: Ints, length: int, seed: int, epoch: int) -> Ints:
+    def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
-        if not len(places):
-            return np.empty_like(places)
+        if not len(positions):
+            return np.empty_like(positions)
         strata = _strata(length, self.block, self.window, seed, epoch)
-        first, last = strata.window_of(int(places.min())), strata.window_of(int(places.max()))
+        first, last = strata.window_of(int(positions.min())), strata.window_of(int(positions.max()))
         if first == last:
-            return strata.indices(first)[places - strata.start(first)]
-        windows = strata.windows_of(places)
-        indices = np.empty_like(places)
+            return strata.indices(first)[positions - strata.start(first)]
+        windows = strata.windows_of(positions)
+        indices = np.empty_like(positions)
         for window in np.unique(windows).tolist():
             mask = windows == window
-            indices[mask] = strata.indices(window)[places[mask] - strata.start(window)]
+            indices[mask] = strata.indices(window)[positions[mask] - strata.start(window)]
         return indices
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
@@ -180,8 +180,8 @@ class Blocks:
 
         Groups are numbered over all epochs, and contain blocks in the order in which windows need them.
         """
-        epoch, place = divmod(step + self._strata_of(length) * self.block, length)
-        return (epoch * -(-length // self.block) + place // self.block) // self._group
+        epoch, position = divmod(step + self._strata_of(length) * self.block, length)
+        return (epoch * -(-length // self.block) + position // self.block) // self._group
 
     def group(self, number: int, length: int, seed: int) -> Ints:
         """Return the blocks of a group; block ``i`` of an epoch is ``epoch * blocks_per_epoch + i``."""
@@ -243,15 +243,15 @@ class _Strata:
         slots = window * self.strata - max(0, window - self._whole)
         return slots * self.block - (self._missing if window > self._short_window else 0)
 
-    def window_of(self, place: int) -> int:
+    def window_of(self, position: int) -> int:
         """Return the window that contains a position."""
-        slot = (place + (self._missing if place >= self._after_short else 0)) // self.block
+        slot = (position + (self._missing if position >= self._after_short else 0)) // self.block
         whole = self._whole * self.strata
         return slot // self.strata if slot < whole else self._whole + (slot - whole) // max(1, self.strata - 1)
 
-    def windows_of(self, places: Ints) -> Ints:
+    def windows_of(self, positions: Ints) -> Ints:
         """Return the windows that contain these positions."""
-        slots = np.where(places >= self._after_short, places + self._missing, places) // self.block
+        slots = np.where(positions >= self._after_short, positions + self._missing, positions) // self.block
         return self._windows_of_slots(slots)
 
     def _windows_of_slots(self, slots: Ints) -> Ints:
@@ -264,9 +264,9 @@ class _Strata:
         blocks = self._blocks.get(window)
         if blocks is None:
             present = np.flatnonzero(self._left_out != window)
-            places = window - (window > self._left_out[present])
+            positions = window - (window > self._left_out[present])
             sizes = self._sizes[present]
-            blocks = self._begins[present] + _swap_or_not(places, sizes, self._keys[:, present])
+            blocks = self._begins[present] + _swap_or_not(positions, sizes, self._keys[:, present])
             _cache(self._blocks, window, blocks)
         return blocks
 
@@ -309,13 +309,13 @@ def _power_of_two(value: float, most: int) -> int:
     return 1 << (max(1, min(int(value), most)).bit_length() - 1)
 
 
-def _swap_or_not(places: Ints, sizes: Ints, keys: NDArray[np.uint64]) -> Ints:
+def _swap_or_not(positions: Ints, sizes: Ints, keys: NDArray[np.uint64]) -> Ints:
     """Permute a position of each of several ranges, by a row of keys for each round; reversed rows undo it.
 
     The swap-or-not shuffle (https://eprint.iacr.org/2012/254): each round pairs all positions of a range at random, and
     swaps each pair with probability 1/2.
     """
-    values, lengths = places.astype(np.uint64), sizes.astype(np.uint64)
+    values, lengths = positions.astype(np.uint64), sizes.astype(np.uint64)
     for key in keys:
         partners = (key % lengths + lengths - values) % lengths
         bits = (np.maximum(values, partners) + key) * _ODD
@@ -324,17 +324,17 @@ def _swap_or_not(places: Ints, sizes: Ints, keys: NDArray[np.uint64]) -> Ints:
     return values.astype(np.int64)
 
 
-def permute(places: Ints, length: int, seed: int) -> Ints:
+def permute(positions: Ints, length: int, seed: int) -> Ints:
     """Return a permutation of ``range(length)`` at these positions; the seed is taken modulo 2**32."""
     if length <= 1:
-        return np.zeros_like(places)
+        return np.zeros_like(positions)
     if length <= _MAX_TABLE:
-        return _table(length, seed % (1 << 32))[places]
+        return _table(length, seed % (1 << 32))[positions]
     bits, keys = _bits(length), _keys(seed % (1 << 32))
-    indices = np.empty_like(places)
-    flat_places, flat_indices = places.reshape(-1), indices.reshape(-1)
-    for at in range(0, len(flat_places), _CHUNK):
-        flat_indices[at : at + _CHUNK] = _walk(flat_places[at : at + _CHUNK], length, bits // 2, keys)
+    indices = np.empty_like(positions)
+    flat_positions, flat_indices = positions.reshape(-1), indices.reshape(-1)
+    for at in range(0, len(flat_positions), _CHUNK):
+        flat_indices[at : at + _CHUNK] = _walk(flat_positions[at : at + _CHUNK], length, bits // 2, keys)
     return indices
 
 

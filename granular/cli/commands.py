@@ -155,7 +155,7 @@ def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
         for problem in report.problems:
-            location = problem.place if problem.record is None else f'{problem.place}: record {problem.record}'
+            location = problem.path if problem.record is None else f'{problem.path}: record {problem.record}'
             typer.echo(printable(f'{location}: {problem.message}'))
         checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
         typer.echo(
@@ -206,7 +206,7 @@ def clean(
         typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in leftovers]))
         return
     for leftover in leftovers:
-        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.place}')
+        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.path}')
     action = 'removed' if remove else 'to be removed with --remove' if leftovers else 'found'
     total = sum(leftover.size for leftover in leftovers)
     typer.echo(f'{len(leftovers) or "nothing"} {action}{f", {total:,} bytes" if leftovers else ""}', err=True)
@@ -250,7 +250,7 @@ def cache(
         row = folders.setdefault(url.rpartition('/')[0], [0, 0])
         row[0], row[1] = row[0] + cached, row[1] + size
     if as_json:
-        typer.echo(json.dumps({'bytes': blocks.packs.size(), 'removed': removed, 'places': folders}))
+        typer.echo(json.dumps({'bytes': blocks.packs.size(), 'removed': removed, 'folders': folders}))
         return
     for url, (cached, size) in sorted(folders.items()):
         typer.echo(f'{cached:>14}  {cached / max(size, 1):>4.0%}  {printable(url)}')

@@ -369,9 +369,9 @@ class _Estimate:
 
     def _batch(self, order: shuffle.Order, step: int, steps: int, subset: '_Subset | None' = None) -> Ints:
         epoch, number = divmod(step, steps)
-        places = np.arange(number * self._run.batch, (number + 1) * self._run.batch)
+        positions = np.arange(number * self._run.batch, (number + 1) * self._run.batch)
         length = self._planner.length if subset is None else subset.length
-        indices = order.lookup(places, length, self._run.seed, epoch)
+        indices = order.lookup(positions, length, self._run.seed, epoch)
         return indices if subset is None else subset.locate(indices)
 
     def _mixing(self, order: shuffle.Order, subset: '_Subset | None' = None) -> float:

@@ -337,24 +337,24 @@ def source_of(reader: Opened) -> Source:
 
 async def _read_bags(parts: Sequence[Part]) -> list[bytes]:
     """Read parts of values of any number of bags in one fan-out."""
-    places: dict[int, list[int]] = {}
+    positions: dict[int, list[int]] = {}
     bags: dict[int, Bag] = {}
     for i, (value, _, _) in enumerate(parts):
         if value.bag is not None:
             bags[id(value.bag)] = value.bag
-            places.setdefault(id(value.bag), []).append(i)
+            positions.setdefault(id(value.bag), []).append(i)
     requests = [
         (
             bag,
-            np.array([parts[i][0].start + parts[i][1] for i in places[number]], np.int64),
-            np.array([parts[i][0].start + parts[i][2] for i in places[number]], np.int64),
+            np.array([parts[i][0].start + parts[i][1] for i in positions[number]], np.int64),
+            np.array([parts[i][0].start + parts[i][2] for i in positions[number]], np.int64),
         )
         for number, bag in bags.items()
     ]
     out = [b''] * len(parts)
     if requests:
         for (bag, _, _), data in zip(requests, await read_parts(requests), strict=True):
-            for i, part in zip(places[id(bag)], data, strict=True):
+            for i, part in zip(positions[id(bag)], data, strict=True):
                 out[i] = part
     return out
 

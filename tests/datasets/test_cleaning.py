@@ -24,7 +24,7 @@ def names(root):
 
 
 def found(folder, **kwargs):
-    return sorted((os.path.relpath(x.place, str(folder)), x.kind) for x in granular.clean(folder, **kwargs))
+    return sorted((os.path.relpath(x.path, str(folder)), x.kind) for x in granular.clean(folder, **kwargs))
 
 
 def whole(folder, count):
@@ -170,7 +170,7 @@ async def test_async_clean_lists_leftovers(tmp_path):
     (tmp_path / 'ds' / '000001' / 'spec.json').unlink()
     left = await aio.clean(tmp_path / 'ds', older=0)
     files = [f'{name}{end}' for name in ('n', 'refs', 'x') for end in ('.bag', '.crc')]
-    assert [(os.path.basename(x.place), x.kind) for x in left] == [(name, 'bag') for name in files]
+    assert [(os.path.basename(x.path), x.kind) for x in left] == [(name, 'bag') for name in files]
 
 
 def test_clean_command(tmp_path, monkeypatch, capsys):

@@ -415,7 +415,7 @@ def test_damaged_index_is_ignored(tmp_path, damage, caplog):
     (message,) = warnings_of(caplog)
     assert 'ignored' in message and 'run `granular index`' in message
     (problem,) = granular.verify(tmp_path / 'ds').problems
-    assert problem.place.endswith(NAME)
+    assert problem.path.endswith(NAME)
 
 
 def test_damaged_page_is_an_error_when_it_is_read(tmp_path):
@@ -471,7 +471,7 @@ def test_leftover_of_a_killed_build_is_cleaned(tmp_path):
     leftover = tmp_path / 'ds' / '000000' / f'.{NAME}.01234567.part'
     leftover.write_bytes(b'x')
     (found,) = granular.clean(tmp_path / 'ds', remove=True, older=0)
-    assert (found.place, found.kind) == (str(leftover), 'draft')
+    assert (found.path, found.kind) == (str(leftover), 'draft')
     assert (tmp_path / 'ds' / '000000' / NAME).exists()
 
 

@@ -68,7 +68,7 @@ def test_changed_record_is_an_error(tmp_path, layout):
     with granular.DatasetReader(tmp_path / 'data', granular.decoders) as reader:
         assert len(list(reader)) == 40
     (problem,) = granular.verify(tmp_path / 'data').problems
-    assert (problem.place, problem.record) == (str(tmp_path / 'data' / 'x.bag'), index)
+    assert (problem.path, problem.record) == (str(tmp_path / 'data' / 'x.bag'), index)
 
 
 def test_cached_records_are_verified(tmp_path):
@@ -255,7 +255,7 @@ def test_verify_continues_after_problems(tmp_path):
     harm(folder / '000002' / 'n.bag', 0)
     (folder / '000003' / 'n.bag').unlink()
     report = granular.verify(folder)
-    assert [pathlib.Path(problem.place).relative_to(folder).parts[0] for problem in report.problems] == [
+    assert [pathlib.Path(problem.path).relative_to(folder).parts[0] for problem in report.problems] == [
         '000001', '000002', '000003',
     ]  # fmt: skip
     assert report.problems[1].record == 0

@@ -489,9 +489,9 @@ def test_what_killed_writers_left_is_cleaned_or_replaced(store, ray_, data, requ
 
     left(root / 'a')
     assert granular.clean(root) == []  # too young
-    leftovers = {(leftover.place, leftover.kind) for leftover in granular.clean(root, older=0)}
+    leftovers = {(leftover.path, leftover.kind) for leftover in granular.clean(root, older=0)}
     assert leftovers == {(f'{root / name}', 'part') for name in contents(root)}
-    assert {(leftover.place, leftover.kind) for leftover in granular.clean(root, older=0, remove=True)} == leftovers
+    assert {(leftover.path, leftover.kind) for leftover in granular.clean(root, older=0, remove=True)} == leftovers
     assert contents(root) == {}
     left(root / 'a')
     ray_.write(data.range(30).map(lambda row: plain(row['id'])), root / 'a', PLAIN, shardlen=20)

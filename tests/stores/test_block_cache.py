@@ -391,7 +391,7 @@ def test_cache_command_shows_and_trims_the_cache(fakegcs, tmp_path, granular_cli
     assert f'{root}/000001' in out
     code, out, err = granular_cli('cache', tmp_path, '--trim', 0)
     assert err.startswith('0 bytes, ')
-    assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "places": {"gs://')
+    assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "folders": {"gs://')
     code, out, err = granular_cli('cache', tmp_path / 'nothing')
     assert code == 1
     assert 'is not the cache_dir' in err

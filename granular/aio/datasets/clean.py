@@ -28,7 +28,7 @@ class Leftover:
     """A file, folder or upload that an unfinished writer left.
 
     Attributes:
-      place: the file or folder, or the object that an upload was to become.
+      path: the file or folder, or the object that an upload was to become.
       kind: ``'upload'``: an unfinished multipart upload; ``'draft'``: a temporary file, or the record of
         an append that has ended; ``'bag'``: a file of a bag in a dataset without a ``spec.json``; ``'folder'``: an
         empty folder of a shard; ``'claim'``: the claim of a writer of shards in a bucket; ``'part'``: a file of an
@@ -37,14 +37,14 @@ class Leftover:
       age: seconds since the last write in its folder.
     """
 
-    place: str
+    path: str
     kind: Literal['upload', 'draft', 'bag', 'folder', 'claim', 'part']
     size: int
     age: float
 
 
 async def clean(
-    place: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False
+    path: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False
 ) -> list[Leftover]:
     """Find what killed writers left in a folder: uploads, temporary files, claims, unfinished datasets and shards.
 
@@ -55,7 +55,7 @@ async def clean(
     the columns layout that a writer could continue are removed like the rest.
 
     Args:
-      place: the folder. Nothing outside is touched, and links are not followed.
+      path: the folder. Nothing outside is touched, and links are not followed.
       remove: remove the leftovers.
       older: only consider folders without writes for this many seconds, by the store's clock. In a bucket, nothing else
         protects live writers. A writer of shards renews its claim every ten minutes, which protects all of its shards.
@@ -71,9 +71,9 @@ async def clean(
     Example::
 
         for leftover in await granular.aio.clean('s3://bucket/digits', remove=True):
-            print(leftover.kind, leftover.place, leftover.size)
+            print(leftover.kind, leftover.path, leftover.size)
     """
-    root = Path(place)
+    root = Path(path)
     if not isinstance(older, numbers.Real) or not older >= 0:  # NaN would make every file old enough
         raise InvalidArgumentError(f'older: expected seconds >= 0, got {older!r:.100}')
     store = root.store
@@ -110,7 +110,7 @@ async def clean(
         entry = None if first is None else first.files.get(MARKER)
         if entry is not None and all(shards.get(shard_name(i)) for i in range(len(shards))):
             leftovers += await _clean_marker(store, entry, now, older, remove)
-    return sorted(leftovers, key=lambda leftover: leftover.place)
+    return sorted(leftovers, key=lambda leftover: leftover.path)
 
 
 @dataclasses.dataclass(slots=True)

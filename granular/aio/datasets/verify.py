@@ -31,12 +31,12 @@ class Problem:
     """A difference between the data and what was written.
 
     Attributes:
-      place: the file or folder.
+      path: the file or folder.
       record: the index of the record; None for the whole file or folder.
       message: the description.
     """
 
-    place: str
+    path: str
     record: int | None
     message: str
 
@@ -60,11 +60,11 @@ class Report:
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
 
-async def verify(place: Path | str | Any, progress: Progress | None = None) -> Report:
+async def verify(path: Path | str | Any, progress: Progress | None = None) -> Report:
     """Read a whole dataset, sharded or not, and check its structure, references, records, checksums and index.
 
     Args:
-      place: the folder.
+      path: the folder.
       progress: called with the number of bytes read since the last call.
 
     Returns:
@@ -78,9 +78,9 @@ async def verify(place: Path | str | Any, progress: Progress | None = None) -> R
 
         report = await granular.aio.verify('s3://bucket/digits')
         for problem in report.problems:
-            print(problem.place, problem.record, problem.message)
+            print(problem.path, problem.record, problem.message)
     """
-    root, report = Path(place), Report()
+    root, report = Path(path), Report()
     await root.store.ready()
     if await (root / 'spec.json').exists():
         await _verify_dataset(root, report, progress)

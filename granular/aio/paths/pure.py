@@ -19,7 +19,7 @@ class PurePath:
     query of a presigned ``http(s)`` address, and a user and password.
 
     Args:
-      place: a path (``./data``, ``~/data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular``
+      path: a path (``./data``, ``~/data``), an address (``s3://bucket/data``), an ``os.PathLike``, a ``granular``
         path, or a path object of another library that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and
         ``glob``.
       config: the settings for reading and writing.
@@ -32,14 +32,14 @@ class PurePath:
     _store: Store
     _key: str
 
-    def __init__(self, place: Any, *, config: IOConfig | None = None, **options: Any) -> None:
-        if isinstance(place, PurePath):
+    def __init__(self, path: Any, *, config: IOConfig | None = None, **options: Any) -> None:
+        if isinstance(path, PurePath):
             if config is not None or options:
-                place = str(place)
+                path = str(path)
             else:
-                self._store, self._key = place._store, place._key
+                self._store, self._key = path._store, path._key
                 return
-        self._store, self._key = resolve(place, config or IOConfig(), options)
+        self._store, self._key = resolve(path, config or IOConfig(), options)
 
     @classmethod
     def of(cls, store: Store, key: str) -> Self:

@@ -107,23 +107,23 @@ class IndexSampler:
     def __len__(self) -> int:
         return min(ENDLESS, self.shard_length * self.shard_options.shard_count)
 
-    def record_keys(self, places: Ints) -> Ints:
+    def record_keys(self, positions: Ints) -> Ints:
         """Return the indices in the data source for positions in this shard, counted from 0."""
         length = self._stop - self._start
-        epochs, places = np.divmod(places, max(1, length))
+        epochs, positions = np.divmod(positions, max(1, length))
         if self.shuffle and self.seed is not None:
-            out = np.empty_like(places)
+            out = np.empty_like(positions)
             for epoch in np.unique(epochs).tolist():
                 mask = epochs == epoch
-                out[mask] = permute(places[mask], length, self.seed + epoch)
-            places = out
-        return places + self._start
+                out[mask] = permute(positions[mask], length, self.seed + epoch)
+            positions = out
+        return positions + self._start
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        place = index // self.shard_options.shard_count
-        if index < 0 or place >= self.shard_length:
+        position = index // self.shard_options.shard_count
+        if index < 0 or position >= self.shard_length:
             raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)} indices')
-        key = int(self.record_keys(np.array([place]))[0])
+        key = int(self.record_keys(np.array([position]))[0])
         return RecordMetadata(index, key, self.rng(index))
 
     def rng(self, index: int) -> np.random.Generator | None:
@@ -147,9 +147,9 @@ class SequentialSampler(IndexSampler):
     def __init__(self, num_records: int, shard_options: ShardOptions | None = None, seed: int | None = None) -> None:
         super().__init__(num_records, shard_options, False, 1, seed)
 
-    def record_keys(self, places: Ints) -> Ints:
+    def record_keys(self, positions: Ints) -> Ints:
         """Return the indices in the data source for positions in this shard, counted from 0."""
-        return places * self.shard_options.shard_count + self.shard_options.shard_index
+        return positions * self.shard_options.shard_count + self.shard_options.shard_index
 
     @property
     def shard_length(self) -> int:
@@ -217,12 +217,12 @@ class Sampled(Node):
         return self._length
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        places = np.asarray(indices, np.int64)
-        numbers = (places * self._shard.shard_count + self._shard.shard_index).tolist()
+        positions = np.asarray(indices, np.int64)
+        numbers = (positions * self._shard.shard_count + self._shard.shard_index).tolist()
         sampler = self._sampler
         metadata: list[Any]
         if isinstance(sampler, IndexSampler):
-            keys = sampler.record_keys(places)
+            keys = sampler.record_keys(positions)
             datapoints: Sequence[Any] = await self.parents[0].fetch(keys)
             metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:

@@ -300,8 +300,8 @@ class _Copying(FolderCopy):
         if not kind:
             await super().copy_entry(entry)
             return
-        place = self.target_of(entry)
-        folder = place.with_name(stem.rpartition('/')[2])
+        target = self.target_of(entry)
+        folder = target.with_name(stem.rpartition('/')[2])
         await super().make_folder(folder.parent)
         self._claim(folder, name)
         await folder.store.mkdir(folder.key, parents=False, exist_ok=False)
@@ -314,10 +314,10 @@ class _Copying(FolderCopy):
 
     async def make_folder(self, folder: PurePath) -> None:
         self._folders.add(folder.key)
-        for place in (folder, *folder.parents):
-            if (archive := self._owners.get(place.key)) is not None:
-                raise self._duplicate(place, archive)
-            if place == self._bottom:
+        for ancestor in (folder, *folder.parents):
+            if (archive := self._owners.get(ancestor.key)) is not None:
+                raise self._duplicate(ancestor, archive)
+            if ancestor == self._bottom:
                 break
         await super().make_folder(folder)
 

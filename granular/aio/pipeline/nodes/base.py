@@ -193,13 +193,13 @@ class WindowShuffle(IndexNode):
     def _lookup(self, indices: Ints) -> Ints:
         length, size = len(self), self._size
         epochs, positions = np.divmod(indices, max(1, length))
-        windows, places = np.divmod(positions, size)
+        windows, offsets = np.divmod(positions, size)
         numbers = windows + epochs * -(-length // size)
-        out = indices - places
+        out = indices - offsets
         for number in np.unique(numbers).tolist():
             mask = numbers == number
             window = min(size, length - int(windows[mask][0]) * size)
-            out[mask] += permute(places[mask], window, (self._seed + number) % (MAX_SEED + 1))
+            out[mask] += permute(offsets[mask], window, (self._seed + number) % (MAX_SEED + 1))
         return out
 
     def describe(self) -> str:

@@ -183,11 +183,11 @@ class FlatMap(Node):
         return self._copy_over(parent)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        steps, places = np.divmod(np.asarray(indices, np.int64), self._fan_out)
+        steps, positions = np.divmod(np.asarray(indices, np.int64), self._fan_out)
         unique, inverse = np.unique(steps, return_inverse=True)
         datapoints = await self.parents[0].fetch(unique)
         parts = await map_in_threads([timed(self, self._call)], datapoints, 'splitting', unique.tolist())
-        return [_part(parts[i], place) for i, place in zip(inverse.tolist(), places.tolist(), strict=True)]
+        return [_part(parts[i], position) for i, position in zip(inverse.tolist(), positions.tolist(), strict=True)]
 
     def _call(self, datapoint: Any, index: int) -> Any:
         try:
@@ -219,10 +219,10 @@ def parts_of(parts: Any, stage: str) -> list[Any]:
         raise DatapointError(f'{stage}: expected a sequence of elements, got {parts!r:.100}') from None
 
 
-def _part(parts: Any, place: int) -> Any:
+def _part(parts: Any, position: int) -> Any:
     if type(parts) is Failure:
-        return None if place else parts
-    return parts[place] if parts is not None and place < len(parts) else None
+        return None if position else parts
+    return parts[position] if parts is not None and position < len(parts) else None
 
 
 class Computed(Node):
