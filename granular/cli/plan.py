@@ -69,7 +69,7 @@ class Prices:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What one host can read: bytes and requests a second; None if unknown."""
+    """The bytes and requests a second that one host can read; None if unknown."""
 
     bytes_per_second: float | None = None
     requests_per_second: float | None = None

@@ -63,6 +63,7 @@ class SyncObject(Generic[A]):
         run(ensure_open(counterpart))
 
     def __repr__(self) -> str:
+        # The same in both APIs: pipelines describe their sources by it, so that a state fits readers of either.
         return repr(self.aio)
 
     @property

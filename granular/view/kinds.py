@@ -1,4 +1,4 @@
-"""How values are shown, by their types and, for bytes and unknown types, by their first bytes."""
+"""The families of values that are shown alike: by type, and for bytes and unknown types by their first bytes."""
 
 from typing import Final, Literal
 

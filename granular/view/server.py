@@ -132,9 +132,11 @@ class _Server:
         app = web.Application(middlewares=[self._check])
         app.router.add_get('/', self._page)
         app.router.add_get('/static/{name}', self._file)
-        for name in ('folder', 'dataset', 'rows', 'datapoint', 'values', 'pictures', 'plane', 'histograms', 'search'):
-            app.router.add_get(f'/api/{name}', getattr(self, f'_{name}'))
-        app.router.add_get('/api/media', self._media)
+        for handler in (
+            self._folder, self._dataset, self._rows, self._datapoint, self._values, self._pictures, self._plane,
+            self._media, self._histograms, self._search,
+        ):  # fmt: skip
+            app.router.add_get(f'/api/{handler.__name__.removeprefix("_")}', handler)
         return app
 
     async def aclose(self) -> None:
@@ -209,7 +211,7 @@ class _Server:
     # --- datapoints
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
-        """Lines of datapoints: those at given indices, or of a range."""
+        """Return lines of datapoints: those at given indices, or of a range."""
         async with self.library.use(_path(request)) as source:
             keys = request.query.getall('key', list(source.spec))
             indices = _indices(request, source.length)
@@ -220,7 +222,7 @@ class _Server:
             return _json({'indices': indices, 'columns': columns})
 
     async def _datapoint(self, request: web.Request) -> web.StreamResponse:
-        """All values of one datapoint in detail."""
+        """Return all values of one datapoint in detail."""
         async with self.library.use(_path(request)) as source:
             index = _integer(request, 'index')
             located = await source.locate(list(source.spec), [index])
@@ -233,7 +235,7 @@ class _Server:
             return _json({'index': index, 'values': values})
 
     async def _values(self, request: web.Request) -> web.StreamResponse:
-        """Lines of the values of a sequence."""
+        """Return lines of the values of a sequence."""
         async with self.library.use(_path(request)) as source:
             key, first = request.query.get('key', ''), _integer(request, 'from')
             count = min(_integer(request, 'count', ROWS), ROWS)
@@ -259,7 +261,7 @@ class _Server:
     # --- pictures and media
 
     async def _pictures(self, request: web.Request) -> web.StreamResponse:
-        """Pictures of a key of many datapoints, or of many values of a sequence, in one reply.
+        """Return pictures of a key of many datapoints, or of many values of a sequence, in one reply.
 
         It is the length of a list (4 bytes, little-endian), the list in JSON, and the files one after the other.
         """
@@ -306,7 +308,7 @@ class _Server:
         drawn[position] = facts, image.data
 
     async def _plane(self, request: web.Request) -> web.StreamResponse:
-        """A plane of an array as a picture, with its numbers, in the form of ``_pictures``."""
+        """Return a plane of an array as a picture, with its numbers, in the form of ``_pictures``."""
         async with self._lists, self.library.use(_path(request)) as source:
             value = await self._value(request, source)
             (head,) = await source.read([(value, 0, min(value.size, LINE))])
@@ -320,7 +322,7 @@ class _Server:
             return _framed([facts], [b'' if drawn is None else drawn.data])
 
     async def _media(self, request: web.Request) -> web.StreamResponse:
-        """The bytes of a value, or a range of them. Only media have a type that a browser shows."""
+        """Return the bytes of a value, or a range of them. Only media have a type that a browser shows."""
         async with self.library.use(_path(request)) as source:
             value = await self._value(request, source)
             (head,) = await source.read([(value, 0, min(value.size, MAGIC))])

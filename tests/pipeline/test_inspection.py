@@ -1,4 +1,4 @@
-"""What a pipeline yields, without running it; where its time goes; and a log of its elements."""
+"""The element spec of a pipeline, the times of its stages, and the log of its elements."""
 
 import logging
 

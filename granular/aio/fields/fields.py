@@ -158,7 +158,6 @@ class Fields(Nested, abc.ABC):
 
     Attributes:
       parents: the wrapped datasets or sources, for printed pipelines.
-      pure: True if the fields never receive the dict of a datapoint, so that they can be loaded in any order.
       known_labels: labels that were already read, by field.
     """
 

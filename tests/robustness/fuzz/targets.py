@@ -1,4 +1,4 @@
-"""What is fuzzed: functions that read some bytes as a reader would, and fail if anything but a right answer comes out.
+"""The targets of fuzzing: functions that read bytes as a reader would, and fail if the answer is not a right one.
 
 A right answer is the value that a plain reading of docs/format.md gives, or an error of granular's tree. The same
 functions serve hypothesis (tests/robustness/test_hostile.py) and atheris (``python -m tests.robustness.fuzz``).
@@ -58,7 +58,7 @@ def parts(data: bytes, count: int) -> list[bytes]:
 
 
 def join(*pieces: bytes) -> bytes:
-    """What ``parts`` divides."""
+    """Join pieces as ``parts`` divides them."""
     return b''.join(len(piece).to_bytes(2, 'little') + piece for piece in pieces[:-1]) + pieces[-1]
 
 
