@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from granular.aio.pipeline.nodes.source import Source
 from granular.errors import StateError
 from granular.shuffle import Blocks
 
@@ -54,8 +55,8 @@ def format_pipeline(stage: Any) -> str:
 def times(stage: Any) -> list[tuple[str, int, float]]:
     """Return description, element count, and seconds summed over all threads for each stage that was timed."""
     entries = [entry for parent in stage.parents for entry in times(parent)]
-    count = getattr(stage, '_made', 0)
-    return [*entries, (stage.describe(), count, stage._spent)] if count else entries
+    count, seconds = stage.spent_times() if isinstance(stage, Source) else (0, 0.0)
+    return [*entries, (stage.describe(), count, seconds)] if count else entries
 
 
 def fingerprint(stage: Any) -> list[str]:

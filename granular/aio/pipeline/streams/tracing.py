@@ -96,7 +96,7 @@ class Tracing(Flow):
         self._before: list[tuple[Source, int, float]] = []
         if isinstance(stage, Read):
             timing.on = True  # for the rest of the program: it costs little
-            self._before = [(node, node._made, node._spent) for node in _nodes(stage.source)]
+            self._before = [(node, *node.spent_times()) for node in _nodes(stage.source)]
 
     async def next(self) -> Any:
         began = time.perf_counter()
@@ -128,9 +128,10 @@ class Tracing(Flow):
 
     def summary(self) -> Iterator[StageSummary]:
         """Yield a summary of each stage that was merged into this one, and of this one."""
-        for node, made, spent in self._before:
-            if node._made > made:
-                yield StageSummary(node.describe(), node._made - made, node._spent - spent, 0.0)
+        for node, made_before, spent_before in self._before:
+            made, spent = node.spent_times()
+            if made > made_before:
+                yield StageSummary(node.describe(), made - made_before, spent - spent_before, 0.0)
         before = list(_tracings(self._flow))
         waited = self._flow.stats()['wait_seconds'] if isinstance(self.stage, Read) else sum(t.total for t in before)
         yield StageSummary(self.stage.describe(), self.elements, max(0.0, self.total - waited), waited)
