@@ -177,6 +177,18 @@ def test_batches_of_many_structures():
         MapDataset.source([{'x': 1}, {'y': 1}]).batch(2)[0]
 
 
+@pytest.mark.parametrize(
+    'leaves',
+    [(1, 'x'), ('x', 1.5), (True, 'x'), (1, b'x'), ('x', b'x'), (np.arange(2), np.array(['a', 'b'])),
+     (np.datetime64('2020-01-01'), 1)],
+)  # fmt: skip
+def test_texts_and_numbers_are_not_stacked_into_texts(leaves):
+    with pytest.raises(DatapointError, match=r"'x': datapoint 1 of a batch has dtype .*, the first "):
+        MapDataset.source([{'x': leaf} for leaf in leaves]).batch(2)[0]
+    same = MapDataset.source([{'x': np.str_('a')}, {'x': 'bc'}]).batch(2)[0]
+    assert same['x'].tolist() == ['a', 'bc']
+
+
 class Double(granular.MapTransform):
     def map(self, element):
         return element * 2

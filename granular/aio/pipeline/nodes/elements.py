@@ -369,17 +369,35 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         out = np.empty(len(datapoints), object)
         out[:] = datapoints
         return out
+    kinds = set(map(type, datapoints))
     try:
         if type(first) in _NUMBERS:
-            return np.array(datapoints)
-        stack_arrays = np.ma.stack if np.ma.MaskedArray in set(map(type, datapoints)) else np.stack
-        return stack_arrays(datapoints)
+            out = np.array(datapoints)
+        else:
+            out = (np.ma.stack if np.ma.MaskedArray in kinds else np.stack)(datapoints)
+    except TypeError:  # of dtypes that have none in common
+        _check_dtypes(datapoints)
+        raise
     except ValueError:
         odd = next(i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first))
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: '
             f'make them equal in a map, or pass batch_fn'
         ) from None
+    if out.dtype.kind in 'SU' and kinds != {str}:
+        _check_dtypes(datapoints)
+    return out
+
+
+def _check_dtypes(datapoints: Sequence[Any]) -> None:
+    """Raise an error if only some are text, or dates: numpy would turn numbers among texts into text, 1 into '1'."""
+    dtypes = [np.asarray(datapoint).dtype for datapoint in datapoints]
+    for i, dtype in enumerate(dtypes):
+        if dtype.kind != dtypes[0].kind:
+            raise DatapointError(
+                f'datapoint {i} of a batch has dtype {dtype}, the first {dtypes[0]}: make them equal in a map, or pass '
+                f'batch_fn'
+            ) from None
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
