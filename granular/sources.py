@@ -27,6 +27,9 @@ class Source(Batched):
     def __len__(self) -> int:
         return len(self.aio)
 
+    def __repr__(self) -> str:
+        return repr(self.aio)
+
     @property
     def endless(self) -> bool:
         """True if the source has a datapoint at every step, however large; otherwise only at steps < ``len``."""

@@ -61,6 +61,12 @@ print(json.dumps({k: [v(i) if k == 'Transform' else int(v(i)) for i in range(60)
         assert json.loads(json.dumps(source.fetch(range(60)))) == reference[name], name
 
 
+def test_sources_are_shown_as_their_last_stage():
+    source = sources.Epochs(DATA, seed=3)
+    assert repr(source) == repr(source.aio) == '<Epochs(seed=3, Permutation())>'
+    assert repr(sources.Truncate(source, 5)).startswith('<Truncate(')
+
+
 def test_lengths():
     epochs = sources.Epochs(DATA)
     assert len(sources.Transform(epochs, transform)) == 17

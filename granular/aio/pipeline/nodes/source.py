@@ -93,6 +93,9 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def __len__(self) -> int: ...
 
+    def __repr__(self) -> str:
+        return f'<{self.describe()}>'
+
     def describe(self) -> str:
         """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
         return type(self).__name__
