@@ -134,6 +134,11 @@ def decode_image(buffer: Buffer, min_size: tuple[int, int] | None = None) -> NDA
             return np.array(image)
     except DecodeError:
         raise
+    except image_module.UnidentifiedImageError as error:
+        head = bytes(memoryview(buffer)[:8])
+        raise DecodeError(
+            f'{len(buffer)} bytes from {head!r} on are not an image: expected {", ".join(_IMAGES)}'
+        ) from error
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         raise DecodeError(f'{len(buffer)} bytes are not an image that Pillow supports: {error!r:.200}') from error
 

@@ -128,6 +128,11 @@ def test_records_of_other_types_are_rejected(kind, record):
         decoders[kind](record)
 
 
+def test_unknown_images_are_named_by_their_first_bytes():
+    with pytest.raises(DecodeError, match=r"^7 bytes from b'%PDF-1\.' on are not an image: expected JPEG, PNG, "):
+        formats.decode_image(b'%PDF-1.')
+
+
 def test_files_of_images_are_kept():
     image = np.arange(64, dtype=np.uint8).reshape(8, 8)
     jpg, png = encoders['jpg'](image), encoders['png'](image)
