@@ -17,7 +17,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import AccessDeniedError, AlreadyExistsError, GranularError
+from granular.errors import AccessDeniedError, AlreadyExistsError, CorruptBagError, GranularError
 from tests.robustness import kills
 
 SPEC = {'x': 'bytes', 'n': 'int'}
@@ -279,6 +279,28 @@ def test_columns_resume_from_every_byte(tmp_path, checksums, resume):
                 granular.Path(path).rmtree()
                 tried += 1
     assert tried > 60
+
+
+async def test_tail_is_compared_off_the_event_loop(tmp_path, monkeypatch):
+    async with aio.BagWriter(tmp_path / 'x.bag', version=3) as bag:
+        await bag.append(b'0')
+    with (tmp_path / 'x.bag').open('ab') as file:
+        file.write(b'123456')  # as after a kill between the records and their table
+    threads = []
+
+    def opened(*args, **kwargs):
+        threads.append(threading.get_ident())
+        return open(*args, **kwargs)
+
+    monkeypatch.setattr('granular.aio.bags.output.open', opened, raising=False)
+    async with aio.BagWriter(tmp_path / 'x.bag', version=3) as bag:
+        with pytest.raises(CorruptBagError, match='record 1 differs'):
+            await bag.append(b'13')
+        for record in (b'12', b'', b'3', b'45678', b'9'):
+            await bag.append(record)
+    assert len(threads) == 5
+    assert threading.get_ident() not in threads
+    assert (tmp_path / 'x.bag').read_bytes() == b'0123456789'
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])

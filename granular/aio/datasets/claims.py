@@ -1,5 +1,6 @@
 """Claims: objects that give one writer at a time the right to write a series of shards in a bucket."""
 
+import contextlib
 import functools
 import json
 import math
@@ -9,6 +10,7 @@ import secrets
 import socket
 import time
 import weakref
+from collections.abc import AsyncIterator
 from typing import Any, Final, Literal
 
 from granular.aio.paths.path import Path
@@ -120,6 +122,19 @@ class Claim:
         owner = await self._read(self._path)
         if owner is not None and owner.get('token') == self._token:
             await self._directory.store.delete([self._path.key])
+
+    @contextlib.asynccontextmanager
+    async def releasing(self) -> AsyncIterator[None]:
+        """Release the claim at the end of a block. If the block fails, its error is raised, whatever releasing does."""
+        try:
+            yield
+        except BaseException as error:
+            try:
+                await self.release()
+            except GranularError as failure:
+                error.add_note(f'removing the claim of the writer failed, too: {failure}')
+            raise
+        await self.release()
 
     def _refuse(self, owner: dict[str, Any], error: GranularError | None) -> None:
         alive = _is_alive(owner)

@@ -85,7 +85,7 @@ async def clean(
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())
         folder.uploads.append(upload)
-    finished = {_shards_of(key) for key, folder in folders.items() if folder.finished and key != root.key} - {None}
+    sharded = {_shards_of(key) for key, folder in folders.items() if folder.is_of_dataset and key != root.key} - {None}
     leftovers: list[Leftover] = []
     claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
@@ -101,9 +101,10 @@ async def clean(
             continue
         if directory is not None and directory in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
-        removed = await _Cleaning(store, key, folder, directory in finished, bags).run(now, older, remove)
+        cleaning = _Cleaning(store, key, folder, directory in sharded, bags)
+        removed = await cleaning.run(now, older, remove)
         leftovers += removed
-        if directory is not None and not any(leftover.kind in ('bag', 'folder') for leftover in removed):
+        if directory is not None and not (removed and cleaning.empties):
             remaining.setdefault(directory, {})[key.rpartition('/')[2]] = folder.finished
     for directory, shards in remaining.items():
         first = folders.get(f'{directory}/{shard_name(0)}' if directory else shard_name(0))
@@ -125,6 +126,12 @@ class _Folder:
     @property
     def finished(self) -> bool:
         return 'spec.json' in self.files
+
+    @property
+    def is_of_dataset(self) -> bool:
+        """True if its bags belong to a dataset, finished or not: others may have been written on their own."""
+        names = self.files.keys() | {final_name(name) for name in self.files}
+        return not names.isdisjoint(('spec.json', 'refs.bag'))
 
     @property
     def claims(self) -> list[Entry]:
@@ -257,28 +264,24 @@ class _Cleaning:
       store: the store.
       key: the folder.
       folder: its content.
-      is_shard: True if it is named like a shard, and another shard is finished.
+      is_shard: True if it is named like a shard, and another shard, or itself, is of a dataset.
       bags: True to remove its bags even if they may have been written on their own.
+
+    Attributes:
+      empties: True if nothing remains of the folder.
     """
 
     def __init__(self, store: Store, key: str, folder: _Folder, is_shard: bool, bags: bool) -> None:
         self._store, self._key, self._folder = store, key, folder
         self._temporary = [entry for name, entry in folder.files.items() if _is_temporary(name) and store.local]
-        of_dataset = (
-            is_shard
-            or 'refs.bag' in folder.files
-            or self._has_temporary('refs.bag')
-            or self._has_temporary('spec.json')
-        )
         self._unfinished = [
             entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished
         ]
-        self._bags = self._unfinished if of_dataset or bags else []
+        self._bags = self._unfinished if is_shard or folder.is_of_dataset or bags else []
         self._claims = folder.claims
         self._empty = is_shard and not folder.files and not folder.has_others and store.local
-
-    def _has_temporary(self, name: str) -> bool:
-        return any(final_name(file) == name for file in self._folder.files)
+        remaining = len(folder.files) - len(self._temporary) - len(self._bags) - len(self._claims)
+        self.empties = not remaining and not folder.has_others and (is_shard or bool(self._bags))
 
     def _age(self, now: float) -> float:
         """Return the seconds since the last write; 0 if unknown."""
@@ -329,6 +332,6 @@ class _Cleaning:
             await store.abort_upload(upload)
         if files:
             await store.delete([entry.key for entry, _ in files])
-        if store.has_folders and (self._empty or (self._bags and not self._folder.has_others)):
+        if store.has_folders and self.empties:
             await store.delete_empty(self._key)
         return leftovers

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from granular import formats
@@ -22,7 +22,6 @@ from granular.errors import (
     AlreadyExistsError,
     ClosedError,
     CorruptDatasetError,
-    GranularError,
     InvalidArgumentError,
     NotFoundError,
     SpecError,
@@ -127,12 +126,12 @@ class ShardedDatasetWriter(Publishing):
                 await self._resume([])  # some stores have no empty folders
             return
         entries = await self._claim.take()
+        alone = not self._claim.took_over and sum(is_claim(entry.key.rpartition('/')[2]) for entry in entries) == 1
         try:
-            alone = not self._claim.took_over and sum(is_claim(entry.key.rpartition('/')[2]) for entry in entries) == 1
             await self._resume(shards_of(entries), alone)
         except BaseException:
-            await self._claim.release()
-            raise
+            async with self._releasing():
+                raise
 
     async def _resume(self, existing: list[int], alone: bool = True) -> None:
         """Find where the previous writer stopped.
@@ -333,25 +332,11 @@ class ShardedDatasetWriter(Publishing):
             await self._unmark()
 
     async def _unmark(self) -> None:
-        if self._appends and not self._readable:
+        if self._appends:
             await unmark(self.directory)
 
-    @contextlib.asynccontextmanager
-    async def _releasing(self) -> AsyncIterator[None]:
-        """Release the claim at the end. If that fails after an error, the error of the block is raised."""
-        try:
-            yield
-        except BaseException as error:
-            try:
-                await self._release()
-            except GranularError as failure:
-                error.add_note(f'Removing the claim of the writer failed, too: {failure}')
-            raise
-        await self._release()
-
-    async def _release(self) -> None:
-        if self._claim is not None:
-            await self._claim.release()
+    def _releasing(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._claim is None else self._claim.releasing()
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:

@@ -244,6 +244,8 @@ class DatasetWriter(Publishing):
                 continue
             refs.append(([bag.length, len(values)] if values else []) if field.many else bag.length)
             for value in values:
+                if bag.is_resuming:
+                    await bag.check(value)
                 bag.add(value)
         if self._refs is not None:
             self._refs.add(pack_refs(refs))

@@ -200,7 +200,7 @@ class Datasink(_Base):  # type: ignore[misc]
         }
         self._committing = True
         tasks = RayShards(writer, source, None, await open_source(source, None))
-        await tasks.write(ranges, None, lambda *_: None, None if self._guard is None else self._guard.claim)
+        await tasks.write(ranges, None, None, None if self._guard is None else self._guard.claim)
         self._committing = False
         await remove_parts(self._directory, [self._parts])
 
