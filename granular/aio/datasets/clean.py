@@ -58,7 +58,8 @@ async def clean(
       place: the folder. Nothing outside is touched, and links are not followed.
       remove: remove the leftovers.
       older: only consider folders without writes for this many seconds, by the store's clock. In a bucket, nothing else
-        protects live writers. A writer of shards renews its claim every ten minutes, which protects all of its shards.
+        protects live writers. A writer of shards, or a conversion, renews its claim every five minutes, which protects
+        all of its shards.
       bags: include the bags in any folder without a ``spec.json``, even if they may have been written on their own.
 
     Returns:
@@ -88,6 +89,8 @@ async def clean(
     sharded = {_shards_of(key) for key, folder in folders.items() if folder.is_of_dataset and key != root.key} - {None}
     leftovers: list[Leftover] = []
     claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
+    if not store.local and (parent := _shards_of(root.key)) is not None:  # a claim is beside the shards
+        claims += [(parent, entry) async for entry in store.scan(parent) if is_claim(entry.key.rpartition('/')[2])]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
     in_parts = set[str]()
     for directory, writing in _writes_of_parts(folders, root.key).items():
@@ -99,7 +102,7 @@ async def clean(
         directory = None if key == root.key else _shards_of(key)
         if key in in_parts:
             continue
-        if directory is not None and directory in claimed:
+        if _shards_of(key) in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
         cleaning = _Cleaning(store, key, folder, directory in sharded, bags)
         removed = await cleaning.run(now, older, remove)

@@ -241,8 +241,6 @@ class ShardedDatasetWriter(Publishing):
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_open()
         self._check_published()
-        if self._claim is not None:
-            await self._claim.renew()
         if self._writer is not None and self._full(self._writer):
             await self._turn()
         if self._writer is None:
