@@ -157,6 +157,54 @@ def descriptors():
     return [path for name in os.listdir(folder) if os.path.lexists(path := f'{folder}/{name}')]
 
 
+class Cancelled:
+    """Awaits a coroutine, and cancels the task when it waits for the time of number ``step``, counted from 1."""
+
+    def __init__(self, coro, step):
+        self._coro, self._step = coro, step
+
+    def __await__(self):
+        steps = self._coro.__await__()
+        value = error = None
+        while True:
+            try:
+                waited = steps.send(value) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            value = error = None
+            self._step -= 1
+            if not self._step:
+                asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+            try:
+                value = yield waited
+            except BaseException as raised:
+                error = raised
+
+
+async def test_append_to_shards_cancelled_at_any_step_can_be_continued(tmp_path):
+    """No folder of a shard stays behind one that was removed."""
+
+    async def write(folder, step=0):
+        async with aio.ShardedDatasetWriter(folder, SPEC, granular.encoders, 2) as writer:
+            for i in range(writer.found, 5):
+                await Cancelled(writer.append(point(i)), step if i == 3 else 0)
+
+    outcomes = []
+    for step in itertools.count(1):
+        folder = tmp_path / f'{step}'
+        try:
+            await asyncio.create_task(write(folder, step))
+            break
+        except asyncio.CancelledError:
+            shards = len(os.listdir(folder))
+        await write(folder)
+        async with aio.ShardedDatasetReader(folder, granular.decoders) as reader:
+            assert await reader.fetch(range(len(reader))) == [point(i) for i in range(5)]
+        outcomes.append(shards)
+    assert len(outcomes) > 5
+    assert set(outcomes) <= {1, 2}
+
+
 def test_bag_being_appended_to_is_locked(tmp_path):
     first = granular.BagWriter(tmp_path / 'a.bag', 3)
     first.append(b'x')

@@ -179,11 +179,16 @@ async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
     """Yield the tree as ``scan_tree``, with links as files."""
     folders = [root]
     while folders:
-        async for entry in store.scan(folders.pop()):
-            link = await offload(os.path.islink, entry.key)
-            yield dataclasses.replace(entry, is_dir=False, size=0) if link else entry
-            if entry.is_dir and not link:
-                folders.append(entry.key)
+        folder = folders.pop()
+        try:
+            async for entry in store.scan(folder):
+                link = await offload(os.path.islink, entry.key)
+                yield dataclasses.replace(entry, is_dir=False, size=0) if link else entry
+                if entry.is_dir and not link:
+                    folders.append(entry.key)
+        except NotFoundError:
+            if folder == root:
+                raise  # any other one was removed meanwhile
 
 
 def _seconds_since(time: float | None, now: float) -> float:
@@ -228,8 +233,8 @@ async def _clean_parts(
     if isinstance(store, LocalStore):
         try:
             lock = await store.lock_folder(directory)
-        except AlreadyExistsError:
-            return []  # held by a live writer
+        except (AlreadyExistsError, NotFoundError):
+            return []  # held by a live writer, or removed meanwhile
     try:
         leftovers = [Leftover(store.url(entry.key), 'part', entry.size, age) for entry in files]
         leftovers += [Leftover(store.url(upload.key), 'upload', upload.size, age) for upload in uploads]
@@ -303,8 +308,8 @@ class _Cleaning:
         if isinstance(self._store, LocalStore):
             try:
                 lock = await self._store.lock_folder(self._key)
-            except AlreadyExistsError:
-                return []  # held by a live writer
+            except (AlreadyExistsError, NotFoundError):
+                return []  # held by a live writer, or removed meanwhile
         try:
             files = [*((entry, 'draft') for entry in await self._without_writer(self._temporary))]
             if len(files) == len(self._temporary):

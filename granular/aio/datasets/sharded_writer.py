@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
 from granular import formats
@@ -22,9 +22,11 @@ from granular.errors import (
     AlreadyExistsError,
     ClosedError,
     CorruptDatasetError,
+    GranularError,
     InvalidArgumentError,
     NotFoundError,
     SpecError,
+    StoreError,
 )
 from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, check_spec, shard_name
@@ -312,21 +314,35 @@ class ShardedDatasetWriter(Publishing):
     async def _close(self) -> None:
         await self.directory.store.ready()
         async with self._turns.turn():
-            async with self._releasing():
+            async with self._ending():
                 self._check_published()
                 if self._writer is not None and is_unused(self._writer):
                     await self._writer.abort()
                 else:
                     await self._finish()
-                await self._unmark()
             if self._index and (self._found or self._done[2]):
                 await build_index(self.directory)
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn(), self._releasing():
+        async with self._turns.turn(), self._ending():
             if self._writer is not None:
                 await self._writer.abort()
+
+    @contextlib.asynccontextmanager
+    async def _ending(self) -> AsyncIterator[None]:
+        """Remove the record of the append, if all shards are finished, and then the claim."""
+        async with self._releasing():
+            try:
+                yield
+            except StoreError:
+                raise  # that of the last request: further requests would fail as well
+            except BaseException as error:
+                try:
+                    await self._unmark()
+                except GranularError as failure:
+                    error.add_note(f'removing the record of the append failed, too: {failure}')
+                raise
             await self._unmark()
 
     async def _unmark(self) -> None:
