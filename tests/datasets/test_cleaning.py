@@ -133,6 +133,22 @@ def test_temporary_files_on_a_disk_are_removed(tmp_path):
     assert names(root) == sorted(remaining + others)
 
 
+@pytest.mark.parametrize('finished', [0, 2])
+def test_one_call_removes_all_that_a_killed_writer_of_shards_left(tmp_path, finished):
+    """The unfinished shard, and the folder of the next one, which has nothing but temporary files."""
+    write(tmp_path, finished)
+    before = names(tmp_path)
+    for number, file in ((finished, 'refs.bag'), (finished + 1, '.refs.bag.01234567.part')):
+        (tmp_path / f'{number:06}').mkdir()
+        (tmp_path / f'{number:06}' / file).write_bytes(b'x')
+    expected = [(f'{finished:06}/refs.bag', 'bag'), (f'{finished + 1:06}/.refs.bag.01234567.part', 'draft')]
+    assert found(tmp_path, older=0) == found(tmp_path, older=0, remove=True) == expected
+    assert found(tmp_path, older=0) == []
+    assert names(tmp_path) == before
+    assert len(os.listdir(tmp_path)) == finished
+    write(tmp_path, 1)
+
+
 def test_files_of_an_open_writer_are_kept(tmp_path):
     root = granular.Path(tmp_path)
     for layout in ('refs', 'columns'):

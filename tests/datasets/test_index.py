@@ -1,16 +1,17 @@
 """The index file of a sharded dataset: opening, reading, noticing replaced shards, verification."""
 
+import asyncio
 import json
 import os
 import pickle
 import shutil
+import threading
 
 import numpy as np
 import pytest
 
 import granular
 from granular import aio
-from granular.aio.datasets.index import DatasetIndex
 from granular.aio.runtime.sharing import sharing
 from granular.errors import (
     CorruptDatasetError,
@@ -502,18 +503,26 @@ def test_command_line_builds_an_index(tmp_path, capsys, monkeypatch):
     assert read(tmp_path / 'ds') == [point(i, 'refs') for i in range(30)]
 
 
-async def build(folder):
-    progress = []
-    await aio.build_index(folder, progress.append)
-    return progress
+async def test_progress_counts_shards_off_the_event_loop(tmp_path):
+    calls, threads = [], set()
 
+    def progress(count):
+        calls.append(count)
+        threads.add(threading.get_ident())
 
-def test_progress_counts_shards(tmp_path):
-    import asyncio
+    def total():
+        count = sum(calls)
+        calls.clear()
+        return count
 
-    write(tmp_path / 'ds', range(50), shardlen=1)
-    assert sum(asyncio.run(build(tmp_path / 'ds'))) == 50
-    assert len(asyncio.run(DatasetIndex.open(aio.Path(tmp_path / 'ds')))) == 50
+    await asyncio.to_thread(write, tmp_path / 'ds', range(50), shardlen=1)
+    await aio.build_index(tmp_path / 'ds', progress)
+    assert total() == 50
+    report = await aio.verify(tmp_path / 'ds', progress)
+    assert total() == report.bytes > 0
+    await aio.convert(list(range(30)), tmp_path / 'converted', shardlen=10, progress=progress)
+    assert total() == 30
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize('version', ['0.21.1', '0.24.2'])

@@ -151,6 +151,40 @@ os._exit(0)
     assert not [name for name in names(folder) if name.startswith('.')]
 
 
+@pytest.mark.parametrize('kind', ['writer', 'conversion'])
+def test_claim_is_renewed_while_its_writer_waits(moto, monkeypatch, kind):
+    """The claim protects from `granular clean`, such as the first shard of a conversion, published last."""
+    monkeypatch.setattr('granular.aio.datasets.claims._RENEWED', 0.01)  # instead of five minutes
+    folder = moto.place() / 'ds'
+
+    def writes():
+        return sum(method == 'PUT' and '.writer.' in path for method, path in proxy.calls)
+
+    async def wait():
+        before = writes()
+        while writes() < before + 3:
+            await asyncio.sleep(0.01)
+
+    async def source():
+        yield {'n': 1}
+        await wait()
+
+    async def write(root):
+        if kind == 'conversion':
+            await aio.convert(source(), root, shardlen=1, sample=1)
+            return
+        async with aio.ShardedDatasetWriter(root, {'n': 'int'}, granular.encoders, shardlen=1) as writer:
+            await wait()
+            await writer.append({'n': 1})
+
+    with WriteProxy(moto) as proxy:
+        asyncio.run(write(proxy.place(folder).aio))
+        count = writes()
+    assert count > 3
+    assert not [name for name in names(folder) if name.startswith('.')]
+    assert read(folder, True) == [{'n': 1}]
+
+
 @pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_second_of_two_conversions_is_refused(request, store):
     folder = request.getfixturevalue(store).place() / 'ds'

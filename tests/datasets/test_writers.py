@@ -17,7 +17,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import AccessDeniedError, AlreadyExistsError, GranularError
+from granular.errors import AccessDeniedError, AlreadyExistsError, CorruptBagError, GranularError
 from tests.robustness import kills
 
 SPEC = {'x': 'bytes', 'n': 'int'}
@@ -157,6 +157,54 @@ def descriptors():
     return [path for name in os.listdir(folder) if os.path.lexists(path := f'{folder}/{name}')]
 
 
+class Cancelled:
+    """Awaits a coroutine, and cancels the task when it waits for the time of number ``step``, counted from 1."""
+
+    def __init__(self, coro, step):
+        self._coro, self._step = coro, step
+
+    def __await__(self):
+        steps = self._coro.__await__()
+        value = error = None
+        while True:
+            try:
+                waited = steps.send(value) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            value = error = None
+            self._step -= 1
+            if not self._step:
+                asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+            try:
+                value = yield waited
+            except BaseException as raised:
+                error = raised
+
+
+async def test_append_to_shards_cancelled_at_any_step_can_be_continued(tmp_path):
+    """No folder of a shard stays behind one that was removed."""
+
+    async def write(folder, step=0):
+        async with aio.ShardedDatasetWriter(folder, SPEC, granular.encoders, 2) as writer:
+            for i in range(writer.found, 5):
+                await Cancelled(writer.append(point(i)), step if i == 3 else 0)
+
+    outcomes = []
+    for step in itertools.count(1):
+        folder = tmp_path / f'{step}'
+        try:
+            await asyncio.create_task(write(folder, step))
+            break
+        except asyncio.CancelledError:
+            shards = len(os.listdir(folder))
+        await write(folder)
+        async with aio.ShardedDatasetReader(folder, granular.decoders) as reader:
+            assert await reader.fetch(range(len(reader))) == [point(i) for i in range(5)]
+        outcomes.append(shards)
+    assert len(outcomes) > 5
+    assert set(outcomes) <= {1, 2}
+
+
 def test_bag_being_appended_to_is_locked(tmp_path):
     first = granular.BagWriter(tmp_path / 'a.bag', 3)
     first.append(b'x')
@@ -279,6 +327,28 @@ def test_columns_resume_from_every_byte(tmp_path, checksums, resume):
                 granular.Path(path).rmtree()
                 tried += 1
     assert tried > 60
+
+
+async def test_tail_is_compared_off_the_event_loop(tmp_path, monkeypatch):
+    async with aio.BagWriter(tmp_path / 'x.bag', version=3) as bag:
+        await bag.append(b'0')
+    with (tmp_path / 'x.bag').open('ab') as file:
+        file.write(b'123456')  # as after a kill between the records and their table
+    threads = []
+
+    def opened(*args, **kwargs):
+        threads.append(threading.get_ident())
+        return open(*args, **kwargs)
+
+    monkeypatch.setattr('granular.aio.bags.output.open', opened, raising=False)
+    async with aio.BagWriter(tmp_path / 'x.bag', version=3) as bag:
+        with pytest.raises(CorruptBagError, match='record 1 differs'):
+            await bag.append(b'13')
+        for record in (b'12', b'', b'3', b'45678', b'9'):
+            await bag.append(record)
+    assert len(threads) == 5
+    assert threading.get_ident() not in threads
+    assert (tmp_path / 'x.bag').read_bytes() == b'0123456789'
 
 
 @pytest.mark.parametrize('layout', ['refs', 'columns'])

@@ -325,6 +325,13 @@ def convert_with_progress(fn: Raises, folder: str) -> None:
     granular.convert([{'x': value} for value in range(COUNT)], path, progress=lambda count: fn(BAD))
 
 
+def index_with_progress(fn: Raises, folder: str) -> None:
+    path = tempfile.mkdtemp(dir=folder)
+    with granular.ShardedDatasetWriter(path, {'x': 'int'}, granular.encoders, shardlen=4) as writer:
+        writer.append({'x': 1})
+    granular.build_index(path, progress=lambda count: fn(BAD))
+
+
 def copy_with_progress(fn: Raises, folder: str) -> None:
     granular.Path(folder).copy(granular.Path(tempfile.mkdtemp()) / 'copy', progress=lambda count: fn(BAD))
 
@@ -374,6 +381,7 @@ CALLS: Final[dict[str, Callable[[Raises, str], Any]]] = {
     'convert async': convert_async_iterable,
     'convert progress': convert_with_progress,
     'copy progress': copy_with_progress,
+    'index progress': index_with_progress,
     'fields many': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'y')).fetch(range(COUNT)),
     'fields async': lambda fn, folder: MapDataset.source(granular.ModeWrapper(Methods(fn), 'z')).fetch(range(COUNT)),
     'aio append': lambda fn, folder: run_in_loop(append(fn, folder)),

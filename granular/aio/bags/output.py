@@ -163,11 +163,27 @@ class BagOutput(AsyncResource):
     async def append(self, record: bytes | bytearray | memoryview, flush: bool) -> int:
         """Append a record and return its index; as ``BagWriter.append``."""
         async with self._turns.turn():
+            if self.is_resuming:
+                await self.check(record)
             self.add(record)
             index = self.length - 1
             if flush or self.is_full:
                 await self._flush()
             return index
+
+    @property
+    def is_resuming(self) -> bool:
+        """True if a killed writer left bytes that the next records must equal: call ``check`` before ``add``."""
+        return self._tail is not None and self._tail.left > 0
+
+    async def check(self, record: bytes | bytearray | memoryview) -> None:
+        """Compare the next record with the bytes that a killed writer left.
+
+        Raises:
+          CorruptBagError: if it differs.
+        """
+        if self._tail is not None and isinstance(record, bytes | bytearray | memoryview):
+            await offload(self._tail.check, bytes(record), self.length)
 
     def add(self, record: bytes | bytearray | memoryview) -> None:
         """Append a record to the buffer, without writing it."""
@@ -177,7 +193,7 @@ class BagOutput(AsyncResource):
         if self.length >= layout.MAX_RECORDS:
             raise OutOfRangeError(f'{self.path}: the bag is full: it holds {layout.MAX_RECORDS} records')
         record = bytes(record)
-        fresh = record if self._tail is None else self._tail.check(record, self.length)
+        fresh = record if self._tail is None else self._tail.advance(record)
         if not record and self.version == 2:
             self.version = 1
         self.length += 1
@@ -395,10 +411,10 @@ class _Tail:
     def left(self) -> int:
         return self._stop - self._position
 
-    def check(self, record: bytes, index: int) -> bytes:
-        """Compare a record with the tail; return the part of the record that the tail does not have."""
+    def check(self, record: bytes, index: int) -> None:
+        """Compare a record with the tail, which is read."""
         size = min(len(record), self.left)
-        with open(self._key, 'rb') as file:
+        with translated(self._key), open(self._key, 'rb') as file:
             file.seek(self._position)
             existing = file.read(size)
         if existing != record[:size]:
@@ -406,6 +422,10 @@ class _Tail:
                 f'{self._key}: record {index} differs from the {self.left} bytes that a previous writer left after the '
                 f"last limit: append the same records, or pass resume='discard'"
             )
+
+    def advance(self, record: bytes) -> bytes:
+        """Skip a record that was compared; return the part of it that the tail does not have."""
+        size = min(len(record), self.left)
         self._position += size
         return record[size:]
 

@@ -21,9 +21,9 @@ from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores.local.writing import remove_leftovers
 from granular.errors import (
     AlreadyExistsError,
@@ -123,8 +123,8 @@ async def convert(
       parallel: shards written at a time; by default 8, and with Ray as many as the cluster has room for.
       sample: records to infer types from.
       dry_run: write nothing.
-      progress: called with the number of records written, or found to exist, since the last call; with Ray once per
-        shard.
+      progress: called in a thread, with the number of records written, or found to exist, since the last call; with
+        Ray once per shard.
       engine: ``'local'`` writes the shards in this process, ``'ray'`` in the workers of a Ray cluster.
 
     Returns:
@@ -187,7 +187,7 @@ class _Work:
     ) -> None:
         self._source, self._writer, self._directory, self._mapping = source, writer, writer.directory, mapping
         self._shardlen, self._layout, self._checksums = shardlen, layout, checksums
-        self._parallel, self._report, self._ray = parallel, progress, ray
+        self._parallel, self._report, self._ray = parallel, ProgressReport(progress), ray
         self._claim: Claim | None = None
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._found = self._bytes = 0
@@ -200,10 +200,8 @@ class _Work:
         claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
         self._claim = claim
-        try:
+        async with claim.releasing():
             return await self._run(plan)
-        finally:
-            await claim.release()
 
     async def _run(self, plan: Conversion) -> Conversion:
         await self._find_shards()
@@ -264,7 +262,7 @@ class _Work:
 
     # --- shared by both kinds of sources
 
-    def _is_finished(self, number: int, expected: int) -> bool:
+    async def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether a shard is finished.
 
         Raises:
@@ -279,12 +277,8 @@ class _Work:
                 f'{self._source.name}: the source has changed'
             )
         self._found += length
-        self._tell(length)
+        await self._report.add(length)
         return True
-
-    def _tell(self, records: int) -> None:
-        if self._report is not None and records:
-            call_user(self._report, records)
 
     # --- sources with random access
 
@@ -294,14 +288,18 @@ class _Work:
         self._check_surplus(shards, count)
         ranges = {number: (number * length, min(count, (number + 1) * length)) for number in (*range(1, shards), 0)}
         if self._ray is not None:
-            left = {number: (a, b) for number, (a, b) in ranges.items() if not self._is_finished(number, b - a)}
+            left = {
+                number: (first, end)
+                for number, (first, end) in ranges.items()
+                if not await self._is_finished(number, end - first)
+            }
             await self._ray.write(left, self._parallel, self._count, self._claim)
             return shards, count
         finished = asyncio.Semaphore(0)  # counts the shards after the first one
 
         async def convert_shard(number: int) -> None:
             start, stop = ranges[number]
-            if not self._is_finished(number, stop - start):
+            if not await self._is_finished(number, stop - start):
                 await self._write_shard(source, number, start, stop, [finished] * (0 if number else shards - 1))
             if number:
                 finished.release()
@@ -310,11 +308,11 @@ class _Work:
         await for_each(each(ranges), convert_shard, self._parallel or _PARALLEL)
         return shards, count
 
-    def _count(self, records: int, found: int, size: int) -> None:
+    async def _count(self, records: int, found: int, size: int) -> None:
         """Count a shard that a worker of Ray has written."""
         self._found += found
         self._bytes += size
-        self._tell(records)
+        await self._report.add(records)
 
     def _check_surplus(self, shards: int, records: int) -> None:
         if surplus := sorted(number for number in self._lengths if number >= shards):
@@ -325,7 +323,7 @@ class _Work:
     async def _write_shard(
         self, source: Source, number: int, start: int, stop: int, publish_after: list[asyncio.Semaphore]
     ) -> None:
-        writer = await self._writer.start(source, number, start, stop, self._tell)
+        writer = await self._writer.start(source, number, start, stop, self._report.add)
         async with writer:
             self._found += writer.found
             for shard in publish_after:
@@ -370,14 +368,14 @@ class _Work:
         count = 0
         while chunk := await records.take(self._left(count)):
             count += len(chunk)
-        self._is_finished(number, count)
+        await self._is_finished(number, count)
         return count
 
     async def _pour(self, records: ReadAhead, writer: DatasetWriter, first: int) -> int:
         """Fill a shard until it is full or the records end; return the number of its records."""
         count = existing = len(writer)
         self._found += existing
-        self._tell(existing)
+        await self._report.add(existing)
         while existing and (chunk := await records.take(min(existing, self._writer.chunk))):
             existing -= len(chunk)
         if existing:
@@ -385,7 +383,7 @@ class _Work:
                 f'{writer.directory}: has {count} datapoints, {existing} more than the source has for it'
             )
         while chunk := await records.take(self._left(count)):
-            await self._writer.write(writer, chunk, first + count, self._tell)
+            await self._writer.write(writer, chunk, first + count, self._report.add)
             count += len(chunk)
         return count
 

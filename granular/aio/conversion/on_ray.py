@@ -5,7 +5,7 @@ import contextlib
 import os
 import pickle
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from granular._lazy import import_extra
@@ -20,6 +20,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload_whole
 from granular.errors import (
@@ -36,8 +37,8 @@ _RETRIES: Final = 3  # of a task whose worker or node died
 _ENDING: Final = 30.0  # seconds in which a worker that Ray considers dead releases its locks
 _POLL: Final = 0.25
 
-Count = Callable[[int, int, int], None]
-"""Called for a shard with its records, those of them that earlier runs had written, and the bytes written."""
+Count = Callable[[int, int, int], Awaitable[None]]
+"""Awaited for a shard with its records, those of them that earlier runs had written, and the bytes written."""
 
 
 class RayShards:
@@ -66,7 +67,7 @@ class RayShards:
         self,
         ranges: Mapping[int, tuple[int, int]],
         parallel: int | None,
-        count: Count,
+        count: Count | None,
         claim: Claim | None = None,
     ) -> None:
         """Write shards.
@@ -74,7 +75,7 @@ class RayShards:
         Args:
           ranges: the first record and the one after the last of each shard; shard 0 comes last.
           parallel: shards written at a time; None for as many as the cluster has room for.
-          count: called for each shard.
+          count: awaited for each shard.
           claim: the claim on the folder in a bucket, without which no shard is published.
 
         Raises:
@@ -89,7 +90,9 @@ class RayShards:
         async def write_shard(number: int) -> None:
             others = list(self._running.values()) if number == 0 else []
             result = self._running[number] = task.remote(job, number, *ranges[number], others)
-            count(*await self._outcome(result, number))
+            counts = await self._outcome(result, number)
+            if count is not None:
+                await count(*counts)
             del self._running[number]
 
         try:
@@ -175,7 +178,7 @@ class _Job:
             if await self._is_finished(number, stop - start):
                 return None
             try:
-                return await self.writer.start(source, number, start, stop, lambda _: None)
+                return await self.writer.start(source, number, start, stop, ProgressReport(None).add)
             except AlreadyExistsError as error:  # a worker whose node Ray gave up may hold the lock for a moment
                 refused = error
                 await asyncio.sleep(_POLL)

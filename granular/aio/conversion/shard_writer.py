@@ -1,7 +1,7 @@
 """Write the shards of a dataset from ranges of the records of a source."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from granular.aio.datasets.codec import Field, encode_now
@@ -18,8 +18,8 @@ from granular.formats.layout import Layout, shard_name
 _CHUNK: Final = 4 * MiB
 _MAX_CHUNK: Final = 512  # records read at a time
 
-Tell = Callable[[int], None]
-"""Called with a number of records that were written, or found to exist."""
+Tell = Callable[[int], Awaitable[None]]
+"""Awaited with a number of records that were written, or found to exist."""
 
 
 class Mapper(Protocol):
@@ -88,7 +88,7 @@ class ShardWriter:
         """Write a shard from a range of records, and return its writer: close it to publish the shard."""
         writer = await self.open(number)
         try:
-            tell(len(writer))
+            await tell(len(writer))
             await self._fill(source, writer, start + len(writer), stop, tell)
         except BaseException:
             await writer.abort()
@@ -114,7 +114,7 @@ class ShardWriter:
         """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
         for datapoint in await offload(self._encode, records, first):
             await writer.append(datapoint, flush=False)
-        tell(len(records))
+        await tell(len(records))
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
         """Return the encoded records, by key."""

@@ -18,9 +18,9 @@ from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import stands_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
+from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores import Store
 from granular.aio.stores.base import ObjectWriter
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
@@ -73,7 +73,7 @@ async def build_index(directory: Path | str | os.PathLike[str] | Any, progress: 
 
     Args:
       directory: the folder of the shards.
-      progress: called with the number of shards done since the last call.
+      progress: called in a thread, with the number of shards done since the last call.
 
     Raises:
       NotFoundError: if there are no shards.
@@ -100,13 +100,13 @@ async def build_index(directory: Path | str | os.PathLike[str] | Any, progress: 
     times = {} if store.local or store.has_folders else await _times(root)
     path = index_path(root)
     file = await store.open_writer(path.key)
+    report = ProgressReport(progress)
     try:
         builder = _Builder(root, file, times)
         for start in range(0, len(numbers), _WINDOW):
             window = numbers[start : start + _WINDOW]
             await builder.add(window)
-            if progress is not None:
-                call_user(progress, len(window))
+            await report.add(len(window))
         size = await builder.finish()
         await file.close()
     except BaseException:

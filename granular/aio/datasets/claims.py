@@ -1,22 +1,31 @@
 """Claims: objects that give one writer at a time the right to write a series of shards in a bucket."""
 
+import asyncio
+import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import re
 import secrets
 import socket
-import time
 import weakref
+from collections.abc import AsyncIterator
 from typing import Any, Final, Literal
 
 from granular.aio.paths.path import Path
+from granular.aio.runtime.background import background
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import end_tasks
 from granular.aio.stores import Entry
 from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError
 
 _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
-_RENEWED: Final = 600.0  # seconds
+_RENEWED: Final = 300.0  # seconds
+
+logger: Final = logging.getLogger('granular')
 
 
 def is_claim(name: str) -> bool:
@@ -29,7 +38,8 @@ class Claim:
 
     On a disk, the system releases the locks of a process that ends. A bucket has no locks: the claim of a killed writer
     remains, and is taken over by a writer on the same machine, which can see that the process has ended, or by a writer
-    with ``resume='discard'``, which asserts it.
+    with ``resume='discard'``, which asserts it. Until it is released, a task rewrites the claim every 300 seconds,
+    however slow the writer is, because ``granular clean`` spares the shards beside a fresh claim.
 
     Args:
       directory: the folder of the shards.
@@ -45,8 +55,13 @@ class Claim:
         self._directory, self._start, self._step, self._take_over = directory, start, step, take_over
         self._path = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
-        self._renewed = 0.0
+        self._turns = Lock()
+        self._released = False
+        self._renewing: asyncio.Task[None] | None = None
         self.took_over = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_renewing': None}
 
     async def take(self) -> list[Entry]:
         """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then.
@@ -78,7 +93,14 @@ class Claim:
         except BaseException:
             await self.release()
             raise
+        await self._keep_fresh()
         return entries
+
+    async def _keep_fresh(self) -> None:
+        """Start to renew the claim, unless it is being renewed under a loop that still runs."""
+        await ensure_event_loop()
+        if self._renewing is None or self._renewing.done():
+            self._renewing = background(_renew_regularly(weakref.ref(self)))
 
     async def _resolve(self, entry: Entry) -> None:
         """Raise for the claim of another series that shares shards, or delete it if it can be taken over."""
@@ -100,6 +122,7 @@ class Claim:
         """
         if not await self.check_owner():
             await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not claimed since
+        await self._keep_fresh()
 
     async def check_owner(self) -> bool:
         """Return whether the claim exists; as ``check``, but write nothing, for the workers of the writer."""
@@ -109,17 +132,38 @@ class Claim:
         return owner is not None
 
     async def renew(self) -> None:
-        """Rewrite the claim if it is older than 600 seconds, to show that the writer is alive."""
-        if time.monotonic() - self._renewed > _RENEWED:
-            await self.check()
-            await self._write(new=False)
+        """Rewrite the claim, to show that the writer is alive.
+
+        Raises:
+          AlreadyExistsError: if another writer has taken over.
+        """
+        async with self._turns.turn():
+            if not self._released:
+                await self._write(new=not await self.check_owner())
 
     async def release(self) -> None:
         """Delete the claim, unless another writer has taken over."""
         _held.discard(self)
-        owner = await self._read(self._path)
-        if owner is not None and owner.get('token') == self._token:
-            await self._directory.store.delete([self._path.key])
+        async with self._turns.turn():  # a renewal that has begun ends first, so that none recreates the claim
+            self._released = True
+            if self._renewing is not None:
+                await end_tasks([self._renewing])
+            owner = await self._read(self._path)
+            if owner is not None and owner.get('token') == self._token:
+                await self._directory.store.delete([self._path.key])
+
+    @contextlib.asynccontextmanager
+    async def releasing(self) -> AsyncIterator[None]:
+        """Release the claim at the end of a block. If the block fails, its error is raised, whatever releasing does."""
+        try:
+            yield
+        except BaseException as error:
+            try:
+                await self.release()
+            except GranularError as failure:
+                error.add_note(f'removing the claim of the writer failed, too: {failure}')
+            raise
+        await self.release()
 
     def _refuse(self, owner: dict[str, Any], error: GranularError | None) -> None:
         alive = _is_alive(owner)
@@ -140,7 +184,6 @@ class Claim:
         except BaseException:
             await writer.abort()
             raise
-        self._renewed = time.monotonic()
 
     async def _read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -150,6 +193,21 @@ class Claim:
         except ValueError:
             content = None
         return content if isinstance(content, dict) else {}
+
+
+async def _renew_regularly(reference: 'weakref.ref[Claim]') -> None:
+    """Renew a claim until its writer is closed, or dropped without being closed."""
+    while True:
+        await asyncio.sleep(_RENEWED)
+        if (claim := reference()) is None:
+            return
+        try:
+            await claim.renew()
+        except AlreadyExistsError:
+            return  # `check` raises it before the next shard is published
+        except GranularError as error:
+            logger.warning('%s: the claim of a writer could not be renewed: %s', claim._path, error)
+        del claim
 
 
 _held: Final[weakref.WeakSet[Claim]] = weakref.WeakSet()

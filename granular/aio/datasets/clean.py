@@ -58,7 +58,8 @@ async def clean(
       path: the folder. Nothing outside is touched, and links are not followed.
       remove: remove the leftovers.
       older: only consider folders without writes for this many seconds, by the store's clock. In a bucket, nothing else
-        protects live writers. A writer of shards renews its claim every ten minutes, which protects all of its shards.
+        protects live writers. A writer of shards, or a conversion, renews its claim every five minutes, which protects
+        all of its shards.
       bags: include the bags in any folder without a ``spec.json``, even if they may have been written on their own.
 
     Returns:
@@ -85,9 +86,11 @@ async def clean(
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())
         folder.uploads.append(upload)
-    finished = {_shards_of(key) for key, folder in folders.items() if folder.finished and key != root.key} - {None}
+    sharded = {_shards_of(key) for key, folder in folders.items() if folder.is_of_dataset and key != root.key} - {None}
     leftovers: list[Leftover] = []
     claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
+    if not store.local and (parent := _shards_of(root.key)) is not None:  # a claim is beside the shards
+        claims += [(parent, entry) async for entry in store.scan(parent) if is_claim(entry.key.rpartition('/')[2])]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
     in_parts = set[str]()
     for directory, writing in _writes_of_parts(folders, root.key).items():
@@ -99,11 +102,12 @@ async def clean(
         directory = None if key == root.key else _shards_of(key)
         if key in in_parts:
             continue
-        if directory is not None and directory in claimed:
+        if _shards_of(key) in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
-        removed = await _Cleaning(store, key, folder, directory in finished, bags).run(now, older, remove)
+        cleaning = _Cleaning(store, key, folder, directory in sharded, bags)
+        removed = await cleaning.run(now, older, remove)
         leftovers += removed
-        if directory is not None and not any(leftover.kind in ('bag', 'folder') for leftover in removed):
+        if directory is not None and not (removed and cleaning.empties):
             remaining.setdefault(directory, {})[key.rpartition('/')[2]] = folder.finished
     for directory, shards in remaining.items():
         first = folders.get(f'{directory}/{shard_name(0)}' if directory else shard_name(0))
@@ -125,6 +129,12 @@ class _Folder:
     @property
     def finished(self) -> bool:
         return 'spec.json' in self.files
+
+    @property
+    def is_of_dataset(self) -> bool:
+        """True if its bags belong to a dataset, finished or not: others may have been written on their own."""
+        names = self.files.keys() | {final_name(name) for name in self.files}
+        return not names.isdisjoint(('spec.json', 'refs.bag'))
 
     @property
     def claims(self) -> list[Entry]:
@@ -169,11 +179,16 @@ async def _local_tree(store: Store, root: str) -> AsyncIterator[Entry]:
     """Yield the tree as ``scan_tree``, with links as files."""
     folders = [root]
     while folders:
-        async for entry in store.scan(folders.pop()):
-            link = await offload(os.path.islink, entry.key)
-            yield dataclasses.replace(entry, is_dir=False, size=0) if link else entry
-            if entry.is_dir and not link:
-                folders.append(entry.key)
+        folder = folders.pop()
+        try:
+            async for entry in store.scan(folder):
+                link = await offload(os.path.islink, entry.key)
+                yield dataclasses.replace(entry, is_dir=False, size=0) if link else entry
+                if entry.is_dir and not link:
+                    folders.append(entry.key)
+        except NotFoundError:
+            if folder == root:
+                raise  # any other one was removed meanwhile
 
 
 def _seconds_since(time: float | None, now: float) -> float:
@@ -218,8 +233,8 @@ async def _clean_parts(
     if isinstance(store, LocalStore):
         try:
             lock = await store.lock_folder(directory)
-        except AlreadyExistsError:
-            return []  # held by a live writer
+        except (AlreadyExistsError, NotFoundError):
+            return []  # held by a live writer, or removed meanwhile
     try:
         leftovers = [Leftover(store.url(entry.key), 'part', entry.size, age) for entry in files]
         leftovers += [Leftover(store.url(upload.key), 'upload', upload.size, age) for upload in uploads]
@@ -257,28 +272,24 @@ class _Cleaning:
       store: the store.
       key: the folder.
       folder: its content.
-      is_shard: True if it is named like a shard, and another shard is finished.
+      is_shard: True if it is named like a shard, and another shard, or itself, is of a dataset.
       bags: True to remove its bags even if they may have been written on their own.
+
+    Attributes:
+      empties: True if nothing remains of the folder.
     """
 
     def __init__(self, store: Store, key: str, folder: _Folder, is_shard: bool, bags: bool) -> None:
         self._store, self._key, self._folder = store, key, folder
         self._temporary = [entry for name, entry in folder.files.items() if _is_temporary(name) and store.local]
-        of_dataset = (
-            is_shard
-            or 'refs.bag' in folder.files
-            or self._has_temporary('refs.bag')
-            or self._has_temporary('spec.json')
-        )
         self._unfinished = [
             entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished
         ]
-        self._bags = self._unfinished if of_dataset or bags else []
+        self._bags = self._unfinished if is_shard or folder.is_of_dataset or bags else []
         self._claims = folder.claims
         self._empty = is_shard and not folder.files and not folder.has_others and store.local
-
-    def _has_temporary(self, name: str) -> bool:
-        return any(final_name(file) == name for file in self._folder.files)
+        remaining = len(folder.files) - len(self._temporary) - len(self._bags) - len(self._claims)
+        self.empties = not remaining and not folder.has_others and (is_shard or bool(self._bags))
 
     def _age(self, now: float) -> float:
         """Return the seconds since the last write; 0 if unknown."""
@@ -297,8 +308,8 @@ class _Cleaning:
         if isinstance(self._store, LocalStore):
             try:
                 lock = await self._store.lock_folder(self._key)
-            except AlreadyExistsError:
-                return []  # held by a live writer
+            except (AlreadyExistsError, NotFoundError):
+                return []  # held by a live writer, or removed meanwhile
         try:
             files = [*((entry, 'draft') for entry in await self._without_writer(self._temporary))]
             if len(files) == len(self._temporary):
@@ -329,6 +340,6 @@ class _Cleaning:
             await store.abort_upload(upload)
         if files:
             await store.delete([entry.key for entry, _ in files])
-        if store.has_folders and (self._empty or (self._bags and not self._folder.has_others)):
+        if store.has_folders and self.empties:
             await store.delete_empty(self._key)
         return leftovers

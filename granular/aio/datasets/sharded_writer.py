@@ -26,6 +26,7 @@ from granular.errors import (
     InvalidArgumentError,
     NotFoundError,
     SpecError,
+    StoreError,
 )
 from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, check_spec, shard_name
@@ -127,12 +128,12 @@ class ShardedDatasetWriter(Publishing):
                 await self._resume([])  # some stores have no empty folders
             return
         entries = await self._claim.take()
+        alone = not self._claim.took_over and sum(is_claim(entry.key.rpartition('/')[2]) for entry in entries) == 1
         try:
-            alone = not self._claim.took_over and sum(is_claim(entry.key.rpartition('/')[2]) for entry in entries) == 1
             await self._resume(shards_of(entries), alone)
         except BaseException:
-            await self._claim.release()
-            raise
+            async with self._releasing():
+                raise
 
     async def _resume(self, existing: list[int], alone: bool = True) -> None:
         """Find where the previous writer stopped.
@@ -242,8 +243,6 @@ class ShardedDatasetWriter(Publishing):
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_open()
         self._check_published()
-        if self._claim is not None:
-            await self._claim.renew()
         if self._writer is not None and self._full(self._writer):
             await self._turn()
         if self._writer is None:
@@ -315,43 +314,43 @@ class ShardedDatasetWriter(Publishing):
     async def _close(self) -> None:
         await self.directory.store.ready()
         async with self._turns.turn():
-            async with self._releasing():
+            async with self._ending():
                 self._check_published()
                 if self._writer is not None and is_unused(self._writer):
                     await self._writer.abort()
                 else:
                     await self._finish()
-                await self._unmark()
             if self._index and (self._found or self._done[2]):
                 await build_index(self.directory)
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn(), self._releasing():
+        async with self._turns.turn(), self._ending():
             if self._writer is not None:
                 await self._writer.abort()
+
+    @contextlib.asynccontextmanager
+    async def _ending(self) -> AsyncIterator[None]:
+        """Remove the record of the append, if all shards are finished, and then the claim."""
+        async with self._releasing():
+            try:
+                yield
+            except StoreError:
+                raise  # that of the last request: further requests would fail as well
+            except BaseException as error:
+                try:
+                    await self._unmark()
+                except GranularError as failure:
+                    error.add_note(f'removing the record of the append failed, too: {failure}')
+                raise
             await self._unmark()
 
     async def _unmark(self) -> None:
-        if self._appends and not self._readable:
+        if self._appends:
             await unmark(self.directory)
 
-    @contextlib.asynccontextmanager
-    async def _releasing(self) -> AsyncIterator[None]:
-        """Release the claim at the end. If that fails after an error, the error of the block is raised."""
-        try:
-            yield
-        except BaseException as error:
-            try:
-                await self._release()
-            except GranularError as failure:
-                error.add_note(f'Removing the claim of the writer failed, too: {failure}')
-            raise
-        await self._release()
-
-    async def _release(self) -> None:
-        if self._claim is not None:
-            await self._claim.release()
+    def _releasing(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext() if self._claim is None else self._claim.releasing()
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:

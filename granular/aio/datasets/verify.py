@@ -16,9 +16,10 @@ from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
+from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import call_user
+from granular.config import MiB
 from granular.errors import CorruptError, NotFoundError, UnsupportedError
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import shard_name
@@ -65,7 +66,7 @@ async def verify(path: Path | str | Any, progress: Progress | None = None) -> Re
 
     Args:
       path: the folder.
-      progress: called with the number of bytes read since the last call.
+      progress: called in a thread, with the number of bytes read since the last call.
 
     Returns:
       The report. Corrupt data is reported, not raised, and does not end the reading.
@@ -81,9 +82,11 @@ async def verify(path: Path | str | Any, progress: Progress | None = None) -> Re
             print(problem.path, problem.record, problem.message)
     """
     root, report = Path(path), Report()
+    bytes_read = ProgressReport(progress, MiB)
     await root.store.ready()
     if await (root / 'spec.json').exists():
-        await _verify_dataset(root, report, progress)
+        await _verify_dataset(root, report, bytes_read)
+        await bytes_read.finish()
         return report
     numbers = await shards_in(root)
     if not numbers:
@@ -94,8 +97,9 @@ async def verify(path: Path | str | Any, progress: Progress | None = None) -> Re
             last = '' if number == expected + 1 else f', as are all up to {shard_name(number - 1)}'
             path = f'{root / shard_name(expected)}'
             report.problems.append(Problem(path, None, f'the shard is missing{last}'))
-        await _verify_dataset(root / shard_name(number), report, progress)
+        await _verify_dataset(root / shard_name(number), report, bytes_read)
         expected = number + 1
+    await bytes_read.finish()
     await _verify_index(root, numbers, report)
     return report
 
@@ -156,7 +160,7 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     return None
 
 
-async def _verify_dataset(folder: Path, report: Report, progress: Progress | None) -> None:
+async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport) -> None:
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
@@ -183,7 +187,7 @@ async def _verify_references(reader: DatasetReader, folder: Path, report: Report
             report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
-async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: Progress | None) -> None:
+async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: ProgressReport) -> None:
     sums = await _read_sums(path.with_suffix(SUFFIX), len(bag), report)
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:
@@ -201,8 +205,7 @@ async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: Prog
             if difference is not None:
                 report.problems.append(Problem(f'{path}', index, difference))
             index += 1
-            if progress is not None:
-                call_user(progress, size)
+            await progress.add(size)
 
 
 async def _read_sums(path: Path, records: int, report: Report) -> Sums | None:

@@ -117,18 +117,27 @@ class DatasetWriter(Publishing):
         if stat is not None and not stat.is_dir:
             raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
         try:
-            # If two writers start at once, only one creates the folder or gets the lock.
-            await self.directory.mkdir(parents=True, exist_ok=stat is not None or not store.local)
-            if isinstance(store, LocalStore):
-                self._lock = await store.lock_folder(self.directory.key)
+            await self._enter(exist_ok=stat is not None or not store.local)
             if stat is not None:
                 await self._check_existing()
             await self._open_bags()
         except BaseException:
             self._release()
+            if stat is None and store.has_folders:
+                await self._remove_empty()
             raise
         # After a crash between two columns, some are longer: the next appends are checked against them.
         self._length = self._found = min(bag.length for bag in self._bags.values())
+
+    async def _enter(self, exist_ok: bool) -> None:
+        """Create and lock the folder. If two writers start at once, only one of them creates it or gets the lock."""
+        store = self.directory.store
+        while self._lock is None:
+            await self.directory.mkdir(parents=True, exist_ok=exist_ok)
+            if not isinstance(store, LocalStore):
+                return
+            with contextlib.suppress(NotFoundError):  # if it was removed before it was locked, as by `granular clean`
+                self._lock = await store.lock_folder(self.directory.key)
 
     async def _open_bags(self) -> None:
         try:
@@ -244,6 +253,8 @@ class DatasetWriter(Publishing):
                 continue
             refs.append(([bag.length, len(values)] if values else []) if field.many else bag.length)
             for value in values:
+                if bag.is_resuming:
+                    await bag.check(value)
                 bag.add(value)
         if self._refs is not None:
             self._refs.add(pack_refs(refs))
@@ -416,8 +427,11 @@ class DatasetWriter(Publishing):
     async def _remove_folder(self) -> None:
         store = self.directory.store
         await store.delete([(self.directory / name).key for name in self._names])
+        await self._remove_empty()
+
+    async def _remove_empty(self) -> None:
         with contextlib.suppress(NotFoundError):
-            await store.delete_empty(self.directory.key)
+            await self.directory.store.delete_empty(self.directory.key)
 
     def _release(self) -> None:
         if self._lock is not None:

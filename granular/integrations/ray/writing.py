@@ -1,10 +1,9 @@
 """Write datasets of Ray as sharded datasets: tasks write parts, and further tasks assemble the shards out of them."""
 
-import asyncio
 import functools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import granular
 from granular._lazy import import_extra
@@ -17,10 +16,7 @@ from granular.aio.datasets.parts import parts_name, remove_parts, remove_unfinis
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
-from granular.aio.runtime.background import background
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.tasks import end_tasks
 from granular.aio.stores import Entry
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
@@ -33,8 +29,6 @@ ray = import_extra('ray', 'ray')
 data = import_extra('ray.data', 'ray')
 blocks = import_extra('ray.data.block', 'ray')
 _Base: Any = data.Datasink
-
-_RENEWAL: Final = 300.0  # seconds between looks at the claim, which is renewed every 600
 
 
 def write(
@@ -200,7 +194,7 @@ class Datasink(_Base):  # type: ignore[misc]
         }
         self._committing = True
         tasks = RayShards(writer, source, None, await open_source(source, None))
-        await tasks.write(ranges, None, lambda *_: None, None if self._guard is None else self._guard.claim)
+        await tasks.write(ranges, None, None, None if self._guard is None else self._guard.claim)
         self._committing = False
         await remove_parts(self._directory, [self._parts])
 
@@ -242,7 +236,6 @@ class _Guard:
 
     def __init__(self, lock: FolderLock | None, claim: Claim | None) -> None:
         self._lock, self.claim = lock, claim
-        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
     async def enter(cls, directory: Path, resume: str) -> '_Guard':
@@ -266,18 +259,10 @@ class _Guard:
             if guard.claim is None:
                 entries = await _entries(directory)
             await remove_unfinished(directory, entries)
-            if guard.claim is not None:
-                await ensure_event_loop()
-                guard._renewing = background(guard._renew(guard.claim))
         except BaseException:
             await guard.leave()
             raise
         return guard
-
-    async def _renew(self, claim: Claim) -> None:
-        while True:
-            await asyncio.sleep(_RENEWAL)
-            await claim.renew()
 
     async def check(self) -> None:
         """Check that no other writer has taken over."""
@@ -286,8 +271,6 @@ class _Guard:
 
     async def leave(self) -> None:
         """Let other writers start."""
-        if self._renewing is not None:
-            await end_tasks([self._renewing])
         if self._lock is not None:
             self._lock.release()
         if self.claim is not None:

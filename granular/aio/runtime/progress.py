@@ -1,0 +1,37 @@
+"""Calls of a user's progress function: one at a time, in the order of the reports, and never on an event loop."""
+
+from collections.abc import Callable
+
+from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.threads import offload
+
+
+class ProgressReport:
+    """Passes amounts to a progress function, in a thread under a loop, as the function may block.
+
+    Whoever reports awaits the call, and gets what the function raises.
+
+    Args:
+      progress: the function; None for none.
+      least: the amount from which on the function is called; smaller ones are added up until ``finish``.
+    """
+
+    def __init__(self, progress: Callable[[int], object] | None, least: int = 1) -> None:
+        self._progress, self._least = progress, least
+        self._amount = 0
+        self._turns = Lock()
+
+    async def add(self, amount: int) -> None:
+        """Report what was done since the last call."""
+        self._amount += amount
+        if self._amount >= self._least:
+            await self.finish()
+
+    async def finish(self) -> None:
+        """Report the rest."""
+        if self._progress is None:
+            return
+        async with self._turns.turn():
+            amount, self._amount = self._amount, 0
+            if amount:
+                await offload(self._progress, amount)
