@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import pytest
 
@@ -86,6 +87,38 @@ def test_other_seed_is_refused_unless_not_strict(folders, make):
                 iterator.load_state_dict(state)
             iterator.load_state_dict(state, strict=False)
             next(iterator)
+
+
+@pytest.mark.parametrize('make', [loader, stream, data_loader])
+def test_dataset_of_another_length_is_refused(folders, make):
+    with granular.DatasetReader(folders / 'one') as reader, make(reader, first) as iterator:
+        next(iterator)
+        state = json.loads(json.dumps(iterator.state_dict()))
+    shutil.rmtree(folders / 'one')
+    with granular.DatasetWriter(folders / 'one', SPEC, granular.encoders) as writer:
+        for i in range(41):
+            writer.append({'i': i})
+    with granular.DatasetReader(folders / 'one') as reader, make(reader, first) as iterator:
+        with pytest.raises(StateError, match=r'of 40\", and is .* of 41\"'):
+            iterator.load_state_dict(state)
+        earlier = {**state, 'pipeline': [line.removesuffix(' of 40') for line in state['pipeline']]}
+        if make is not data_loader:  # its sampler has the length as well
+            iterator.load_state_dict(earlier)  # of a release before lengths were compared
+
+
+@pytest.mark.parametrize(
+    'choose', [lambda dataset, i: dataset.slice([i, 2]), lambda dataset, i: fields_of(dataset, [i, 2])]
+)
+def test_other_indices_are_refused(choose):
+    dataset = granular.MapDataset.range(5).map(lambda value: {'x': value})
+    states = [iter(choose(dataset, i).to_iter_dataset()).get_state() for i in (0, 1, 0)]
+    assert states[0] == states[2]
+    with pytest.raises(StateError, match='2 indices, CRC32C'):
+        iter(choose(dataset, 0).to_iter_dataset()).set_state(states[1])
+
+
+def fields_of(dataset, indices):
+    return granular.MapDataset.source(granular.ModeWrapper(granular.SubsetWrapper(dataset, indices), 'x'))
 
 
 def test_added_and_removed_stages_are_named(folders):
