@@ -148,6 +148,37 @@ def test_what_is_not_a_state_is_refused(folders, state):
                 batches.load(state, strict)
 
 
+NUMBERS = granular.MapDataset.range(20).to_iter_dataset()
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'name', 'wrong'),
+    [
+        (NUMBERS.batch(4).rebatch(3), 'place', [-1, None, '0', {}, 1 << 63]),
+        (NUMBERS.flat_map(lambda value: [value, value]), 'place', [-1, 1.0]),
+        (NUMBERS.window_shuffle(5, 0), 'place', [-1, 6]),
+        (NUMBERS.filter(bool).map_with_index(lambda i, value: value), 'count', [-1, 'x']),
+        (NUMBERS.repeat(2), 'epoch', [None]),
+        (NUMBERS.limit(5), 'count', [[]]),
+        (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'count', [-1]),
+        (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'parents', [[0], 0, [None, None]]),
+        (granular.IterDataset.mix({'a': NUMBERS}), 'parents', [5, {'a': {}}]),
+        (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'turn', [2, None]),
+        (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'open', [[0, 7], ['0', 1], None]),
+        (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'parents', [{'0': None}, {'0': {}}, []]),
+    ],
+)
+def test_edited_states_are_refused(dataset, name, wrong):
+    with iter(dataset) as iterator:
+        next(iterator)
+        next(iterator)
+        state = iterator.get_state()
+    for value in wrong:
+        with iter(dataset) as iterator, pytest.raises(StateError):
+            iterator.set_state({**state, 'state': {**state['state'], name: value}})
+            next(iterator)  # an interleaved stream is restored when its turn comes
+
+
 def test_converted_batches_pass_strictness_on(folders):
     from granular.integrations import torch
 
