@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -109,6 +110,91 @@ def test_fingerprint_separates_the_arguments_of_decoders(tmp_path, redis_server,
         with granular.DatasetReader(tmp_path / 'ds', {'jpg': decode}) as reader:
             with granular.RedisCache(reader, redis_server.url, namespace=space) as cache:
                 assert cache[0]['image'].shape == (expected, expected, 3)
+
+
+def add(number):
+    return lambda value: value + number
+
+
+class Add:
+    def __init__(self, number):
+        self.number = number
+
+    def map(self, value):
+        return value + self.number
+
+
+class Numbers(granular.FieldDataset):
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 2
+
+    def getitem_x(self, index, ctx=None):
+        return self.first + index
+
+
+NUMBERS = granular.MapDataset.range(5)
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda i: NUMBERS.map(add(i)),
+        lambda i: NUMBERS.map(Add(i)),
+        lambda i: NUMBERS.map(functools.partial(max, i)),
+        lambda i: NUMBERS.map([lambda value: value, lambda value: value + 1][i]),
+        lambda i: NUMBERS.map([{0: 0, 1: 1}, {0: 1, 1: 0}][i].get),
+        lambda i: NUMBERS.filter(lambda value: value > i),
+        lambda i: NUMBERS.batch(2, batch_fn=lambda values: values[i]),
+        lambda i: NUMBERS.slice([i, 3]),
+        lambda i: granular.MapDataset.select_from_datasets([NUMBERS, NUMBERS.map(add(1))], Choice(i)),
+        lambda i: granular.ModeWrapper(granular.SubsetWrapper(Numbers(0), [i, 1]), 'x'),
+        lambda i: granular.ModeWrapper(Numbers(i), 'x'),
+        lambda i: granular.SharedMemoryCache(NUMBERS, add(i), max_bytes=1 << 16),
+    ],
+)
+def test_fingerprint_separates_functions_and_indices(make, redis_server, space):
+    for i in (0, 1, 0):
+        source = make(i)
+        with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
+            assert cache.fetch([0, 1]) == [source[0], source[1]]
+    assert cache.stats()['hits'] == 2  # the third one is the first one again
+
+
+class Choice:
+    def __init__(self, owner):
+        self.owner = owner
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return self.owner, index
+
+
+def test_fingerprint_separates_versions_behind_other_sources(tmp_path, redis_server, space):
+    for number in (1, 2):
+        root = tmp_path / 'ds'
+        shutil.rmtree(root, ignore_errors=True)
+        with granular.DatasetWriter(root, {'x': 'array'}, granular.encoders) as writer:
+            writer.append({'x': np.full(4, number)})
+        with granular.DatasetReader(root, granular.decoders) as reader:
+            windows = granular.TokenWindows(reader, 'x', 2)
+            with granular.SharedMemoryCache(reader, max_bytes=1 << 16) as inner:
+                for source in (windows, inner):
+                    with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
+                        assert cache[0]['x'][0] == number
+
+
+def test_function_without_an_identity_needs_a_fingerprint(redis_server, space):
+    lock = threading.Lock()
+    source = NUMBERS.map(lambda value: (lock, value)[1])
+    with pytest.raises(InvalidArgumentError, match="cannot pickle '_thread.lock' object: pass fingerprint="):
+        granular.RedisCache(source, redis_server.url, namespace=space)[0]
+    with granular.RedisCache(source, redis_server.url, namespace=space, fingerprint='numbers') as cache:
+        assert cache[1] == 1
 
 
 def test_foreign_and_damaged_values_are_misses(source, redis_server, space, client):

@@ -116,7 +116,8 @@ def test_progress_shows_the_waiting_stage(capsys):
     assert 'map(abs)' in shown  # the duration
 
 
-def test_progress_shows_totals_of_finite_loaders_only(capsys):
+def test_progress_shows_totals_of_finite_loaders_only(capsys, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '200')  # for the counters of all tests before this one
     points = [{'i': i} for i in range(40)]
     with granular.Loader(points, 10) as loader:
         next(loader)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import pytest
 
@@ -88,6 +89,38 @@ def test_other_seed_is_refused_unless_not_strict(folders, make):
             next(iterator)
 
 
+@pytest.mark.parametrize('make', [loader, stream, data_loader])
+def test_dataset_of_another_length_is_refused(folders, make):
+    with granular.DatasetReader(folders / 'one') as reader, make(reader, first) as iterator:
+        next(iterator)
+        state = json.loads(json.dumps(iterator.state_dict()))
+    shutil.rmtree(folders / 'one')
+    with granular.DatasetWriter(folders / 'one', SPEC, granular.encoders) as writer:
+        for i in range(41):
+            writer.append({'i': i})
+    with granular.DatasetReader(folders / 'one') as reader, make(reader, first) as iterator:
+        with pytest.raises(StateError, match=r'of 40\", and is .* of 41\"'):
+            iterator.load_state_dict(state)
+        earlier = {**state, 'pipeline': [line.removesuffix(' of 40') for line in state['pipeline']]}
+        if make is not data_loader:  # its sampler has the length as well
+            iterator.load_state_dict(earlier)  # of a release before lengths were compared
+
+
+@pytest.mark.parametrize(
+    'choose', [lambda dataset, i: dataset.slice([i, 2]), lambda dataset, i: fields_of(dataset, [i, 2])]
+)
+def test_other_indices_are_refused(choose):
+    dataset = granular.MapDataset.range(5).map(lambda value: {'x': value})
+    states = [iter(choose(dataset, i).to_iter_dataset()).get_state() for i in (0, 1, 0)]
+    assert states[0] == states[2]
+    with pytest.raises(StateError, match='2 indices, CRC32C'):
+        iter(choose(dataset, 0).to_iter_dataset()).set_state(states[1])
+
+
+def fields_of(dataset, indices):
+    return granular.MapDataset.source(granular.ModeWrapper(granular.SubsetWrapper(dataset, indices), 'x'))
+
+
 def test_added_and_removed_stages_are_named(folders):
     with granular.DatasetReader(folders / 'one') as reader:
         plain = granular.MapDataset.source(reader)
@@ -113,6 +146,37 @@ def test_what_is_not_a_state_is_refused(folders, state):
         for strict in (True, False):
             with pytest.raises(StateError):
                 batches.load(state, strict)
+
+
+NUMBERS = granular.MapDataset.range(20).to_iter_dataset()
+
+
+@pytest.mark.parametrize(
+    ('dataset', 'name', 'wrong'),
+    [
+        (NUMBERS.batch(4).rebatch(3), 'place', [-1, None, '0', {}, 1 << 63]),
+        (NUMBERS.flat_map(lambda value: [value, value]), 'place', [-1, 1.0]),
+        (NUMBERS.window_shuffle(5, 0), 'place', [-1, 6]),
+        (NUMBERS.filter(bool).map_with_index(lambda i, value: value), 'count', [-1, 'x']),
+        (NUMBERS.repeat(2), 'epoch', [None]),
+        (NUMBERS.limit(5), 'count', [[]]),
+        (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'count', [-1]),
+        (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'parents', [[0], 0, [None, None]]),
+        (granular.IterDataset.mix({'a': NUMBERS}), 'parents', [5, {'a': {}}]),
+        (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'turn', [2, None]),
+        (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'open', [[0, 7], ['0', 1], None]),
+        (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'parents', [{'0': None}, {'0': {}}, []]),
+    ],
+)
+def test_edited_states_are_refused(dataset, name, wrong):
+    with iter(dataset) as iterator:
+        next(iterator)
+        next(iterator)
+        state = iterator.get_state()
+    for value in wrong:
+        with iter(dataset) as iterator, pytest.raises(StateError):
+            iterator.set_state({**state, 'state': {**state['state'], name: value}})
+            next(iterator)  # an interleaved stream is restored when its turn comes
 
 
 def test_converted_batches_pass_strictness_on(folders):

@@ -11,6 +11,7 @@ from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.elements import method_of, name_of
+from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.config import MiB
@@ -129,33 +130,57 @@ class Cache(AsyncResource):
         return value if self._transform is None else self._transform(value)
 
     def _fingerprint(self, alone: bool) -> bytes:
-        """Return 16 bytes that identify the source: its stages and length, its readers, and ``pack``.
+        """Return 16 bytes that identify the source: its stages and length, its readers, and its functions.
 
         Args:
-          alone: True if only the fingerprint separates the cached values of different runs.
+          alone: True if only the fingerprint separates the cached values of different runs. Functions are then
+            identified by their code and the values that they hold, otherwise by their names.
 
         Raises:
-          InvalidArgumentError: if ``alone``, and a source has no identity of its own.
+          InvalidArgumentError: if ``alone``, and a source or a function has no identity of its own.
         """
-        pack = None if self._pack is None else name_of(self._pack)
-        parts: list[Any] = [fingerprint(self._upstream), self._length, pack]
+        return hashlib.sha256(repr(self._identities(alone)).encode()).digest()[:16]
+
+    def _identities(self, alone: bool) -> list[Any]:
+        parts: list[Any] = [fingerprint(self._upstream), self._length]
+        functions = [fn for stage in _stages(self._upstream) for fn in stage._user_functions]
+        functions += [] if self._pack is None else [self._pack]
         for root in _roots(self._upstream):
-            if (identity := getattr(root, '_identity', None)) is not None:
+            functions += getattr(root, '_user_functions', ())
+            if isinstance(root, Cache):
+                parts.append(root._identities(alone))
+                functions += [fn for fn in (root._transform, root._unpack) if fn is not None]
+            elif (identity := _identity_of_root(root)) is not None:
                 parts.append(identity)
             elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} has no identity of its own: pass fingerprint='
                 )
-        return hashlib.sha256(repr(parts).encode()).digest()[:16]
+        try:
+            return [parts, [identity_of(fn) if alone else name_of(fn) for fn in functions]]
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f'{self!r}: {error}: pass fingerprint=') from error
+
+
+def _stages(stage: Any) -> Iterator[Any]:
+    """Yield the stages of a pipeline, from the sources to the output."""
+    for parent in stage.parents:
+        yield from _stages(parent)
+    yield stage
 
 
 def _roots(stage: Any) -> Iterator[Any]:
     """Yield the data sources that a pipeline reads; for a sharded dataset its shards."""
-    for parent in stage.parents:
-        yield from _roots(parent)
-    if (root := getattr(stage, 'root', None)) is not None:
+    for root in [root for stage in _stages(stage) if (root := getattr(stage, 'root', None)) is not None]:
         core = getattr(root, 'aio', root)
         yield from core.readers if isinstance(core, ShardedDatasetReader) else [core]
+
+
+def _identity_of_root(root: Any) -> Any:
+    """Return the identity of a data source that has one, else None."""
+    if isinstance(identity := getattr(root, '_fingerprint', None), str):  # a Hugging Face dataset
+        return identity
+    return getattr(root, '_identity', None)
 
 
 def is_record(entry: Any) -> bool:

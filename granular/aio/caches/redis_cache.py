@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from granular._lazy import import_extra
 from granular.aio.caches.base import Cache, Function, is_record
 from granular.aio.runtime.scope import scope
+from granular.aio.runtime.threads import offload
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
 
@@ -62,8 +63,10 @@ class RedisCache(Cache):
       transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
       namespace: prefix of all keys.
       fingerprint: identifies the source; must be the same on all machines. By default derived from its stages and its
-        length, and from a reader's address, spec, versions and decoders. Functions are identified by their names. A
-        list, or an object without a ``__repr__`` of its own, requires an explicit fingerprint.
+        length, and from a reader's address, spec, versions and decoders. Functions are identified by their code and the
+        values that they hold (defaults, closures, attributes), not by other functions that they call: choose another
+        ``namespace`` when these change. A list, or an object without a ``__repr__`` of its own, requires an explicit
+        fingerprint.
       expire: seconds after which a value is dropped; None for never.
       timeout: seconds that the server may take to answer.
       wait: seconds to wait for a value that another process is reading.
@@ -126,7 +129,7 @@ class RedisCache(Cache):
 
     async def _connect(self) -> None:
         if self._print is None:
-            self._print = self._fingerprint(alone=True).hex()
+            self._print = (await offload(self._fingerprint, True)).hex()
         self._prefix = f'{self._namespace}:{self._print}:'
         self._seed = int.from_bytes(hashlib.sha256(self._prefix.encode()).digest()[:8], 'big')
 

@@ -18,7 +18,6 @@ from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapo
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.nodes.elements import identity_of
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
@@ -91,8 +90,13 @@ class DatasetReader(Sampling[Datapoint_co]):
     @property
     def _identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
-        functions = {choice.field.key: identity_of(choice.field.fn) for choice in self._columns.choices}
-        return self.directory.store.fingerprint, self._name, self.spec, versions, functions
+        keys = [choice.field.key for choice in self._columns.choices]
+        return self.directory.store.fingerprint, self._name, self.spec, versions, keys
+
+    @property
+    def _user_functions(self) -> tuple[Any, ...]:
+        """The decoders, in the order of the keys."""
+        return tuple(choice.field.fn for choice in self._columns.choices)
 
     # --- opening
 

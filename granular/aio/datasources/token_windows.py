@@ -99,6 +99,11 @@ class TokenWindows(Sampling[Window]):
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._reader!r}, {self._key!r}, {self._length}, stride={self._stride})'
 
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        readers = self._reader.readers if isinstance(self._reader, ShardedDatasetReader) else [self._reader]
+        return self._key, self._length, self._stride, [reader._identity for reader in readers]
+
     # --- opening
 
     async def _open(self) -> None:

@@ -4,6 +4,7 @@ Each wrapper is a dataset of fields itself. The indices are computed by :mod:`gr
 """
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, check_integer, indices_of
+from granular.indexing import Ints, check_integer, describe_indices, indices_of
 
 
 class IndexWrapper(Fields):
@@ -141,7 +142,11 @@ class SubsetWrapper(_SelectionWrapper):
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
-        return f'SubsetWrapper({len(self)} indices)'
+        return f'SubsetWrapper({self._described_indices})'
+
+    @functools.cached_property
+    def _described_indices(self) -> str:
+        return describe_indices(self._selected_indices())
 
 
 class PercentFilterWrapper(IndexWrapper):

@@ -188,7 +188,7 @@ class Loader(LoaderHandle):
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         step = state.get('step') if isinstance(state, Mapping) else None
-        if not isinstance(step, int) or step < 0:
+        if type(step) is not int or not 0 <= step < 1 << 63:
             raise StateError(f'expected a state such as {self.save()}, got {state!r:.200}')
         if step % self.batch:
             raise StateError(

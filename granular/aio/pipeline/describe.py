@@ -7,19 +7,22 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular.aio.pipeline.nodes.source import Source
-from granular.errors import StateError
+from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
 
 logger = logging.getLogger('granular')
 
 _ENDLESS: Final = 1 << 62
+_INFINITE: Final = '∞'
+_DETAIL: Final = re.compile(r' of \d+$|, CRC32C [0-9a-f]{8}(?=\)?$)')  # which lines of earlier releases do not have
 _SHOWN: Final = 5  # stages that differ, in a message
 
 
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, a mix by name stands for all of its stages. A stage that is traced has the description without it.
+    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths. A stage
+    that is traced has the description without it.
     """
     stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
@@ -30,18 +33,20 @@ def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[i
     else:
         for parent in stage.parents:
             out += iter_stages(parent, depth + 1, names)
-    description = stage.describe()
-    if getattr(stage, '_unlisted', False) and out and out[-1][1] == description:
+    description, length = stage.describe(), _length(stage)
+    if getattr(stage, '_unlisted', False) and description == stage.parents[0].describe():
         return out
-    return [*out, (depth, description, _length(stage))]
+    if names and length and length != _INFINITE and getattr(stage, 'measures_root', False):
+        description += f' of {length.replace(",", "")}'
+    return [*out, (depth, description, length)]
 
 
 def _length(stage: Any) -> str:
     try:
         length = len(stage)
-    except (TypeError, ValueError):
-        return '∞' if getattr(stage, 'endless', False) else ''
-    return '∞' if length > _ENDLESS else f'{length:,}'
+    except (TypeError, ValueError, ClosedError):
+        return _INFINITE if getattr(stage, 'endless', False) else ''
+    return _INFINITE if length > _ENDLESS else f'{length:,}'
 
 
 def format_pipeline(stage: Any) -> str:
@@ -79,6 +84,15 @@ def _without_size(line: str) -> str:
     return re.sub(r'^(batch|prefetch)\(\d+', r'\1(', line)
 
 
+def _differ_in_detail_only(saved: str, current: str) -> bool:
+    """Return whether only one of two lines has the length of a data source, or the checksum of indices.
+
+    The other one is of an earlier release, or of a reader that is not open yet.
+    """
+    bare, own = _DETAIL.sub('', saved), _DETAIL.sub('', current)
+    return bare == own and (saved == bare) != (current == own)
+
+
 def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, resizable: int = 0) -> None:
     """Check that a state belongs to this pipeline; a state without lines is accepted.
 
@@ -97,8 +111,9 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
         raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
     saved, current = [str(line) for line in state_lines], list(own_lines)
     if len(saved) == len(current):
-        for i in range(len(current) - resizable, len(current)):
-            if _without_size(saved[i]) == _without_size(current[i]):
+        for i in range(len(current)):
+            same_stage = i >= len(current) - resizable and _without_size(saved[i]) == _without_size(current[i])
+            if same_stage or _differ_in_detail_only(saved[i], current[i]):
                 saved[i] = current[i]
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import Flow, restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
 from granular.aio.runtime.forking import each_after_fork
@@ -149,12 +149,8 @@ class Cursor(Running):
                 check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
                 self.flow.set_strict(strict)
                 await self._begin_move()
-                await self.flow.restore(state['state'])
+                await restore_checked(self.flow, state['state'])
                 self._astray = False
-            except StateError:
-                raise
-            except (KeyError, TypeError, ValueError) as error:
-                raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error
             finally:
                 await self.settle()
 

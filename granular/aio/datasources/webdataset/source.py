@@ -12,7 +12,6 @@ from granular.aio.datasources.arguments import Mask, Paths, names_in
 from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
-from granular.aio.pipeline.nodes import elements
 from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats.plain import decode_bytes, inline_safe
 from granular.indexing import Ints, index_of, indices_of
@@ -80,7 +79,12 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
     @property
     def _identity(self) -> tuple[Any, ...]:
         """The files, and the decoders of fields."""
-        return *super()._identity, {name: elements.identity_of(field.fn) for name, field in self._fields.items()}
+        return *super()._identity, list(self._fields)
+
+    @property
+    def _user_functions(self) -> tuple[Any, ...]:
+        """The decoders, in the order of the fields."""
+        return tuple(field.fn for field in self._fields.values())
 
     # --- reading
 

@@ -5,6 +5,7 @@ the chain. Shuffle, mix and concatenate have the order and semantics that Google
 """
 
 import abc
+import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, Seed, check_integer, integers_of
+from granular.indexing import Ints, Seed, check_integer, describe_indices, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, permute
 
 ENDLESS: Final = sys.maxsize
@@ -157,7 +158,13 @@ class Slice(IndexNode):
 
     def describe(self) -> str:
         part = self._part
-        return f'[{part.start}:{part.stop}:{part.step}]' if isinstance(part, range) else f'slice of {len(part)} indices'
+        if isinstance(part, range):
+            return f'[{part.start}:{part.stop}:{part.step}]'
+        return f'slice of {self._described_part}'
+
+    @functools.cached_property
+    def _described_part(self) -> str:
+        return describe_indices(np.asarray(self._part))
 
 
 class Repeat(IndexNode):
@@ -375,6 +382,10 @@ class Selection(SourceChoice):
                 f'the selection map chooses dataset {owners[i]} at index {indices[i]}: there are {len(self.parents)}'
             )
         return owners, pairs[:, 1]
+
+    @property
+    def _user_functions(self) -> tuple[Any, ...]:
+        return (self._chooser,)
 
     def describe(self) -> str:
         return f'select from {len(self.parents)}'

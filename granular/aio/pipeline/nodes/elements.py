@@ -2,7 +2,6 @@
 
 import abc
 import copy
-import functools
 import inspect
 import sys
 import types
@@ -250,6 +249,10 @@ class Computed(Node):
         calls = [timed(self, lambda _, step: self._dataset[step])]
         return await map_in_threads(calls, [...] * len(steps), 'computing', steps)
 
+    @property
+    def _user_functions(self) -> tuple[Any, ...]:
+        return (self._dataset.__getitem__,)
+
     def describe(self) -> str:
         return type(self._dataset).__qualname__.replace('<locals>.', '')
 
@@ -495,13 +498,6 @@ def name_of(fn: Any) -> str:
         return type(owner).__qualname__
     fn = getattr(fn, 'func', fn)  # unwrap a functools.partial
     return getattr(fn, '__qualname__', type(fn).__qualname__).replace('<locals>.', '')
-
-
-def identity_of(fn: Any) -> str:
-    """Return what identifies a decoder for a cache that outlives the process: its name, and a partial's arguments."""
-    if isinstance(fn, functools.partial):
-        return f'{name_of(fn)} {fn.args!r} {sorted(fn.keywords.items())!r}'
-    return name_of(fn)
 
 
 async def stacked(fn: Callable[[Sequence[Any]], Any], datapoints: list[Any]) -> Any:

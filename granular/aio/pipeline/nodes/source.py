@@ -100,6 +100,11 @@ class Source(abc.ABC):
         """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
         return type(self).__name__
 
+    @property
+    def _user_functions(self) -> tuple[Any, ...]:
+        """The functions of the user that the stage calls."""
+        return (self._fn,) if hasattr(self, '_fn') else ()
+
     def select(self, fields: Sequence[str]) -> Self | None:
         """Return this source restricted to some fields, or None if it cannot read fields separately."""
         return None
@@ -203,6 +208,11 @@ class _Adapter(Source):
     def root(self) -> Any:
         """The wrapped object."""
         return self._source
+
+    @property
+    def measures_root(self) -> bool:
+        """True if states name the length of the object, which its description does not."""
+        return not isinstance(self._source, range | list | tuple | np.ndarray)
 
     def describe(self) -> str:
         if isinstance(self._source, range):

@@ -8,7 +8,7 @@ import numpy as np
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import combine, stack, stacked
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
@@ -133,8 +133,9 @@ class Rebatching(Flow):
         return {'parent': self._before, 'place': self._next_row}
 
     async def restore(self, state: Any) -> None:
+        row = number_of(state, 'place')
         await self._parent.restore(state['parent'])
-        self._before, self._next_row, self._batch = state['parent'], state['place'], None
+        self._before, self._next_row, self._batch = state['parent'], row, None
 
 
 def _rows_of(batch: Any) -> int:

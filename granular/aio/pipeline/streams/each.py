@@ -9,7 +9,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import generator
 from granular.aio.pipeline.streams.filtered import FilterCheck
-from granular.aio.pipeline.streams.flow import Counter, Flow
+from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions
@@ -142,8 +142,9 @@ class Applying(Flow):
         if self._name in ('map', 'filter'):
             await self._parent.restore(state)
         else:
+            count = number_of(state, 'count')
             await self._parent.restore(state['parent'])
-            self._count = state['count']
+            self._count = count
 
 
 class FlatMapping(Flow):
@@ -162,7 +163,8 @@ class FlatMapping(Flow):
 
     async def next(self) -> Any:
         if self._computed is None:
-            self._computed = await self._parts(await self._parent.next())
+            element = await self._parent.next()
+            self._computed = () if element is END else await self._parts(element)
         while self._next_index >= len(self._computed):
             self._before, self._computed, self._next_index = self._parent.state(), (), 0
             element = await self._parent.next()
@@ -182,6 +184,7 @@ class FlatMapping(Flow):
 
     async def restore(self, state: Any) -> None:
         self._counter.restart()
+        next_index = number_of(state, 'place')
         await self._parent.restore(state['parent'])
-        self._before, self._next_index = state['parent'], state['place']
+        self._before, self._next_index = state['parent'], next_index
         self._computed = None if self._next_index else ()

@@ -6,6 +6,19 @@ from typing import Any
 
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
+from granular.errors import StateError
+
+
+def number_of(state: Any, name: str, stop: int = 1 << 63) -> int:
+    """Return a number in the state of a stage.
+
+    Raises:
+      StateError: if it is not an integer from 0 up to but not including ``stop``.
+    """
+    number = state.get(name) if isinstance(state, Mapping) else None
+    if type(number) is not int or not 0 <= number < stop:
+        raise StateError(f'not a state of this pipeline: expected {name!r} from 0 to {stop - 1}, got {state!r:.200}')
+    return number
 
 
 class Counter:
@@ -118,3 +131,17 @@ def sum_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     total = {name: sum(part.get(name, 0) for part in parts) for name in STATS}
     total['consumer_seconds'] = max((part.get('consumer_seconds', 0.0) for part in parts), default=0.0)
     return total
+
+
+async def restore_checked(flow: Flow, state: Any) -> None:
+    """Continue from a state that may be another flow's, or no state at all.
+
+    Raises:
+      StateError: if it is not one of this flow.
+    """
+    try:
+        await flow.restore(state)
+    except StateError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error

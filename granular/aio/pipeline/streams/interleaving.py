@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.base import Repeat, Slice
-from granular.aio.pipeline.streams.flow import Flow, sum_stats
+from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions
@@ -180,7 +180,7 @@ class Interleaving(Flow):
             flow = await self._made_now(number)
             if flow is not None and number in self._saved:
                 flow.set_strict(self.strict)
-                await flow.restore(self._saved[number])
+                await restore_checked(flow, self._saved[number])
         else:
             flow = await self._ahead.take()
         self._saved.pop(number, None)
@@ -221,13 +221,16 @@ class Interleaving(Flow):
         return {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
 
     async def restore(self, state: Any) -> None:
-        numbers, begun = list(state['open']), state['begun']
+        numbers, begun = list(state['open']), number_of(state, 'begun')
         if len(numbers) != len(self._open):
             raise StateError(f'{self._stage.describe()}: expected {len(self._open)} streams, got {len(numbers)}')
+        if not all(number is None or (type(number) is int and 0 <= number < begun) for number in numbers):
+            raise StateError(f'{self._stage.describe()}: expected numbers of {begun} streams, got {numbers!r:.200}')
+        turn = number_of(state, 'turn', len(numbers))
         states = {int(number): saved for number, saved in state['parents'].items()}
         self._flows, flows = {}, self._flows
         self._saved = {number: states[number] for number in numbers if number in states}
-        self._open, self._turn, self._begun = numbers, state['turn'], begun
+        self._open, self._turn, self._begun = numbers, turn, begun
         for number, flow in flows.items():
             if number in self._saved:
                 await flow.restore(self._saved.pop(number))

@@ -6,7 +6,7 @@ from typing import Any, cast
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.nodes.base import ENDLESS, turns_before
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
 
@@ -65,9 +65,10 @@ class Zipping(Flow):
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
     async def restore(self, state: Any) -> None:
+        count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
             await parent.restore(parent_state)
-        self._count = state['count']
+        self._count = count
 
 
 class Mixed(Stream):
@@ -139,9 +140,10 @@ class Mixing(Flow):
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
     async def restore(self, state: Any) -> None:
+        count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
             await parent.restore(parent_state)
-        self._count, self._ended = state['count'], False
+        self._count, self._ended = count, False
 
 
 class NamedMix(Mixed):
@@ -192,9 +194,10 @@ class NamedMixing(Mixing):
         return {'parents': states, 'count': self._count}
 
     async def restore(self, state: Any) -> None:
+        count = number_of(state, 'count')
         for name, parent in self._named.items():
             saved = state['parents'].get(name)
             if saved is not None:
                 check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
             await parent.restore(self._starts[name] if saved is None else saved['state'])
-        self._count, self._ended = state['count'], False
+        self._count, self._ended = count, False

@@ -298,7 +298,7 @@ class Reading(Flow):
         return start + left // self._stride * self._stride if self._read.shard.drop_remainder else self._length
 
     async def restore(self, state: Any) -> None:
-        if not isinstance(state, int) or state < 0:
+        if type(state) is not int or not 0 <= state < 1 << 63:
             raise StateError(f'expected the position of an element, got {state!r:.100}')
         position = state + self._read.shard.shard_index
         self._ended = False

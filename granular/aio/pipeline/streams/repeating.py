@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.base import ENDLESS
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 
@@ -87,8 +87,9 @@ class Repeating(Flow):
         return {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
 
     async def restore(self, state: Any) -> None:
+        epoch = number_of(state, 'epoch')
         await self._parent.restore(state['parent'])
-        self._epoch, self._empty = state['epoch'], state['empty']
+        self._epoch, self._empty = epoch, bool(state['empty'])
 
 
 class Limiting(Flow):
@@ -109,8 +110,9 @@ class Limiting(Flow):
         return {'parent': self._parent.state(), 'count': self._count}
 
     async def restore(self, state: Any) -> None:
+        count = number_of(state, 'count')
         await self._parent.restore(state['parent'])
-        self._count = state['count']
+        self._count = count
 
 
 class Caching(Flow):
@@ -145,6 +147,6 @@ class Caching(Flow):
         return self._next_index
 
     async def restore(self, state: Any) -> None:
-        if not isinstance(state, int) or state < 0:
+        if type(state) is not int or not 0 <= state < 1 << 63:
             raise StateError(f'expected the number of an element, got {state!r:.100}')
         self._next_index = state

@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 from granular.shuffle import permute
@@ -69,7 +69,7 @@ class WindowShuffling(Flow):
             window.append(element)
         order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
         self._window, self._before, self._length = [window[position] for position in order], before, len(window)
-        del self._window[len(window) - self._skipped :]
+        del self._window[max(0, len(window) - self._skipped) :]
         self._skipped = 0
         return bool(self._window)
 
@@ -79,5 +79,6 @@ class WindowShuffling(Flow):
         return {'parent': self._before, 'window': self._number, 'place': self._length - len(self._window)}
 
     async def restore(self, state: Any) -> None:
+        number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size + 1)
         await self._parent.restore(state['parent'])
-        self._window, self._number, self._skipped = [], state['window'], state['place']
+        self._window, self._number, self._skipped = [], number, skipped

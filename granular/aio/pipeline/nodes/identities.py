@@ -1,0 +1,109 @@
+"""Identities of functions, for caches that outlive the process."""
+
+import functools
+import hashlib
+import types
+from collections.abc import Iterator, Set
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+
+from granular.aio.pipeline.nodes.elements import name_of
+from granular.errors import InvalidArgumentError
+
+_PLAIN: Final = (type(None), type(...), bool, int, float, complex, str, bytes, np.generic)
+
+
+def identity_of(fn: Any) -> str:
+    """Return the name of a function and a digest of its code and of the values that it holds.
+
+    These are its default arguments, the variables of its closure, the arguments of a partial, and the attributes of an
+    object whose method it is. The digest is the same in every process that runs the same release of Python. Functions
+    that it calls by a global name are not part of it.
+
+    Raises:
+      InvalidArgumentError: if one of the values cannot be described, such as a lock.
+    """
+    digest = hashlib.sha256()
+    try:
+        for part in _parts(fn, set()):
+            digest.update(b'%d:%b' % (len(part), part))
+    except Exception as error:
+        raise InvalidArgumentError(f'{name_of(fn)} has no identity of its own: {error}') from error
+    return f'{name_of(fn)} {digest.hexdigest()[:16]}'
+
+
+def _parts(value: Any, active: set[int]) -> Iterator[bytes]:
+    """Yield bytes that describe a value, and differ for values that differ.
+
+    Args:
+      value: any value.
+      active: the ids of the objects that contain it.
+    """
+    if id(value) in active:  # an object that refers to itself
+        yield b'again'
+        return
+    yield type(value).__qualname__.encode()
+    if isinstance(value, _PLAIN):
+        yield repr(value).encode()
+        return
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f'{value.dtype.descr} {value.shape}'.encode()
+        yield np.ascontiguousarray(value).tobytes()
+        return
+    inner = active | {id(value)}
+    if isinstance(value, Set):
+        yield from sorted(b''.join(_parts(item, inner)) for item in value)
+        return
+    contents = _contents(value)
+    yield str(len(contents)).encode()
+    for item in contents:
+        yield from _parts(item, inner)
+
+
+def _contents(value: Any) -> list[Any]:
+    """Return the values that make up another one."""
+    if type(value) in (list, tuple, np.ndarray):
+        return list(value)
+    if type(value) in (dict, types.MappingProxyType):
+        return [part for item in value.items() for part in item]
+    if isinstance(value, types.FunctionType):
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+    if isinstance(value, types.CodeType):
+        return [value.co_code, value.co_consts, value.co_names, value.co_freevars, value.co_argcount, value.co_flags]
+    if isinstance(value, types.MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.BuiltinFunctionType):  # of a module, or a method such as dict.get
+        return [value.__qualname__, None if isinstance(value.__self__, types.ModuleType) else value.__self__]
+    if isinstance(value, type | types.ModuleType | np.ufunc):
+        return [getattr(value, '__qualname__', value.__name__)]
+    if isinstance(value, _Stage):
+        return [value.describe()]
+    reduced = value.__reduce_ex__(4)
+    if isinstance(reduced, str):
+        state: list[Any] = [reduced]
+    else:
+        state = [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
+    functions = [vars(kind)['__call__'] for kind in type(value).__mro__ if '__call__' in vars(kind)]
+    wrapped = getattr(value, '__wrapped__', None)
+    return [*state, *(fn for fn in (*functions, wrapped) if isinstance(fn, types.FunctionType))]
+
+
+@runtime_checkable
+class _Stage(Protocol):
+    """A stage of a pipeline, or a dataset of fields."""
+
+    parents: Any
+    _user_functions: Any
+
+    def describe(self) -> str: ...
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ...  # a variable that was not assigned yet
