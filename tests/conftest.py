@@ -136,8 +136,9 @@ def user_buckets(
         bucket.mkdir(exist_ok=True)
     yield
     for bucket in buckets:
-        for path in bucket.iterdir():
-            path.rmtree() if path.is_dir() else path.unlink()
+        for path in bucket.rglob('*'):  # SeaweedFS lists folders for a while after their last file
+            if path.is_file():
+                path.unlink()
 
 
 @pytest.fixture(scope='session')
