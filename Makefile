@@ -16,8 +16,9 @@ TORCH  ?= torch==2.13.0
 demo: $(VENV)/demo
 	$(BIN)/granular demo
 
+# Three processes for two cores, as some tests wait: for timeouts, and for servers to start.
 test: $(VENV)/test $(ORACLES) redis chromium azurite
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 # The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
 test-full: export GRANULAR_FULL_TABLES = 1

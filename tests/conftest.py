@@ -27,6 +27,7 @@ from tests.support.servers import (
     SeaweedServer,
     Server,
 )
+from tests.support.tables import examples
 
 # The S3 server of most tests is SeaweedFS: moto takes several times as long for a request, in the process of the tests.
 # Tests of paths, of S3 replies, and of datasets in every store run against moto as well.
@@ -42,6 +43,7 @@ sys.dont_write_bytecode = False
 hypothesis.settings.register_profile(
     'tests',
     deadline=None,
+    max_examples=examples(100),
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
 hypothesis.settings.load_profile('tests')
@@ -134,8 +136,9 @@ def user_buckets(
         bucket.mkdir(exist_ok=True)
     yield
     for bucket in buckets:
-        for path in bucket.iterdir():
-            path.rmtree() if path.is_dir() else path.unlink()
+        for path in bucket.rglob('*'):  # SeaweedFS lists folders for a while after their last file
+            if path.is_file():
+                path.unlink()
 
 
 @pytest.fixture(scope='session')

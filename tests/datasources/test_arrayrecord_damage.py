@@ -23,6 +23,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from tests.datasources.test_arrayrecord import make, quick, write
+from tests.support.tables import examples
 
 
 @pytest.mark.parametrize('options', ['group_size:5,snappy', 'group_size:5,transpose:true'])
@@ -127,7 +128,7 @@ def test_truncated_files_are_errors(tmp_path_factory, cut):
 
 
 @given(data=st.data())
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=examples(150))
 def test_any_damage_gives_records_or_errors(tmp_path_factory, data):
     options = data.draw(st.sampled_from(['group_size:1,uncompressed', 'group_size:4', 'group_size:4,brotli']))
     base = tmp_path_factory.getbasetemp()

@@ -6,12 +6,11 @@ Each page runs in a process, an empty folder and empty buckets of its own (tests
 
 import ast
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tests import ROOT
+from tests.support.interpreters import Interpreter
 from tests.support.pages import Runner, blocks, commands, parse
 
 DOCS = sorted({*(ROOT / 'docs').glob('*.md')} - {ROOT / 'docs/index.md'})  # the index is that of the site
@@ -23,14 +22,20 @@ TAGS = {'python', 'sh', 'console', 'text', 'toml', 'json', 'yaml'}
 NOT_RUN = {'frameworks.md': 2, 'migration.md': 4, 'operations.md': 1, 'sources.md': 2, 'view.md': 2}
 
 
+@pytest.fixture(scope='module')
+def page_interpreter():
+    with Interpreter('tests.support.pages', options=['-W', 'default::ResourceWarning']) as interpreter:
+        yield interpreter
+
+
 @pytest.mark.parametrize('page', RUNNING, ids=lambda page: page.name)
-def test_examples_run(page, user_buckets, user_repository, redis_server, tmp_path, monkeypatch):
+def test_examples_run(page, page_interpreter, user_buckets, user_repository, redis_server, tmp_path, monkeypatch):
     monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
-    command = [sys.executable, '-W', 'default::ResourceWarning', '-m', 'tests.support.pages', page.relative_to(ROOT)]
-    process = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=55)
+    program = 'from tests.support.pages import main; main()'
+    process = page_interpreter.run(program, str(page.relative_to(ROOT)), cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert 'ResourceWarning' not in process.stderr and 'Traceback' not in process.stderr, process.stderr
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -17,6 +15,13 @@ from granular.aio.runtime.user_functions import await_user
 from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPERATIONS, WAYS, Raises
+from tests.support.interpreters import Interpreter
+
+
+@pytest.fixture(scope='module')
+def raising_interpreter():
+    with Interpreter('tests.support.functions_that_raise', options=['-W', 'error::ResourceWarning']) as interpreter:
+        yield interpreter
 
 
 @pytest.mark.parametrize(
@@ -24,18 +29,11 @@ from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPE
     ['calls', 'threads', 'async', 'fork', 'spawn map'],
     ids=lambda words: words.replace(' ', '-'),
 )
-def test_exception_of_a_user_function_reaches_the_caller(arguments):
+def test_exception_of_a_user_function_reaches_the_caller(arguments, raising_interpreter):
     # In a process of its own, as a fault may take that with it.
-    command = [
-        sys.executable,
-        '-W',
-        'error::ResourceWarning',
-        '-m',
-        'tests.support.functions_that_raise',
-        *arguments.split(),
-    ]
+    program = 'from tests.support.functions_that_raise import main; main()'
     environment = {**os.environ, 'PYTHONPATH': os.getcwd()}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False, env=environment)
+    done = raising_interpreter.run(program, *arguments.split(), env=environment)
     assert (done.returncode, done.stderr) == (0, '')
     faults = json.loads(done.stdout)
     assert len(faults) >= len(FAMILIES)

@@ -30,10 +30,11 @@ from granular.errors import (
 from granular.formats import layout
 from tests.robustness.fuzz.targets import join, seeds, targets
 from tests.support.faults import FaultServer
+from tests.support.tables import examples
 
 SLOW = ('bag', 'bag3', 'dataset', 'columns', 'index', 'signed_index', 'tfrecord', 'mp4', 'webm')
 SPECIAL = [number.to_bytes(8, 'little') for number in (0, 1, 8, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)]
-quick = settings(suppress_health_check=list(HealthCheck), max_examples=300)
+quick = settings(suppress_health_check=list(HealthCheck), max_examples=examples(300))
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +70,7 @@ def test_arbitrary_bytes_are_decoded_or_refused(name):
     for data in valid:
         target(data)
 
-    @settings(quick, max_examples=120 if name in SLOW else 300)
+    @settings(quick, max_examples=examples(120 if name in SLOW else 300))
     @given(st.one_of(st.binary(max_size=200), *([damaged(valid)] * 3 if valid else [])))
     def check(data):
         target(data)
@@ -96,7 +97,7 @@ dtypes = st.sampled_from(known) | st.text(max_size=4)
 shapes = st.lists(st.integers(-2, 5) | st.sampled_from([2**31, 2**62, 2**64 - 1]), max_size=4)
 
 
-@settings(quick, max_examples=500)
+@settings(quick, max_examples=examples(500))
 @given(dtypes, shapes | packable, st.binary(max_size=50) | packable)
 def test_arbitrary_arrays_are_decoded_or_refused(dtype, shape, data):
     targets['array'](msgpack.packb([dtype, shape, data]))

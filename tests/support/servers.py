@@ -134,6 +134,7 @@ class SeaweedServer(ContextServer):
                 '-ip.bind=127.0.0.1', f'-master.port={master}', f'-volume.port={volume}', '-volume.max=200', '-filer',
                 f'-filer.port={filer}', '-s3', f'-s3.port={s3}', f'-s3.config={config}', '-master.volumeSizeLimitMB=64',
                 '-s3.port.iceberg=0', '-s3.port.lance=0',  # of which only one would run on a machine
+                '-master.telemetry=false',
             ]  # fmt: skip
             environment = {**os.environ, 'WEED_MASTER_VOLUME_GROWTH_COPY_1': '1'}
             with testing.program(command, endpoint, cwd=folder, env=environment) as process:

@@ -11,6 +11,11 @@ Row = TypeVar('Row', bound=tuple)
 FULL_TABLES: Final = os.environ.get('GRANULAR_FULL_TABLES') == '1'
 
 
+def examples(count: int) -> int:
+    """Return how many of the examples that Hypothesis may generate are tried: other ones each time, a third of them."""
+    return count if FULL_TABLES else count // 3
+
+
 def cover(groups: Iterable[Sequence[Operation]], families: Iterable[Sequence[Fault]]) -> list[tuple[Operation, Fault]]:
     """Pair each operation with a fault of each family, and each fault with an operation of each group.
 
