@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
@@ -37,17 +38,21 @@ def ray(data: Data, server: Server) -> Result:
     folder = str(data.images())
     seconds = {
         name: [
-            ours(data, 'convert', core, 'clusters', url=folder, engine=engine, repeats=repeats, times=times)['seconds']
+            ours(data, what, core, 'clusters', url=folder, engine=engine, repeats=repeats, times=times)['seconds']
             for repeats in (1, 5)
         ]
-        for name, core, engine in (
-            ('one process, one core', CORE, 'local'),
-            ('one process, both cores', None, 'local'),
-            ('2 workers of Ray', None, 'ray'),
+        for name, what, core, engine in (
+            ('one process, one core', 'convert', CORE, 'local'),
+            ('one process, both cores', 'convert', None, 'local'),
+            ('two processes, half of the images each', 'halves', None, 'local'),
+            ('2 workers of Ray', 'convert', None, 'ray'),
         )
     }
-    one, free, two = (times[-1] for times in seconds.values())
-    figures = f'{two:.2f} s, one process {one:.2f} s on one core, {free:.2f} s on both'
+    one, free, halves, two = (times[-1] for times in seconds.values())
+    figures = (
+        f'{two:.2f} s, one process {one:.2f} s on one core, {free:.2f} s on both; two processes with half of the '
+        f'images each {halves:.2f} s, {one / halves:.2f}'
+    )
     bars.append(Bar('conversion of 10,000 images with 2 workers of Ray / one process', one / two, 1.6, figures))
     killed = ours(data, 'kill', None, 'clusters')
     bars.append(Bar('a node killed during a write: the same dataset', killed['same'], 1, f'{killed["seconds"]:.1f} s'))
@@ -152,6 +157,37 @@ def convert(job: Job) -> dict[str, float]:
     return {'seconds': median(times)}
 
 
+def halves(job: Job) -> dict[str, float]:
+    """Measure the seconds in which two processes without Ray convert half of the images each: the machine's limit."""
+    context, times = multiprocessing.get_context('spawn'), []
+    barrier = context.Barrier(3)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=_half, args=(job, folder, half, barrier), daemon=True) for half in (0, 1)]
+        for process in processes:
+            process.start()
+        for _ in range(job['times']):
+            barrier.wait(60)
+            started = time.perf_counter()
+            barrier.wait(600)
+            times.append(time.perf_counter() - started)
+        for process in processes:
+            process.join()
+    return {'seconds': median(times)}
+
+
+def _half(job: Job, folder: str, half: int, barrier: Any) -> None:
+    """Convert half of the images as often as the other process does, at the same time."""
+    reader = granular.DatasetReader(job['url'])
+    source = granular.MapDataset.source(reader)
+    count = len(reader) * job['repeats']
+    images = source.repeat(job['repeats'])[count // 2 * half : count // 2 * (half + 1)]
+    granular.convert(source[:4], f'{folder}/{half}.warm', shardlen=1, spec={'image': 'jpg'})
+    for number in range(job['times']):
+        barrier.wait(60)
+        granular.convert(images, f'{folder}/{half}.{number}', shardlen=count // 10, spec={'image': 'jpg'})
+        barrier.wait(600)
+
+
 def kill(job: Job) -> dict[str, float]:
     """Return 1 if a write during which one of three nodes is killed has the bytes of one without, and its seconds."""
     os.environ.update(RAY_USAGE_STATS_ENABLED='0', RAY_worker_niceness='0')
@@ -206,7 +242,9 @@ def _contents(root: pathlib.Path) -> dict[str, bytes]:
 
 def main() -> None:
     """The part in its own process: ``python -m benchmarks.clusters FUNCTION JOB``."""
-    functions: dict[str, Callable[[Job], dict[str, float]]] = {'read': read, 'convert': convert, 'kill': kill}
+    functions: dict[str, Callable[[Job], dict[str, float]]] = {
+        'read': read, 'convert': convert, 'halves': halves, 'kill': kill,
+    }  # fmt: skip
     print(json.dumps(functions[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))
 
 
