@@ -561,7 +561,7 @@ def test_convert_files_by_relative_paths(nodes, granular_cli, tmp_path, monkeypa
     code, out, _ = granular_cli('convert', '*.parquet', 'got', '--shardlen', 25, '--engine', 'ray')
     assert (code, '60 datapoints of *.parquet (parquet) in 3 shards' in out) == (0, True)
     assert contents('got') == contents('expected')
-    assert granular.convert('*.parquet', 'one', shardlen=None, engine='ray').records == 60
+    assert granular.convert('*.parquet', 'one', shardlen=None, engine='ray').datapoints == 60
     assert [point['n'] for point in granular.open('one')] == list(range(60))
 
 
