@@ -21,6 +21,7 @@ from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
 from tests.support.faults import FaultServer, md5_etag
+from tests.support.servers import KEY, SECRET
 from tests.support.tables import pairwise
 
 COUNT = 6
@@ -291,8 +292,8 @@ def test_dataset_replaced_after_open_is_unchanged_or_an_error(store, put, conten
     'store', ['local', 'seaweed', 'fakegcs', 'http with ETags', 'http with Last-Modified', 'memory']
 )
 def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, monkeypatch):
-    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY)  # a reader pickles without its credentials
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
     fill(put, contents[kind, 'a'])
     sent = []
     for options in OPTIONS:

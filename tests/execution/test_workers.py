@@ -429,8 +429,8 @@ def test_stream_and_states_do_not_depend_on_worker_count():
 
 
 def test_workers_share_the_index_of_a_reader(seaweed, monkeypatch):
-    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'key')
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'secret')
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
     monkeypatch.setenv('AWS_ENDPOINT_URL_S3', seaweed.endpoint)
     path = seaweed.place()
     with granular.ShardedDatasetWriter(path, {'i': 'int'}, granular.encoders, shardlen=100) as writer:

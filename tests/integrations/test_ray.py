@@ -473,7 +473,8 @@ def test_bad_writes_leave_nothing(ray_, data, tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize('store', ['local', 'seaweed'])
+# SeaweedFS lists folders for a while after their last file.
+@pytest.mark.parametrize('store', ['local', 'moto'])
 def test_what_killed_writers_left_is_cleaned_or_replaced(store, ray_, data, request, tmp_path):
     """Parts, and the shards that were published before the first one."""
     root = granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()

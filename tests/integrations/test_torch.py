@@ -53,11 +53,9 @@ def counted(datapoint):
 
 
 @pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn')])
-def test_batch_is_one_fan_out(path, monkeypatch, workers, method):
+def test_batch_is_one_fan_out(path, workers, method):
     from torch.utils.data import DataLoader
 
-    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')  # a reader pickles without its credentials
-    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
     with granular.DatasetReader(path, granular.decoders, cache_keys=('refs',)) as reader:
         assert reader[3]['label'] == 3  # starts the loop and a connection before the workers are forked
         dataset = MapDataset.source(reader).map(counted)
