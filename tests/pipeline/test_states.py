@@ -148,6 +148,20 @@ def test_what_is_not_a_state_is_refused(folders, state):
                 batches.load(state, strict)
 
 
+def test_states_fit_other_sizes_of_read_ahead():
+    def make(size):
+        numbers = granular.MapDataset.range(20).to_iter_dataset().prefetch(size)
+        return iter(granular.IterDataset.mix([numbers, numbers]).prefetch(size).window_shuffle(5, 0))
+
+    with make(2) as iterator:
+        next(iterator)
+        state, expected = iterator.get_state(), next(iterator)
+    for size in (0, 7):
+        with make(size) as iterator:
+            iterator.set_state(state)
+            assert next(iterator) == expected
+
+
 NUMBERS = granular.MapDataset.range(20).to_iter_dataset()
 
 

@@ -80,8 +80,9 @@ def resizable_stages(stage: Any) -> int:
     return count
 
 
-def _without_size(line: str) -> str:
-    return re.sub(r'^(batch|prefetch)\(\d+', r'\1(', line)
+def _without_size(line: str, resizable: bool) -> str:
+    """Return a line without the size that a state does not depend on: of read-ahead, or also of the last batches."""
+    return re.sub(r'^( *prefetch|batch)\(\d+' if resizable else r'^( *prefetch)\(\d+', r'\1(', line)
 
 
 def _differ_in_detail_only(saved: str, current: str) -> bool:
@@ -100,7 +101,7 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
       state_lines: the fingerprint in the state.
       own_lines: the fingerprint of this pipeline.
       strict: False to log a warning instead of an error.
-      resizable: number of last stages whose sizes of batches and buffers may differ.
+      resizable: number of last stages whose sizes of batches may differ. Those of read-ahead may differ anywhere.
 
     Raises:
       StateError: if it does not; the message names the stages that differ.
@@ -112,7 +113,8 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
     saved, current = [str(line) for line in state_lines], list(own_lines)
     if len(saved) == len(current):
         for i in range(len(current)):
-            same_stage = i >= len(current) - resizable and _without_size(saved[i]) == _without_size(current[i])
+            last = i >= len(current) - resizable
+            same_stage = _without_size(saved[i], last) == _without_size(current[i], last)
             if same_stage or _differ_in_detail_only(saved[i], current[i]):
                 saved[i] = current[i]
     differences = []
