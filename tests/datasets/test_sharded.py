@@ -79,6 +79,16 @@ def test_reopened_writer_starts_a_new_shard(root):
         assert [len(shard) for shard in reader.aio.readers] == [10, 5, 10, 5]
 
 
+def test_settings_of_shards_may_be_numpy_integers(moto, tmp_path):
+    folder, start, step, length = moto.place() / 'ds', np.int64(0), np.int16(1), np.uint8(10)
+    write(folder, range(25), shardlen=length, shardstart=start, shardstep=step)
+    assert values(folder, shardstart=start, shardstep=step) == list(range(25))
+    granular.convert(range(25), tmp_path, shardlen=length, parallel=step, sample=step)
+    assert len(granular.open(tmp_path)) == 25
+    with pytest.raises(InvalidArgumentError, match='sample: expected an integer >= 1, got None'):
+        granular.convert(range(25), tmp_path, sample=None)
+
+
 def test_reopened_writer_fills_an_appendable_shard(tmp_path):
     def write(numbers):
         with granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, 10, layout='columns') as writer:

@@ -143,9 +143,9 @@ async def convert(
     """
     began = time.perf_counter()
     await ensure_event_loop()
-    for name, number in (('shardlen', shardlen), ('parallel', parallel), ('sample', sample)):
-        if number is not None:
-            check_integer(name, number, 1)
+    shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
+    parallel = None if parallel is None else check_integer('parallel', parallel, 1)
+    sample = check_integer('sample', sample, 1)
     if engine not in get_args(Engine):
         raise InvalidArgumentError(f"engine: expected 'local' or 'ray', got {engine!r}")
     async with contextlib.aclosing(await open_source(source, format)) as opened:

@@ -71,11 +71,11 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         index: bool = True,
     ) -> None:
         super().__init__()
-        check_steps(shardstart, shardstep)
+        steps = check_steps(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._args = (decoders, cache_index, as_cache_keys(cache_keys), parallel, verify)
-        self._steps = (shardstart, shardstep)
+        self._steps = steps
         self._use_index = index
         self._datasets: list[Dataset] | IndexedShards = []
         self._shared_index: SharedIndex | None = None  # pickled with the reader

@@ -77,9 +77,8 @@ class ShardedDatasetWriter(Publishing):
         index: bool = False,
     ) -> None:
         super().__init__()
-        check_steps(shardstart, shardstep)
-        if shardlen is not None:
-            check_integer('shardlen', shardlen, 1)
+        shardstart, shardstep = check_steps(shardstart, shardstep)
+        shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
         if index and (shardstart > 0 or shardstep > 1):

@@ -18,7 +18,6 @@ def shards_of(entries: Iterable[Entry]) -> list[int]:
     return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])
 
 
-def check_steps(start: int, step: int) -> None:
-    """Check the arguments that select every ``step``-th shard from ``start`` on."""
-    check_integer('shardstart', start, 0)
-    check_integer('shardstep', step, 1)
+def check_steps(start: int, step: int) -> tuple[int, int]:
+    """Return the arguments that select every ``step``-th shard from ``start`` on, as ``int``."""
+    return check_integer('shardstart', start, 0), check_integer('shardstep', step, 1)
