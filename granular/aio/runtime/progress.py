@@ -29,9 +29,7 @@ class ProgressReport:
 
     async def finish(self) -> None:
         """Report the rest."""
-        if self._progress is None:
-            return
-        async with self._turns.turn():
-            amount, self._amount = self._amount, 0
-            if amount:
+        amount, self._amount = self._amount, 0  # before waiting, so that calls that wait are not added up
+        if self._progress is not None and amount:
+            async with self._turns.turn():
                 await offload(self._progress, amount)
