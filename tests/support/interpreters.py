@@ -24,17 +24,21 @@ SERVER = """
 import gc, importlib, json, os, select, socket, sys, types
 
 control = socket.socket(fileno=int(sys.argv[1]))
+poll = select.poll()
+poll.register(control, select.POLLIN)
 for name in sys.argv[2:]:
     importlib.import_module(name)
 gc.freeze()  # what is imported is not collected again by each program
 running = {}
 while True:
-    for ended in set(select.select([control, *running], [], [])[0]) - {control}:
+    ready = [descriptor for descriptor, _ in poll.poll()]
+    for ended in set(ready) - {control.fileno()}:
+        poll.unregister(ended)
         pid, status = running.pop(ended)
         os.write(status, b'%d' % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         os.close(status)
         os.close(ended)
-    if not select.select([control], [], [], 0)[0]:
+    if control.fileno() not in ready:
         continue
     request, descriptors, _, _ = socket.recv_fds(control, 1 << 18, 4)
     if not request:
@@ -46,7 +50,9 @@ while True:
     for descriptor in streams:
         os.close(descriptor)
     os.write(status, b'%d\\n' % pid)
-    running[os.pidfd_open(pid)] = pid, status
+    ended = os.pidfd_open(pid)
+    running[ended] = pid, status
+    poll.register(ended, select.POLLIN)
 
 control.close()
 os.close(status)
@@ -91,7 +97,9 @@ class Program:
           subprocess.TimeoutExpired: if it has not ended in that many seconds.
         """
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            poll = select.poll()
+            poll.register(self._status, select.POLLIN)  # also of a process that has more than 1,024 descriptors
+            if not poll.poll(None if timeout is None else 1000 * timeout):
                 raise subprocess.TimeoutExpired(['-c'], timeout or 0.0)
             self.returncode = int(self._status.read())
         return self.returncode
