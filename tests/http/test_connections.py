@@ -167,7 +167,7 @@ async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch)
         pool._tick()
         return await look_up(origin)
 
-    monkeypatch.setattr(pool, '_addresses', slowly)
+    monkeypatch.setattr(pool, '_addresses', lambda origin: asyncio.ensure_future(slowly(origin)))
     pool._idle.clear()
     server.script.extend(['hang'] * 9)
     async with asyncio.timeout(20):

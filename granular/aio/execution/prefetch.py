@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from granular.aio.execution.failures import capturing
 from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop
-from granular.aio.runtime.tasks import end_tasks, outcome, start_task
+from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
 from granular.aio.runtime.user_functions import mark_computing
 from granular.errors import ClosedError, GranularError
@@ -143,7 +143,7 @@ class Prefetch(Generic[T]):
     async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
         """Return the result of a task; None if it was cancelled because the position was changed."""
         try:
-            return await outcome(asyncio.shield(task))
+            return await outcome(result_of(task))
         except asyncio.CancelledError:
             consumer = asyncio.current_task()
             if not task.cancelled() or consumer is None or consumer.cancelling():

@@ -7,7 +7,7 @@ import ipaddress
 import itertools
 import logging
 import ssl
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
@@ -15,6 +15,7 @@ from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of
 from granular.aio.http.tls_layer import RECEIVED, TlsLayer
+from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
@@ -166,7 +167,9 @@ class Pool:
 
     async def _open_any(self, origin: Origin, addresses: Sequence[str]) -> Connection:
         """Connect to one of the addresses of a host."""
-        context = await self._shared(self._tls()) if origin.secure else None
+        context: ssl.SSLContext | None = None
+        if origin.secure:
+            context = await self._shared(self._tls())
         first, failure = next(self._turn), OSError('no address')
         for i in range(len(addresses)):
             connection = Connection(self, origin)
@@ -238,10 +241,10 @@ class Pool:
             self._names[origin] = (now() + _NAMES_FOR, future)
         return future
 
-    async def _shared(self, future: Awaitable[T]) -> T:
+    async def _shared(self, future: asyncio.Future[T]) -> T:
         """Wait for a result that all requests share, and that closing the pool cancels."""
         try:
-            return await asyncio.shield(future)
+            return await result_of(future)
         except asyncio.CancelledError:
             if not self._closed or asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise

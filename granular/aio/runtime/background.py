@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from granular.aio.runtime.scope import peek_scope
-from granular.aio.runtime.tasks import outcome, start_task
+from granular.aio.runtime.tasks import outcome, result_of, start_task
 
 T = TypeVar('T')
 
@@ -28,7 +28,7 @@ async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
         _waiters[task] = _waiters.get(task, 0) + 1
     try:
         for task in tasks:
-            await outcome(asyncio.shield(task))
+            await outcome(result_of(task))
     finally:
         for task in tasks:
             _stop_waiting(task)

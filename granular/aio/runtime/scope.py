@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
-from granular.aio.runtime.tasks import end_tasks, settle
+from granular.aio.runtime.tasks import end_tasks, result_of, settle
 from granular.errors import ClosedError
 
 T = TypeVar('T')
@@ -52,7 +52,7 @@ class Scope:
             return cast(T, future.result())
         try:
             # A caller that is cancelled must not cancel the resource for the others.
-            return cast(T, await asyncio.shield(future))
+            return cast(T, await result_of(future))
         except BaseException as error:
             if future.done() and (future.cancelled() or future.exception()) and self._opened.get(key) is future:
                 del self._opened[key]

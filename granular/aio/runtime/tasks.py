@@ -34,6 +34,16 @@ async def outcome(task: Awaitable[T]) -> T:
     raise error
 
 
+async def result_of(future: 'asyncio.Future[T]') -> T:
+    """Return the result of a future that others may await too: cancelling the caller does not cancel it.
+
+    ``asyncio.shield`` does the same, but from Python 3.14 on logs an error that comes after its caller was cancelled.
+    """
+    if not future.done():
+        await asyncio.wait([future])
+    return future.result()
+
+
 async def _held(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await coro

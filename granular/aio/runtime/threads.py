@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
+from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError
 
@@ -130,7 +131,7 @@ async def offload_whole(fn: Callable[[*Ts], T], *args: *Ts, undo: Callable[[T], 
         return fn(*args)
     call, result = _submit(threads(), fn, *args)
     try:
-        return await asyncio.shield(result)
+        return await result_of(result)
     except asyncio.CancelledError:
         if not call.cancel():
             await _ended(result)

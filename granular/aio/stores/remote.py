@@ -15,6 +15,7 @@ from granular.aio.http.retry import RecoverableKind
 from granular.aio.http.tls import verify_of
 from granular.aio.http.transport import Answer, Outgoing, Transport
 from granular.aio.runtime.scope import Scope
+from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.base import Request
@@ -104,7 +105,7 @@ class Client(abc.ABC):
             return True
         if self._renewing is None:
             self._renewing = asyncio.ensure_future(self._renew())
-        return await asyncio.shield(self._renewing)
+        return await result_of(self._renewing)
 
     async def _renew(self) -> bool:
         try:

@@ -15,6 +15,7 @@ from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import Threads, call_in
 from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores.base import ContentInfo
@@ -95,7 +96,7 @@ async def unpack(
 
     running = asyncio.ensure_future(call_in(pool, work))
     try:
-        return await asyncio.shield(running)
+        return await result_of(running)
     except BaseException:
         archive.stop()
         await asyncio.wait([running])

@@ -21,7 +21,7 @@ from granular.aio.http.buffers import Space, blank
 from granular.aio.http.reply import Reply
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.tasks import gather, result_of
 from granular.aio.runtime.threads import map_inline_then_threads, offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache.blocks import Blocks
@@ -211,7 +211,7 @@ class BlockCache:
         first = self._registering.setdefault(name, own)
         try:
             if first is not own:
-                await asyncio.shield(asyncio.wrap_future(first))
+                await result_of(asyncio.wrap_future(first))
             elif size_of(*name) is None:
                 note(*name, (await upstream.read(key, 0, 1, version)).size)
             size = size_of(*name)
@@ -403,7 +403,7 @@ class _Fetch:
             if name not in self.blocks and not self._finished:
                 future = self._futures.setdefault(name, concurrent.futures.Future())
         if future is not None:
-            await asyncio.shield(asyncio.wrap_future(future))
+            await result_of(asyncio.wrap_future(future))
         return self.blocks.get(name)
 
 
