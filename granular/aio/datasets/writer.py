@@ -121,10 +121,12 @@ class DatasetWriter(Publishing):
             if stat is not None:
                 await self._check_existing()
             await self._open_bags()
-        except BaseException:
-            self._release()
-            if stat is None and store.has_folders:
-                await self._remove_empty()
+        except BaseException as error:
+            try:
+                if stat is None and not (self._lock is None and isinstance(error, AlreadyExistsError)):
+                    await self._remove_own_folder()
+            finally:
+                self._release()
             raise
         # After a crash between two columns, some are longer: the next appends are checked against them.
         self._length = self._found = min(bag.length for bag in self._bags.values())
@@ -428,6 +430,14 @@ class DatasetWriter(Publishing):
         store = self.directory.store
         await store.delete([(self.directory / name).key for name in self._names])
         await self._remove_empty()
+
+    async def _remove_own_folder(self) -> None:
+        """Remove the folder that this writer may have created, if it is empty, unless another writer has locked it."""
+        store = self.directory.store
+        if isinstance(store, LocalStore):
+            with contextlib.suppress(AlreadyExistsError, NotFoundError):
+                self._lock = self._lock or await store.lock_folder(self.directory.key)
+                await self._remove_empty()
 
     async def _remove_empty(self) -> None:
         with contextlib.suppress(NotFoundError):

@@ -223,19 +223,19 @@ def snapshot(data: bytes) -> None:
 
 
 @functools.cache
-def _indexed() -> tuple[str, list[dict[str, object]]]:
-    """A sharded dataset with an index, and its datapoints."""
+def _indexed() -> tuple[str, list[dict[str, object]], bytes]:
+    """A sharded dataset with an index, its datapoints, and the index, which the targets overwrite."""
     root = os.path.join(folder(), 'indexed')
     points: list[dict[str, object]] = [{'a': i, 'b': ['x'] * (i % 3), 'c': bytes(i * 7)} for i in range(200)]
     with granular.ShardedDatasetWriter(root, TYPES, granular.encoders, shardlen=150, index=True) as writer:
         for datapoint in points:
             writer.append(datapoint)
-    return root, points
+    return root, points, _read(f'indexed/000000/{dataset_index.NAME}')
 
 
 def index(data: bytes) -> None:
     """An index file beside shards: the datapoints are right, or there is an error."""
-    root, points = _indexed()
+    root, points, _ = _indexed()
     write(f'indexed/000000/{dataset_index.NAME}', data)
     try:
         with granular.ShardedDatasetReader(root, granular.decoders, cache_index=len(data) % 2 == 0) as reader:
@@ -444,8 +444,7 @@ def seeds() -> dict[str, list[bytes]]:
     state = snapshots.BagState(2, 1000, 900, '"pin"', np.array([0, 5, 900]))
     path = os.path.join(folder(), 'seed.index')
     snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(b'{}', {'a': state, 'b': state})})
-    _indexed()
-    content = _read(f'indexed/000000/{dataset_index.NAME}')
+    _, _, content = _indexed()
     footer = dataset_index.parse_footer(content, len(content), 'it')
     out['index'] = [content]
     out['signed_index'] = [
