@@ -40,7 +40,7 @@ _BATCH = 256
 
 
 def write(target: pathlib.Path, shards: int, length: int, keys: Sequence[str]) -> None:
-    """Write a sharded dataset in the columns layout: sparse bags without tables, and an index for nginx's versions."""
+    """Write a sharded dataset in the columns layout: sparse bags and tables, and an index for nginx's versions."""
     rng = np.random.default_rng(0)
     tables = []
     for _ in range(min(_DRAWN, shards * len(keys))):
@@ -56,8 +56,9 @@ def write(target: pathlib.Path, shards: int, length: int, keys: Sequence[str]) -
             folder.mkdir(parents=True, exist_ok=True)
             chosen = [tables[(shard * len(keys) + i) % len(tables)] for i in range(len(keys))]
             for i, (key, (size, _, _)) in enumerate(zip(keys, chosen, strict=True)):
-                with (folder / f'{key}.bag').open('wb') as bag:
-                    bag.truncate(size)
+                for suffix, nbytes in (('.bag', size), ('.idx', length * LIMIT)):
+                    with (folder / f'{key}{suffix}').open('wb') as file_of_shard:
+                        file_of_shard.truncate(nbytes)
                 os.utime(folder / f'{key}.bag', (_MODIFIED, _MODIFIED))
                 rows[shard, i] = length, 3, size + length * LIMIT, size, 0, 0, 0
                 pins.append(f'"{_MODIFIED:x}-{size:x}"')
