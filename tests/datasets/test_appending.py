@@ -95,6 +95,25 @@ def test_append_that_fails_while_publishing_keeps_the_dataset_readable(request, 
     assert not marker(folder).exists()
 
 
+def test_append_that_cannot_check_its_claim_leaves_the_finished_shards_and_no_marker(fakegcs):
+    """One failing request says nothing about others: each clean-up is tried, and its failure is noted."""
+    folder = fakegcs.new_bucket() / 'ds'
+    write(folder, 10)
+    with WriteProxy(fakegcs) as proxy:
+        writer = open_writer(proxy.place(folder, attempts=2, backoff=0.001))
+        writer.append(point(10))
+        assert marker(folder).exists()
+        proxy.plan = lambda call: 'status 500' if call.method == 'GET' and '.writer.' in call.path else ''
+        with pytest.raises(StoreError, match=r'\.writer\.0\.1\.json') as caught:
+            writer.close()
+    assert [note.partition(':')[0] for note in caught.value.__notes__ if 'too' in note] == [
+        'removing the claim of the writer failed, too'
+    ]
+    assert not (folder / '000002').exists()
+    assert not marker(folder).exists()
+    assert count_of(folder) == 10
+
+
 def test_failed_block_leaves_the_finished_shards_and_no_marker(root):
     folder = root / 'ds'
     write(folder, 10)

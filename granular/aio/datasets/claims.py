@@ -1,7 +1,6 @@
 """Claims: objects that give one writer at a time the right to write a series of shards in a bucket."""
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
@@ -11,11 +10,12 @@ import re
 import secrets
 import socket
 import weakref
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
 from granular.aio.paths.path import Path
 from granular.aio.runtime.background import background
+from granular.aio.runtime.lifecycle import ending_with
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
@@ -91,8 +91,8 @@ class Claim:
             for entry in entries:
                 await self._resolve(entry)
         except BaseException:
-            await self.release()
-            raise
+            async with self.releasing():
+                raise
         await self._keep_fresh()
         return entries
 
@@ -152,18 +152,9 @@ class Claim:
             if owner is not None and owner.get('token') == self._token:
                 await self._directory.store.delete([self._path.key])
 
-    @contextlib.asynccontextmanager
-    async def releasing(self) -> AsyncIterator[None]:
-        """Release the claim at the end of a block. If the block fails, its error is raised, whatever releasing does."""
-        try:
-            yield
-        except BaseException as error:
-            try:
-                await self.release()
-            except GranularError as failure:
-                error.add_note(f'removing the claim of the writer failed, too: {failure}')
-            raise
-        await self.release()
+    def releasing(self) -> AbstractAsyncContextManager[None]:
+        """Return a block at whose end the claim is released."""
+        return ending_with(self.release, 'removing the claim of the writer')
 
     def _refuse(self, owner: dict[str, Any], error: GranularError | None) -> None:
         alive = _is_alive(owner)

@@ -15,18 +15,16 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import check_steps, shards_in, shards_of
 from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Publishing, ensure_open, report_no_loss
+from granular.aio.runtime.lifecycle import Publishing, ending_with, ensure_open, report_no_loss
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
     CorruptDatasetError,
-    GranularError,
     InvalidArgumentError,
     NotFoundError,
     SpecError,
-    StoreError,
 )
 from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, check_spec, shard_name
@@ -331,18 +329,8 @@ class ShardedDatasetWriter(Publishing):
     @contextlib.asynccontextmanager
     async def _ending(self) -> AsyncIterator[None]:
         """Remove the record of the append, if all shards are finished, and then the claim."""
-        async with self._releasing():
-            try:
-                yield
-            except StoreError:
-                raise  # that of the last request: further requests would fail as well
-            except BaseException as error:
-                try:
-                    await self._unmark()
-                except GranularError as failure:
-                    error.add_note(f'removing the record of the append failed, too: {failure}')
-                raise
-            await self._unmark()
+        async with self._releasing(), ending_with(self._unmark, 'removing the record of the append'):
+            yield
 
     async def _unmark(self) -> None:
         if self._appends:

@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 import weakref
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -95,6 +95,27 @@ class AsyncResource(abc.ABC):
             await self.aclose()
         else:
             await self.abort()
+
+
+@contextlib.asynccontextmanager
+async def ending_with(clean_up: Callable[[], Awaitable[None]], doing: str) -> AsyncIterator[None]:
+    """Clean up at the end of a block, whether it fails or not.
+
+    If the block fails, its error is raised even if the clean-up fails, too, which is then a note of it.
+
+    Args:
+      clean_up: the function to await.
+      doing: what it does, for the note.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            await clean_up()
+        except GranularError as failure:
+            error.add_note(f'{doing} failed, too: {failure}')
+        raise
+    await clean_up()
 
 
 async def ensure_open(resource: Any) -> None:
