@@ -2,12 +2,16 @@
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import granular
 from granular import aio, cli
+from granular.aio.stores.local import writing
+from granular.aio.stores.local.locks import lock
 from granular.errors import InvalidArgumentError, NotFoundError
 from tests.datasets.test_writers import SPEC, fill, point
 
@@ -125,8 +129,6 @@ def test_temporary_files_on_a_disk_are_removed(tmp_path):
         os.utime(tmp_path / name, (OLD, OLD))
     assert found(root) == sorted((name, 'draft') for name in drafts)
     with open(tmp_path / 'ds' / '.a.bag.0123abcd.part', 'rb') as file:
-        from granular.aio.stores.local.locks import lock
-
         assert lock(file.fileno())  # a living writer's, however old
         assert found(root) == sorted((name, 'draft') for name in drafts[1:])
     assert len(granular.clean(root, remove=True)) == 3
@@ -160,6 +162,49 @@ def test_files_of_an_open_writer_are_kept(tmp_path):
         writer.close()
         whole(root / layout, 12)
         (root / 'a.bag').unlink()
+
+
+def test_clean_keeps_a_temporary_file_that_its_writer_has_not_locked_yet(tmp_path, monkeypatch):
+    cleaned = []
+
+    def clean_first(fd):
+        if not cleaned:
+            cleaned.append(found(tmp_path, older=0, remove=True))
+        return lock(fd)
+
+    monkeypatch.setattr(writing, 'lock', clean_first)
+    granular.Path(tmp_path / 'x.bag').write_bytes(b'content')
+    ((_, kind),) = cleaned[0]
+    assert kind == 'draft'
+    assert os.listdir(tmp_path) == ['x.bag']
+    assert (tmp_path / 'x.bag').read_bytes() == b'content'
+
+
+def test_clean_keeps_a_temporary_file_that_its_writer_locks_meanwhile(tmp_path, monkeypatch):
+    with granular.Path(tmp_path / 'x.bag').open('wb') as file:
+        monkeypatch.setattr('granular.aio.datasets.clean.is_locked', lambda path: False)
+        assert len(os.listdir(tmp_path)) == 1
+        assert found(tmp_path, older=0, remove=True) == []
+        file.write(b'content')
+    assert (tmp_path / 'x.bag').read_bytes() == b'content'
+
+
+def test_writers_are_not_disturbed_by_a_process_that_cleans(tmp_path):
+    """Each of the writers finds that its temporary file was looked at, or removed, before it was locked."""
+    ended = threading.Event()
+
+    def clean():
+        while not ended.is_set():
+            granular.clean(tmp_path, older=0, remove=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        cleaning = pool.submit(clean)
+        for i in range(40):
+            (granular.Path(tmp_path) / f'{i % 5}.bag').write_bytes(b'%d' % i)
+        ended.set()
+        cleaning.result()
+    assert [(tmp_path / f'{i}.bag').read_bytes() for i in range(5)] == [b'%d' % i for i in range(35, 40)]
+    assert len(os.listdir(tmp_path)) == 5
 
 
 def test_empty_shard_folders_are_removed_and_links_not_followed(tmp_path):

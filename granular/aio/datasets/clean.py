@@ -328,18 +328,25 @@ class _Cleaning:
 
     async def _remove(self, files: Sequence[tuple[Entry, Any]], age: float, remove: bool) -> list[Leftover]:
         store, url = self._store, self._store.url
+        if remove:
+            if self._bags and await (Path.of(store, self._key) / 'spec.json').exists():
+                return []  # its writer has finished meanwhile
+            for upload in self._folder.uploads:
+                await store.abort_upload(upload)
+            deleted = await self._delete([entry.key for entry, _ in files])
+            files = [(entry, kind) for entry, kind in files if entry.key in deleted]
+            if store.has_folders and self.empties:
+                await store.delete_empty(self._key)
         leftovers = [Leftover(url(entry.key), kind, entry.size, age) for entry, kind in files]
         leftovers += [Leftover(url(upload.key), 'upload', upload.size, age) for upload in self._folder.uploads]
         if self._empty:
             leftovers.append(Leftover(url(self._key), 'folder', 0, age))
-        if not remove:
-            return leftovers
-        if self._bags and await (Path.of(store, self._key) / 'spec.json').exists():
-            return []  # its writer has finished meanwhile
-        for upload in self._folder.uploads:
-            await store.abort_upload(upload)
-        if files:
-            await store.delete([entry.key for entry, _ in files])
-        if store.has_folders and self.empties:
-            await store.delete_empty(self._key)
         return leftovers
+
+    async def _delete(self, keys: list[str]) -> list[str]:
+        """Delete files, unless a live writer of this machine has opened them meanwhile. Return those deleted."""
+        if isinstance(self._store, LocalStore):
+            return await self._store.delete_unlocked(keys)
+        if keys:
+            await self._store.delete(keys)
+        return keys

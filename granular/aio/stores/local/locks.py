@@ -128,3 +128,21 @@ def is_locked(path: str) -> bool:
         return lock(fd) is False
     finally:
         os.close(fd)
+
+
+def remove_unlocked(path: str) -> bool:
+    """Remove a file, unless it is locked. Return whether it was removed.
+
+    The lock is held meanwhile: a writer that locks the file later finds that it is no longer at its path.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        if lock(fd) is False or not is_at(fd, path):
+            return False
+        os.unlink(path)
+        return True
+    finally:
+        os.close(fd)

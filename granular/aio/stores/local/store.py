@@ -18,7 +18,7 @@ from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, of
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, version_of
-from granular.aio.stores.local.locks import FolderLock, lock
+from granular.aio.stores.local.locks import FolderLock, lock, remove_unlocked
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
@@ -182,6 +182,16 @@ class LocalStore(Store):
                     os.unlink(key)
 
         await offload_whole(call)
+
+    async def delete_unlocked(self, keys: Sequence[str]) -> list[str]:
+        """Delete files, unless a process has locked them. Return those that were deleted."""
+
+        def call(key: str) -> bool:
+            files.forget(key)
+            with translated(key):
+                return remove_unlocked(key)
+
+        return [key for key in keys if await offload_whole(call, key)]
 
     async def delete_empty(self, key: str) -> bool:
         def call() -> bool:

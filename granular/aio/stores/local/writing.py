@@ -15,9 +15,11 @@ from granular.aio.runtime.threads import offload_whole
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, OpenFile, version_of
-from granular.aio.stores.local.locks import is_locked, lock
+from granular.aio.stores.local.locks import is_at, lock, remove_unlocked
 from granular.config import MiB
+from granular.errors import StoreError
 
+_TRIES: Final = 100
 _TEMPORARY: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 
 
@@ -27,6 +29,24 @@ def temporary_path(key: str) -> str:
     end = f'.{secrets.token_hex(4)}.part'
     # A name may have 255 bytes on the file systems of Linux.
     return os.path.join(folder, f'.{os.fsdecode(os.fsencode(name)[: 254 - len(end)])}{end}')
+
+
+def create_temporary(key: str) -> tuple[BinaryIO, str]:
+    """Create a temporary file that is to replace a file, locked until it is closed, and return it with its path.
+
+    A file without a lock is taken for the leftover of a killed writer, and removed.
+    """
+    for _ in range(_TRIES):
+        path = temporary_path(key)
+        file = open(path, 'xb', buffering=MiB)  # noqa: SIM115
+        try:
+            if lock(file.fileno()) is not False and is_at(file.fileno(), path):
+                return file, path
+        except BaseException:
+            _discard(file, path, os.getpid())
+            raise
+        _discard(file, path, os.getpid())  # another process looked at it before it was locked, and may have removed it
+    raise StoreError(f'{key}: failed to create and lock a temporary file, {_TRIES} times')
 
 
 def final_name(name: str) -> str:
@@ -40,20 +60,17 @@ def remove_leftovers(path: str) -> bool:
     folder, name = os.path.split(path)
     with translated(path):
         names = [entry for entry in os.listdir(folder or '.') if final_name(entry) == name]
-        leftovers = [path for path in (os.path.join(folder, entry) for entry in names) if not is_locked(path)]
-        for leftover in leftovers:
-            os.unlink(leftover)
-    return bool(leftovers)
+        removed = [remove_unlocked(os.path.join(folder, entry)) for entry in names]
+    return any(removed)
 
 
 class LocalWriter(ObjectWriter):
     """A file written under a temporary name and renamed when it is complete, so that it appears like an object."""
 
     def __init__(self, key: str, new: bool) -> None:
-        self._key, self._temporary_path, self._new = key, temporary_path(key), new
+        self._key, self._new = key, new
         with translated(key):
-            self._file = open(self._temporary_path, 'xb', buffering=MiB)  # noqa: SIM115
-            lock(self._file.fileno())  # so that the file is not taken for the leftover of a crash
+            self._file, self._temporary_path = create_temporary(key)
         # A writer that is never closed leaves no temporary file behind.
         self.discard = weakref.finalize(self, _discard, self._file, self._temporary_path, os.getpid())
 
@@ -124,7 +141,8 @@ def copy_file(source: str, target: str) -> None:
     """
     with translated(source):
         before = OpenFile(source)
-    temporary = temporary_path(target)
+    with translated(target):
+        file, temporary = create_temporary(target)
     try:
         with translated(target):
             shutil.copyfile(source, temporary)
@@ -137,8 +155,7 @@ def copy_file(source: str, target: str) -> None:
             os.replace(temporary, target)
             sync(os.path.dirname(target))
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        _discard(file, temporary, os.getpid())
 
 
 def sync_all(folder: str) -> None:
