@@ -4,7 +4,6 @@ import operator
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
 
-import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
@@ -118,9 +117,3 @@ def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
             f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}'
         )
     return array
-
-
-def describe_indices(indices: Ints) -> str:
-    """Return the number of indices and their checksum: other indices have another description."""
-    checksum = google_crc32c.value(np.ascontiguousarray(indices, '<i8').tobytes())
-    return f'{len(indices)} indices, CRC32C {checksum:08x}'

@@ -12,12 +12,13 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, original
+from granular.aio.pipeline.nodes.base import describe_indices
 from granular.aio.pipeline.nodes.selection import describe_classes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, check_integer, describe_indices, indices_of
+from granular.indexing import Ints, check_integer, indices_of
 
 
 class IndexWrapper(Fields):

@@ -22,7 +22,8 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, Seed, check_integer, describe_indices, integers_of
+from granular.formats.checksums import crc32c
+from granular.indexing import Ints, Seed, check_integer, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, permute
 
 ENDLESS: Final = sys.maxsize
@@ -165,6 +166,11 @@ class Slice(IndexNode):
     @functools.cached_property
     def _described_part(self) -> str:
         return describe_indices(np.asarray(self._part))
+
+
+def describe_indices(indices: Ints) -> str:
+    """Return the number of indices and their checksum: other indices have another description."""
+    return f'{len(indices)} indices, CRC32C {crc32c(np.ascontiguousarray(indices, "<i8").tobytes()):08x}'
 
 
 class Repeat(IndexNode):
