@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import uuid
 
 import pytest
 
@@ -301,3 +302,24 @@ def test_dataset_replaced_while_it_is_copied_is_not_completed(root, tmp_path):
     (root / 'ds').copy(target)
     with granular.DatasetReader(target, granular.decoders) as reader:
         assert list(reader) == [point(i) for i in range(100, 107)]
+
+
+async def test_progress_is_called_off_the_event_loop(tmp_path):
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / 'folder' / 'a').write_bytes(b'12345')
+    (tmp_path / 'folder' / 'b').write_bytes(bytes(9 << 20))
+    calls, threads = [], set()
+
+    def progress(size):
+        calls.append(size)
+        threads.add(threading.get_ident())
+
+    source = aio.Path(tmp_path / 'folder')
+    bucket = aio.Path(f'memory://{uuid.uuid4().hex}')
+    for target in (tmp_path / 'copy', bucket):  # within a store, and from one to another
+        await source.copy(target, progress=progress)
+        assert sum(calls) == 5 + (9 << 20)
+        await (source / 'a').copy(aio.Path(target) / 'c', progress=progress)
+        assert sum(calls) == 10 + (9 << 20)
+        calls.clear()
+    assert threading.get_ident() not in threads

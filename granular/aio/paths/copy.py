@@ -8,9 +8,9 @@ from typing import Final
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
+from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import call_user
 from granular.aio.stores import ContentInfo, Entry
 from granular.config import MiB
 from granular.errors import (
@@ -43,14 +43,14 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
         target_size = (await target.store.stat(target.key)).size
     except NotFoundError:
         target_size = None
-    await _copy(source, target, stat.size, target_size, progress)
+    await _copy(source, target, stat.size, target_size, ProgressReport(progress))
 
 
 class FolderCopy:
     """The copy of a folder."""
 
     def __init__(self, source: PurePath, target: PurePath, progress: Progress | None) -> None:
-        self._source, self._target, self._progress = source, target, progress
+        self._source, self._target, self._report = source, target, ProgressReport(progress)
         self._target_sizes: dict[str, int] = {}  # the sizes of the target's files
         self._specs: list[Entry] = []
         self._listed: dict[str, dict[str, Entry]] = {}  # by folder, the files of a possible dataset as listed
@@ -106,7 +106,7 @@ class FolderCopy:
         # Some stores list no sizes.
         size = entry.size or (await source.store.stat(source.key)).size
         target_size = self._target_sizes.get(name)
-        await _copy(source, target, size, target_size, self._progress, lambda: self._invalidate(name))
+        await _copy(source, target, size, target_size, self._report, lambda: self._invalidate(name))
 
     async def _invalidate(self, name: str) -> None:
         """Delete the target's ``spec.json`` before a file of its dataset is replaced, as it is incomplete then.
@@ -225,7 +225,7 @@ async def _copy(
     target: PurePath,
     size: int,
     target_size: int | None,
-    progress: Progress | None,
+    report: ProgressReport,
     before: Callable[[], Awaitable[None]] = _do_nothing,
 ) -> None:
     """Copy a file, unless the target has it already.
@@ -235,21 +235,19 @@ async def _copy(
       target: the file to write.
       size: the bytes of the source.
       target_size: the bytes of the target; None if it does not exist.
-      progress: as for ``Path.copy``.
+      report: what was copied.
       before: awaited before the target is replaced.
     """
     if target_size == size and await _are_equal(source, target):
-        if progress:
-            call_user(progress, size)
+        await report.add(size)
         return
     await before()
     if source.store == target.store and await source.store.copy_within(source.key, target.key):
         if not source.store.local:
             await _check_copy_within(source, target)
-        if progress:
-            call_user(progress, size)
+        await report.add(size)
         return
-    await _stream(source, target, progress)
+    await _stream(source, target, report)
 
 
 async def _are_equal(source: PurePath, target: PurePath) -> bool:
@@ -301,19 +299,17 @@ async def _check_copy_within(source: PurePath, target: PurePath) -> None:
         )
 
 
-async def _stream(source: PurePath, target: PurePath, progress: Progress | None) -> None:
+async def _stream(source: PurePath, target: PurePath, report: ProgressReport) -> None:
     """Copy a file through this process."""
     info = await source.store.content_info(source.key)
     kind = target.store.digest_kind(info.size)
     digests = Digests({'crc32c', kind, *proven(info.digests)} - {''}, target.store.config.part_size)
     async with File(target, 0, await target.store.open_writer(target.key)) as file:
-        await _transfer(source, info, file, digests, progress)
+        await _transfer(source, info, file, digests, report)
     await _check_written(target, info.size, kind, digests)
 
 
-async def _transfer(
-    source: PurePath, info: ContentInfo, file: File, digests: Digests, progress: Progress | None
-) -> None:
+async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Digests, report: ProgressReport) -> None:
     """Write the content of a file to another one, and check that it is what the source has.
 
     Raises:
@@ -327,8 +323,7 @@ async def _transfer(
         version = reply.version
         await offload(digests.add, reply.data)
         await file.write(reply.data)
-        if progress:
-            call_user(progress, len(reply.data))
+        await report.add(len(reply.data))
     # Files without versions can change while they are read.
     if before is not None and ((after := await source.store.stat(source.key)) != before or after.size != info.size):
         raise ObjectChangedError(

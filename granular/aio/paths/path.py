@@ -173,7 +173,7 @@ class Path(PurePath):
 
         Args:
           target: the file or folder to write.
-          progress: called on the event loop's thread with the bytes of each piece that was copied or skipped.
+          progress: called in a thread, with the bytes that were copied or skipped since the last call.
 
         Returns:
           The target.

@@ -285,7 +285,7 @@ class _Copying(FolderCopy):
 
     def __init__(self, source: Path, target: Path, unpack: bool, pool: Threads, progress: Progress | None) -> None:
         super().__init__(source, target, progress)
-        self._top, self._bottom, self._report = source, target, progress
+        self._top, self._bottom, self._progress = source, target, progress
         self._unpacks, self._pool = unpack, pool
         self._owners: dict[str, str] = {}  # the archive of each folder that one is unpacked to
         self._folders: set[str] = set()
@@ -323,7 +323,7 @@ class _Copying(FolderCopy):
 
     async def unpack(self, source: Path, kind: str, folder: PurePath, keep: str = '') -> None:
         """Unpack an archive into an existing folder."""
-        done = await unpack(source, kind, folder.key, self._pool, self._report, keep)
+        done = await unpack(source, kind, folder.key, self._pool, self._progress, keep)
         self.files += done.files
         self.bytes += done.bytes
         self.unpacked = True
