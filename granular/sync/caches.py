@@ -65,11 +65,20 @@ class SharedMemoryCache(Cache[sharedcache.SharedMemoryCache]):
         *,
         max_bytes: int = 1024 * MiB,
         name: str | None = None,
+        fingerprint: str | None = None,
         pack: Function | None = None,
         unpack: Function | None = None,
     ) -> None:
         self._open(
-            sharedcache.SharedMemoryCache(source, transform, max_bytes=max_bytes, name=name, pack=pack, unpack=unpack)
+            sharedcache.SharedMemoryCache(
+                source,
+                transform,
+                max_bytes=max_bytes,
+                name=name,
+                fingerprint=fingerprint,
+                pack=pack,
+                unpack=unpack,
+            )
         )
 
     def stats(self) -> dict[str, int]:

@@ -318,6 +318,63 @@ def test_independent_processes_share_a_named_cache(source, program):
     assert not [path for path in os.listdir('/dev/shm') if f'{RUN}-ranks' in path]
 
 
+class Numbers:
+    """A source whose repr does not show what it holds."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 2
+
+    def __repr__(self):
+        return 'Numbers()'
+
+    def __getitem__(self, index):
+        return self.first + index
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda i: [i, 1],
+        lambda i: np.array([i, 1]),
+        Numbers,
+        lambda i: granular.MapDataset.source([i, 1]).shuffle(3),
+        lambda i: granular.MapDataset.range(2).map(lambda value: value + i),
+        lambda i: granular.MapDataset.range(2).map([lambda value: value, lambda value: value + 1][i]),
+        lambda i: granular.SharedMemoryCache([i, 1], max_bytes=1 << 16),
+    ],
+)
+def test_name_of_a_cache_belongs_to_one_source(make):
+    """Of equal length, and with equal stages and names of functions: another source never gets its values."""
+    options = {'max_bytes': 1 << 16, 'name': f'{RUN}-{uuid.uuid4().hex}'}
+    sources = [make(0), make(1), make(0)]
+    with granular.SharedMemoryCache(sources[0], **options) as cache:
+        values = cache.fetch([0, 1])
+        with pytest.raises(InvalidArgumentError, match='is of another source: choose another name, or pass the same f'):
+            granular.SharedMemoryCache(sources[1], **options)
+        with granular.SharedMemoryCache(sources[2], **options) as again:
+            assert again.fetch([0, 1]) == values
+            assert again.stats()['misses'] == 2
+
+
+def test_fingerprint_stands_for_the_source_of_a_named_cache():
+    source, other = Numbers(0), Numbers(0)
+    source.lock, other.rank = threading.Lock(), 1
+    options = {'max_bytes': 1 << 16, 'name': f'{RUN}-fingerprint'}
+    with pytest.raises(InvalidArgumentError, match="cannot pickle '_thread.lock' object: pass fingerprint="):
+        granular.SharedMemoryCache(source, **options)
+    for fingerprint in ('', 1):
+        with pytest.raises(InvalidArgumentError, match='fingerprint: expected a text, got'):
+            granular.SharedMemoryCache(other, **options, fingerprint=fingerprint)
+    with granular.SharedMemoryCache(source, **options, fingerprint='numbers') as cache:
+        assert cache.fetch([0, 1]) == [0, 1]
+        with granular.SharedMemoryCache(other, **options, fingerprint='numbers') as again:
+            assert pickle.loads(pickle.dumps(again)).fetch([0, 1]) == [0, 1]
+            assert again.stats()['misses'] == 2
+
+
 def test_named_cache_lives_until_its_last_process_ends(source, program):
     first = program(PROGRAM, source.log, 'stay')
     assert first.stdout.readline() == '2016\n', first.communicate()

@@ -129,35 +129,39 @@ class Cache(AsyncResource):
             value = self._unpack(value)
         return value if self._transform is None else self._transform(value)
 
-    def _fingerprint(self, alone: bool) -> bytes:
+    def _fingerprint(self, lasting: bool) -> bytes:
         """Return 16 bytes that identify the source: its stages and length, its readers, and its functions.
 
+        Functions are identified by their code and the values that they hold.
+
         Args:
-          alone: True if only the fingerprint separates the cached values of different runs. Functions are then
-            identified by their code and the values that they hold, otherwise by their names.
+          lasting: True if the values outlive the processes. An object without an identity of its own is then refused;
+            otherwise it is identified by the values that it holds.
 
         Raises:
-          InvalidArgumentError: if ``alone``, and a source or a function has no identity of its own.
+          InvalidArgumentError: if the source or a function has no identity.
         """
-        return hashlib.sha256(repr(self._identities(alone)).encode()).digest()[:16]
+        return hashlib.sha256(repr(self._identities(lasting)).encode()).digest()[:16]
 
-    def _identities(self, alone: bool) -> list[Any]:
+    def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
         functions = [fn for stage in _stages(self._upstream) for fn in stage._user_functions]
         functions += [] if self._pack is None else [self._pack]
         for root in _roots(self._upstream):
             functions += getattr(root, '_user_functions', ())
             if isinstance(root, Cache):
-                parts.append(root._identities(alone))
+                parts.append(root._identities(lasting))
                 functions += [fn for fn in (root._transform, root._unpack) if fn is not None]
             elif (identity := _identity_of_root(root)) is not None:
                 parts.append(identity)
-            elif alone and (isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root)):
+            elif not lasting:
+                functions.append(root)
+            elif isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} has no identity of its own: pass fingerprint='
                 )
         try:
-            return [parts, [identity_of(fn) if alone else name_of(fn) for fn in functions]]
+            return [parts, [identity_of(fn) for fn in functions]]
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f'{self!r}: {error}: pass fingerprint=') from error
 

@@ -1,5 +1,6 @@
 """A cache in memory shared by the processes of a machine."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
@@ -9,6 +10,7 @@ from granular.aio.caches.table import Address, Table
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
+from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer, index_of
 from granular.metrics import counters
 
@@ -37,7 +39,10 @@ class SharedMemoryCache(Cache):
       source: any source that a MapDataset accepts.
       transform: a function of each value, or an object with ``map``, that runs at each read, in threads.
       max_bytes: limit on the bytes cached: those of the values, and about 20 more for each.
-      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started separately.
+      name: 1 to 160 of ``A-Z a-z 0-9 _ . -``, for processes that are started separately. A name belongs to one source.
+      fingerprint: identifies the source of a named cache; by default derived from its stages and its length, from a
+        reader's address, spec, versions and decoders, and from the values that other sources and functions hold, of
+        which a list or an array is read once.
       pack: converts a value into a cacheable one: None, a bool, an int, a float, a complex, a str, bytes, a numpy
         array, a tensor of torch, an image of PIL, or a list, tuple or dict of these. By default values must be of these
         types. Runs in threads, once per value.
@@ -54,13 +59,17 @@ class SharedMemoryCache(Cache):
         *,
         max_bytes: int = 1024 * MiB,
         name: str | None = None,
+        fingerprint: str | None = None,
         pack: Function | None = None,
         unpack: Function | None = None,
     ) -> None:
         super().__init__(source, transform, pack, unpack)
         if name is not None:
             path_of('cache', name)
+        if fingerprint is not None and not (isinstance(fingerprint, str) and fingerprint):
+            raise InvalidArgumentError(f'fingerprint: expected a text, got {fingerprint!r:.100}')
         self._max_bytes, self._name = check_integer('max_bytes', max_bytes, 1), name
+        self._print = fingerprint
         self._address: Address | None = None
         self._table: Table
 
@@ -69,14 +78,24 @@ class SharedMemoryCache(Cache):
             self._check_open()
         address = self._table.address if self._state == 'open' else self._address
         transform, pack, unpack = self._functions
-        options = {'max_bytes': self._max_bytes, 'name': self._name, 'pack': pack, 'unpack': unpack}
+        options: dict[str, Any] = {'max_bytes': self._max_bytes, 'name': self._name, 'fingerprint': self._print}
+        options |= {'pack': pack, 'unpack': unpack}
         return _attached, (type(self), (self._source, transform), options, self._length, address)
 
     async def _connect(self) -> None:
-        if self._address is None:
-            self._table = Table.new(self._length, self._max_bytes, self._fingerprint(alone=False), self._name)
-        else:
+        if self._address is not None:
             self._table = Table.at(self._address)
+        elif self._name is None:
+            self._table = Table.anonymous(self._length, self._max_bytes)
+        else:
+            source = await offload(self._source_digest)
+            self._table = Table.named(self._length, self._max_bytes, source, self._name)
+
+    def _source_digest(self) -> bytes:
+        """Return 16 bytes that identify the source."""
+        if self._print is None:
+            return self._fingerprint(lasting=False)
+        return hashlib.sha256(self._print.encode()).digest()[:16]
 
     async def _close(self) -> None:
         self._table.close()

@@ -7,6 +7,7 @@ bytes. Whenever the writer is killed, a record exists completely or not at all, 
 """
 
 import contextlib
+import functools
 import mmap
 import os
 import secrets
@@ -78,37 +79,26 @@ class Table:
         _tables.add(self)
 
     @classmethod
-    def new(cls, count: int, room: int, fingerprint: bytes, name: str | None) -> 'Table':
-        """Create a table, anonymous or named.
+    def anonymous(cls, count: int, room: int) -> 'Table':
+        """Create a table that is freed when its last user closes it."""
+        _check_system()
+        fd = os.memfd_create('granular-cache', os.MFD_CLOEXEC)
+        try:
+            _fill(count, room, bytes(16), fd)
+        except OSError as error:
+            os.close(fd)
+            raise StoreError(f'no memory for a cache of {count} indices: {error}') from error
+        return cls(Segment(fd, None), 'a cache')
 
-        An anonymous table is freed when its last user closes it. The first process to ask for a named one creates it,
-        and later ones open it.
+    @classmethod
+    def named(cls, count: int, room: int, fingerprint: bytes, name: str) -> 'Table':
+        """Open the table of a name. The first process to ask for it creates it.
 
         Raises:
           InvalidArgumentError: if the table of that name is for another source.
         """
-        if not hasattr(os, 'memfd_create'):
-            raise UnsupportedError('a SharedMemoryCache needs the anonymous files of Linux')
-        words = [0] * _WORDS
-        words[0], words[_COUNT], words[_ROOM] = _MAGIC, count, room
-        words[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))
-        words[_PRINT : _PRINT + 2] = struct.unpack('=2Q', fingerprint)
-
-        def fill(fd: int) -> None:
-            front, total = _sizes(count, room)
-            os.ftruncate(fd, total)
-            os.posix_fallocate(fd, 0, front)  # memory written through a mapping must be allocated
-            os.pwrite(fd, struct.pack(f'={_WORDS}Q', *words), 0)
-
-        if name is None:
-            fd = os.memfd_create('granular-cache', os.MFD_CLOEXEC)
-            try:
-                fill(fd)
-            except OSError as error:
-                os.close(fd)
-                raise StoreError(f'no memory for a cache of {count} indices: {error}') from error
-            return cls(Segment(fd, None), 'a cache')
-        path = path_of('cache', name)
+        _check_system()
+        path, fill = path_of('cache', name), functools.partial(_fill, count, room, fingerprint)
         while True:
             try:
                 table = cls(attach(path, hold=True), path)
@@ -117,10 +107,11 @@ class Table:
                 with contextlib.suppress(AlreadyExistsError):  # another process created it first
                     return cls(create(path, fill, shared=True), path)
         if (table.count, table.room, table.fingerprint) != (count, room, fingerprint):
-            sizes = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}'
-            difference = sizes if (table.count, table.room) != (count, room) else 'another source'
+            sizes = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}: choose another name'
+            other = 'another source: choose another name, or pass the same fingerprint= if the values are the same'
+            difference = sizes if (table.count, table.room) != (count, room) else other
             table.close()
-            raise InvalidArgumentError(f'the cache named {name!r} is of {difference}: choose another name')
+            raise InvalidArgumentError(f'the cache named {name!r} is of {difference}')
         return table
 
     @classmethod
@@ -221,6 +212,23 @@ class Table:
             self._front.close()
             self._data.close()
         self._closing()
+
+
+def _check_system() -> None:
+    if not hasattr(os, 'memfd_create'):
+        raise UnsupportedError('a SharedMemoryCache needs the anonymous files of Linux')
+
+
+def _fill(count: int, room: int, fingerprint: bytes, fd: int) -> None:
+    """Write an empty table to a file."""
+    words = [0] * _WORDS
+    words[0], words[_COUNT], words[_ROOM] = _MAGIC, count, room
+    words[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))
+    words[_PRINT : _PRINT + 2] = struct.unpack('=2Q', fingerprint)
+    front, total = _sizes(count, room)
+    os.ftruncate(fd, total)
+    os.posix_fallocate(fd, 0, front)  # memory written through a mapping must be allocated
+    os.pwrite(fd, struct.pack(f'={_WORDS}Q', *words), 0)
 
 
 def _sizes(count: int, room: int) -> tuple[int, int]:

@@ -27,13 +27,14 @@ def identity_of(fn: Any) -> str:
     digest = hashlib.sha256()
     try:
         for part in _parts(fn, set()):
-            digest.update(b'%d:%b' % (len(part), part))
+            digest.update(b'%d:' % len(part))
+            digest.update(part)
     except Exception as error:
         raise InvalidArgumentError(f'{name_of(fn)} has no identity of its own: {error}') from error
     return f'{name_of(fn)} {digest.hexdigest()[:16]}'
 
 
-def _parts(value: Any, active: set[int]) -> Iterator[bytes]:
+def _parts(value: Any, active: set[int]) -> Iterator[bytes | memoryview]:
     """Yield bytes that describe a value, and differ for values that differ.
 
     Args:
@@ -49,7 +50,7 @@ def _parts(value: Any, active: set[int]) -> Iterator[bytes]:
         return
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         yield f'{value.dtype.descr} {value.shape}'.encode()
-        yield np.ascontiguousarray(value).tobytes()
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         return
     inner = active | {id(value)}
     if isinstance(value, Set):
