@@ -36,6 +36,15 @@ def nothing_left():
     assert not multiprocessing.active_children()
 
 
+@pytest.fixture(autouse=True)
+def forked():
+    """Let torch fork its workers, unless a test says otherwise: since Python 3.14 each would import torch again."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method('fork', force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
 @pytest.fixture(scope='module')
 def path(fakegcs):
     """128 datapoints in a bucket."""

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import doctest
 import io
+import multiprocessing
 import os
 import pathlib
 import re
@@ -173,6 +174,7 @@ SETUP = {'README.md': readme}
 
 
 def main():
+    multiprocessing.set_start_method('fork', force=True)  # the functions of a page cannot be imported
     page = ROOT / sys.argv[1]
     runner = Runner(page, SETUP.get(page.name, dict)())
     try:
