@@ -12,6 +12,7 @@ import pytest
 
 import granular
 from granular import aio
+from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
 from granular.aio.runtime.sharing import sharing
 from granular.errors import (
     CorruptDatasetError,
@@ -55,7 +56,11 @@ def read(folder, **options):
 
 
 def is_indexed(reader):
-    return reader.aio._indexed is not None
+    return indexed_shards_of(reader.aio) is not None
+
+
+def versions_of(reader):
+    return [bag.identity for columns in columns_of_shards(reader.aio) for bag in columns.all_bags.values()]
 
 
 def count_requests(call):
@@ -79,13 +84,13 @@ def test_datasets_read_the_same_with_an_index(tmp_path, layout, memory, caplog):
     write(folder, range(10_000), layout, shardlen=4500)
     expected = [point(i, layout) for i in range(10_000)]
     with granular.ShardedDatasetReader(folder, granular.decoders) as plain:
-        identity = plain.aio._files()
+        versions = versions_of(plain)
         summary = granular.build_index(folder)
         with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
             assert is_indexed(reader) and not is_indexed(plain)
             assert (len(reader), reader.shards, reader.size) == (10_000, 3, plain.size)
             assert (reader.spec, reader.layout) == (plain.spec, plain.layout)
-            assert reader.aio._files() == identity
+            assert versions_of(reader) == versions
             assert list(reader) == expected
             picks = np.random.default_rng(0).integers(-10_000, 10_000, 500)
             assert reader.fetch(picks) == [expected[i] for i in picks]

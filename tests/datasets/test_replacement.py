@@ -144,9 +144,9 @@ class Interruption:
             monkeypatch.setattr(kind, 'read', self._around(kind.read))
         monkeypatch.setattr(LocalStore, 'check_version', self._around(LocalStore.check_version))
         monkeypatch.setattr(
-            granular.aio.datasets.sharded_reader,
+            granular.aio.datasets.shard_opener,
             'shards_in',
-            self._listing(granular.aio.datasets.sharded_reader.shards_in),
+            self._listing(granular.aio.datasets.shard_opener.shards_in),
         )
 
     def _around(self, call):

@@ -1,8 +1,8 @@
 """The shards of a dataset that was opened by its index, each made when it is first used."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
+from granular.aio.datasets.columns import Mask
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.proof import open_as_one
@@ -18,6 +19,8 @@ from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptDatasetError, GranularError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
+
+T = TypeVar('T')
 
 logger = logging.getLogger('granular')
 
@@ -126,13 +129,10 @@ class IndexedShards:
         """Return the number of datapoints of each shard."""
         return self._values(self.index.lengths, lambda dataset: dataset.columns.length)
 
-    def size(self, keys: Sequence[str] | None = None) -> int:
-        """Return the bytes of the bags of some keys, or of all bags, tables included."""
-
-        def of(dataset: Dataset) -> int:
-            return dataset.columns.size if keys is None else sum(dataset.columns.bags[key].size for key in keys)
-
-        return int(self._values(self.index.sizes(keys), of).sum())
+    def size(self, mask: Mask = None) -> int:
+        """Return the bytes of the bags that a mask selects, tables included."""
+        keys = None if mask is None else [choice.field.key for choice in self[0].columns.choose(mask)]
+        return int(self._values(self.index.sizes(keys), lambda dataset: dataset.columns.size_of(mask)).sum())
 
     def _values(self, indexed: Ints, of: Callable[[Dataset], int]) -> Ints:
         values = indexed[np.minimum(self._numbers, len(indexed) - 1)]
@@ -165,6 +165,20 @@ class IndexedShards:
                 if i not in self.own:
                     self[i].warn_of_lengths()
 
+    async def read(self, positions: Ints, reading: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine that reads shards, of which each is compared with the index once.
+
+        Raises:
+          ObjectChangedError: if one was replaced: call ``replace``, and read again.
+        """
+        if self.unchecked[positions].any():
+            both: list[Coroutine[Any, Any, Any]] = [reading, self._check(positions.tolist())]
+            values: T = (await gather(both))[0]
+        else:
+            values = await reading
+        self.confirm(positions)
+        return values
+
     # --- shards that were replaced
 
     def warn(self, reason: str) -> None:
@@ -188,7 +202,7 @@ class IndexedShards:
         self.unchecked[unchecked] = replaced
         return [i for i, is_replaced in zip(unchecked, replaced, strict=True) if is_replaced]
 
-    async def check(self, positions: Iterable[int]) -> None:
+    async def _check(self, positions: Iterable[int]) -> None:
         """Check that shards are those in the index.
 
         Raises:

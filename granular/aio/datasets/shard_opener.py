@@ -1,0 +1,257 @@
+"""Open the shards of a dataset: by its index, by the state of another reader, or each by its own tables."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.datasets.appending import finished_shards
+from granular.aio.datasets.codec import Decoder, fields_of
+from granular.aio.datasets.dataset import Dataset, check_cache_keys
+from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.indexed_shards import IndexedShards
+from granular.aio.datasets.listed_shards import ListedShards
+from granular.aio.datasets.proof import open_as_one
+from granular.aio.datasets.shards import shards_in
+from granular.aio.http.reply import changed
+from granular.aio.paths.path import Path
+from granular.aio.runtime.tasks import gather
+from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
+from granular.formats.layout import shard_name
+
+logger: Final = logging.getLogger('granular')
+
+Shards = IndexedShards | ListedShards
+
+
+class SharedIndex(NamedTuple):
+    """The state that a reader with an index shares with its copies in worker processes.
+
+    Attributes:
+      tables: the index.
+      numbers: all shards.
+      states: the shards that are read by their own tables, by position.
+      unchecked: the shards that may have been replaced since the index was built.
+    """
+
+    tables: DatasetIndex
+    numbers: list[int]
+    states: Mapping[int, FolderState]
+    unchecked: NDArray[np.bool_]
+
+
+class ShardOpener:
+    """Opens those shards of a dataset that a reader reads.
+
+    Args:
+      directory, decoders, cache_index, cache_keys, verify: as for ``DatasetReader``.
+      steps: the first shard to read, and the distance between two of them.
+      use_index: use the index of the dataset, if there is one.
+
+    Attributes:
+      shared: the state of the reader of which this one is a copy in a worker process.
+      expected_count: the number of shards when the reader was pickled; those that were appended since are ignored.
+      numbers: the numbers of all shards, once they are open.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        decoders: Mapping[str, Decoder | Any] | None,
+        cache_index: bool,
+        cache_keys: Sequence[str],
+        verify: bool,
+        steps: tuple[int, int],
+        use_index: bool,
+    ) -> None:
+        self._directory, self._name = directory, f'{directory}'
+        self._decoders, self._cache_index, self._cache_keys = decoders, cache_index, cache_keys
+        self._verify, self._steps, self._use_index = verify, steps, use_index
+        self.shared: SharedIndex | Snapshot | None = None
+        self.expected_count: int | None = None
+        self.numbers: list[int] = []
+        self._count: int | None = None  # shards to open, if not all
+        self._snapshot: Snapshot | None = None
+        self._shards: Shards = ListedShards()
+
+    async def open(self) -> Shards:
+        """Open the shards."""
+        await self._directory.store.ready()
+        await open_as_one(self._name, self._open_once, self._prove)
+        if self._count is not None and self.expected_count is None:
+            logger.warning(
+                '%s: shard %s is not finished: it is being appended, or its writer was killed: reading the %d shards '
+                'before it; open the writer again to continue, or remove its shard with `granular clean --remove`',
+                self._name,
+                shard_name(self._count),
+                self._count,
+            )
+        shards, self._shards = self._shards, ListedShards()
+        shards.warn_of_lengths()
+        if isinstance(shards, ListedShards) and self._snapshot is None and (states := shards.states()) is not None:
+            await Snapshot.save(self._snapshot_name, states)
+        return shards
+
+    def state_of(self, shards: Shards) -> SharedIndex | Snapshot | None:
+        """Return the state of open shards for copies of the reader in worker processes; None unless it is complete."""
+        if isinstance(shards, IndexedShards):
+            own = shards.states()
+            return None if own is None else SharedIndex(shards.index, self.numbers, own, shards.unchecked)
+        states = shards.states()
+        return None if states is None else Snapshot('', states)
+
+    async def _open_once(self) -> None:
+        self._count = self.expected_count
+        try:
+            await self._open_shards()
+        except (NotFoundError, CorruptDatasetError):
+            if self._count is not None or not self.numbers:
+                raise
+            self._count = await finished_shards(self._directory)
+            if self._count is None:
+                raise
+            await self._open_shards()
+
+    async def _open_shards(self) -> None:
+        self._shards, self.numbers = ListedShards(), []
+        snapshot = self.shared if isinstance(self.shared, Snapshot) else None
+        if snapshot is None and self._cache_index:
+            snapshot = await Snapshot.load(self._snapshot_name)
+        if self._use_index and snapshot is None and await self._open_by_index():
+            return
+        numbers = self.numbers = await self._list()
+        if not numbers:
+            if await (self._directory / 'spec.json').exists():
+                raise NotFoundError(
+                    f'{self._name}: is a dataset without shards: open it with DatasetReader, or with granular.open'
+                )
+            raise NotFoundError(f'{self._name}: has no shards: expected folders such as {shard_name(0)}')
+        await self._open_by_tables([shard_name(i) for i in self._choose(numbers)], snapshot)
+
+    async def _list(self) -> list[int]:
+        """Return the numbers of the shards to open, as far as shards that are being appended are ignored."""
+        return (await shards_in(self._directory))[: self._count]
+
+    def _create(self, name: str) -> Dataset:
+        path = self._directory / name
+        return Dataset(path, self._decoders, self._cache_index, self._cache_keys, self._verify, name)
+
+    def _choose(self, numbers: list[int]) -> list[int]:
+        """Return the shards to read, given all shards.
+
+        Raises:
+          CorruptDatasetError: if shards are missing.
+          NotFoundError: if there are none to read.
+        """
+        if numbers != list(range(len(numbers))):
+            missing = next(i for i, number in enumerate(numbers) if i != number)
+            raise CorruptDatasetError(
+                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
+                f'not finished, or it was removed'
+            )
+        start, step = self._steps
+        chosen = numbers[start::step]
+        if not chosen:
+            raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
+        return chosen
+
+    # --- by their own tables
+
+    async def _open_by_tables(self, names: list[str], snapshot: Snapshot | None) -> None:
+        self._snapshot = snapshot = self._check_snapshot(snapshot, names)
+        shards = self._shards = ListedShards([self._create(name) for name in names])
+        try:
+            await gather([dataset.open(snapshot) for dataset in shards])
+        except ObjectChangedError:
+            if snapshot is not None:
+                await snapshot.forget()
+            raise
+        first = shards[0].columns
+        for dataset in shards:
+            columns = dataset.columns
+            if columns.spec != first.spec or columns.layout != first.layout:
+                raise CorruptDatasetError(
+                    f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but {first.name} has '
+                    f'{first.spec} in {first.layout!r}'
+                )
+
+    def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
+        """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
+
+        Raises:
+          ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
+        """
+        if snapshot is None or snapshot.folders.keys() == set(names):
+            return snapshot
+        if self.shared is not None:
+            raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
+        return None
+
+    @property
+    def _snapshot_name(self) -> Path:
+        """The path that names the snapshot: readers of different subsets of the shards have different snapshots."""
+        start, step = self._steps
+        return self._directory if self._steps == (0, 1) else self._directory / f'{start}::{step}'
+
+    async def _prove(self) -> None:
+        """Check that the listed shards still exist and that there are no others."""
+        if isinstance(self._shards, IndexedShards):
+            await self._shards.prove()
+        elif self._snapshot is None and self.numbers:
+            await gather([self._check_numbers(), *(dataset.prove() for dataset in self._shards)])
+
+    async def _check_numbers(self) -> None:
+        now = await self._list()
+        if now != self.numbers:
+            raise changed(self._name, f'of {len(self.numbers)} shards', f'of {len(now)} shards')
+
+    # --- by the index
+
+    async def _open_by_index(self) -> bool:
+        """Open the shards by the index of the dataset. Return False if there is none that describes any of them."""
+        shared = self.shared if isinstance(self.shared, SharedIndex) else None
+        index = await DatasetIndex.open(self._directory, self._cache_index) if shared is None else shared.tables
+        if index is None:
+            return False
+        if shared is None:
+            numbers, stale = await index.compare(self._directory)
+            if not numbers or (stale is not None and len(stale) == len(index)):
+                logger.warning(
+                    'the index of %s is outdated: all of its shards were replaced, or it was copied: they are read by '
+                    'their own tables: run `granular index` on it',
+                    self._name,
+                )
+                return False
+        else:
+            numbers, stale = shared.numbers, None
+        spec, layout = index.directory.spec, index.directory.layout
+        check_cache_keys(self._cache_keys, spec, self._name)
+        fields = fields_of(spec, self._decoders, layout, self._name)
+        existing, numbers = len(numbers), numbers[: self._count]
+        self.numbers = numbers
+        chosen = np.array(self._choose(numbers), np.int64)
+        shards = IndexedShards(self._directory, index, chosen, fields, self._create)
+        self._shards = shards
+        has_extras = bool(set(self._cache_keys) - {'refs'}) or self._verify
+        if shared is None:
+            if stale is not None:
+                shards.unchecked[:] = False
+            else:
+                described = np.flatnonzero(chosen < len(index)).tolist()
+                stale = chosen[await shards.find_replaced(described if has_extras else [])]
+            own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
+            if len(stale) or existing != len(index):
+                change = f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now'
+                shards.warn(change)
+            await shards.open_own(own)
+            if self._directory.store.local:
+                shards.confirm()
+        else:
+            shards.unchecked[:] = shared.unchecked
+            await shards.open_own(shared.states, shared.states)
+        if has_extras:
+            await shards.read_extras()
+        return True
