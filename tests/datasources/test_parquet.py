@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import granular
 from granular import aio
 from granular.aio.datasources.parquet.interleave import RowOrder
+from granular.aio.datasources.parquet.source import row_groups_of
 from granular.aio.runtime.bridge import run
 from granular.errors import (
     CorruptDatasetError,
@@ -265,7 +266,7 @@ def test_columns_are_read_alone_and_a_batch_is_one_request_per_row_group(fakegcs
     again, count, _ = requests(lambda: exact.fetch(order[::-1]))
     assert count == 0 and again == rows[::-1]
     chosen = granular.MapDataset.source(source).select(['text'])
-    run(source.aio._release())
+    run(row_groups_of(source.aio).release())
     assert requests(lambda: chosen[1999])[0] == {'text': 't1999'}
     with granular.ParquetDataSource(path, cache_bytes=0) as source:
         assert [requests(lambda: source[5, 'id'])[1] for _ in range(2)] == [1, 1]
@@ -289,7 +290,7 @@ def test_cache_stays_within_its_limit(tmp_path):
     path = write(granular.Path(tmp_path / 'x'), numbers(1000), row_group_size=100)
     with granular.ParquetDataSource(path, ['wide'], cache_bytes=50_000) as source:
         assert len(list(source)) == 1000
-        cached = run(source.aio._caches.get()).columns
+        cached = run(row_groups_of(source.aio)._caches.get()).columns
         assert 0 < sum(column.nbytes for column in cached.values()) <= 50_000
 
 

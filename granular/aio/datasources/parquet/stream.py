@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.datasources.parquet.interleave import RowOrder
-from granular.aio.datasources.parquet.source import ParquetDataSource, distinct
+from granular.aio.datasources.parquet.row_groups import distinct
+from granular.aio.datasources.parquet.source import ParquetDataSource, row_groups_of
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
@@ -84,8 +85,7 @@ class ParquetRows(Source):
         """Read the footers, once."""
         if self._layout is None:
             await ensure_open(self.data)
-            footers = self.data._indices
-            stops = [footer.stops.tolist() for footer in footers]
+            stops = [footer.stops.tolist() for footer in row_groups_of(self.data).footers]
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
             firsts = np.cumsum([0, *lengths], dtype=np.int64)
@@ -97,11 +97,11 @@ class ParquetRows(Source):
 
     def chunk(self) -> int:
         """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
-        group = next((i for i, stop in enumerate(self.data._stops) if stop), None)
+        groups, columns = row_groups_of(self.data), self.data.columns
+        group = next((i for i, stop in enumerate(groups.stops.tolist()) if stop), None)
         if group is None:
             return _MAX_ROWS
-        columns = self.data.columns
-        row_bytes = self.data._weight(group, columns) // int(self.data._stops[group]) + _VALUE * len(columns)
+        row_bytes = groups.nbytes(group, columns) // int(groups.stops[group]) + _VALUE * len(columns)
         return max(1, min(_MAX_ROWS, _CHUNK_BYTES // max(1, row_bytes)))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -111,11 +111,11 @@ class ParquetRows(Source):
             return []
         files, rows = layout.order.lookup(steps)
         positions = layout.firsts[files] + rows
-        groups = distinct(self.data._groups_of(positions))
+        groups = distinct(row_groups_of(self.data).of_rows(positions))
         if groups != self._current:
             self._current = groups
             wanted = await offload(self._plan, layout, groups, int(steps[-1]))
-            await self.data._expect(wanted, self.data.columns)
+            await row_groups_of(self.data).expect(wanted, self.data.columns)
         values = await self._source.fetch(positions)
         if Failure in set(map(type, values)):
             for step, value in zip(steps.tolist(), values, strict=True):
@@ -138,7 +138,7 @@ class ParquetRows(Source):
             if group not in wanted:
                 wanted[group] = None
                 if group not in self._weights:
-                    self._weights[group] = self.data._weight(group, self.data.columns)
+                    self._weights[group] = row_groups_of(self.data).nbytes(group, self.data.columns)
                 remaining -= self._weights[group]
                 if remaining <= 0 or len(wanted) >= limit:
                     break
@@ -146,7 +146,7 @@ class ParquetRows(Source):
 
     async def release(self) -> None:
         self._current = []
-        await self.data._release()
+        await row_groups_of(self.data).release()
 
     def describe(self) -> str:
         return f'{self.data!r}, {self.cycle} at a time'
@@ -237,7 +237,7 @@ def _position_in_file(stops: list[int], row: int) -> dict[str, int]:
 class ReadRows(Read):
     """Reads the rows of Parquet files, through the stages fused into the read."""
 
-    _unlisted = True
+    unlisted = True
 
     def flow(self) -> Flow:
         return ReadingRows(self)
