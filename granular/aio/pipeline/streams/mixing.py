@@ -37,12 +37,29 @@ class Zipped(Stream):
         return f'zip of {len(self.parents)}{"" if self._strict else ", strict=False"}'
 
 
-class Zipping(Flow):
+class _Combining(Flow):
+    """A stage that takes elements from several streams. Its state is theirs, and the number of its elements."""
+
+    def __init__(self, parents: Sequence[Flow]) -> None:
+        self.parents: tuple[Flow, ...] = tuple(parents)
+        self._count = 0
+
+    def state(self) -> Any:
+        return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
+
+    async def restore(self, state: Any) -> None:
+        count = number_of(state, 'count')
+        for parent, parent_state in zip(self.parents, state['parents'], strict=True):
+            await parent.restore(parent_state)
+        self._count = count
+
+
+class Zipping(_Combining):
     """Tuples of the elements of several streams."""
 
     def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._strict, self._count = strict, 0
+        super().__init__(parents)
+        self._strict = strict
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -60,15 +77,6 @@ class Zipping(Flow):
             )
         self._count += 1
         return tuple(elements)
-
-    def state(self) -> Any:
-        return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
-
-    async def restore(self, state: Any) -> None:
-        count = number_of(state, 'count')
-        for parent, parent_state in zip(self.parents, state['parents'], strict=True):
-            await parent.restore(parent_state)
-        self._count = count
 
 
 class Mixed(Stream):
@@ -118,13 +126,12 @@ class Mixed(Stream):
         return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
 
 
-class Mixing(Flow):
+class Mixing(_Combining):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
     def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._weights = weights
-        self._count, self._ended = 0, False
+        super().__init__(parents)
+        self._weights, self._ended = weights, False
 
     async def next(self) -> Any:
         if self._ended:
@@ -136,14 +143,9 @@ class Mixing(Flow):
         self._count += not self._ended
         return element
 
-    def state(self) -> Any:
-        return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
-
     async def restore(self, state: Any) -> None:
-        count = number_of(state, 'count')
-        for parent, parent_state in zip(self.parents, state['parents'], strict=True):
-            await parent.restore(parent_state)
-        self._count, self._ended = count, False
+        await super().restore(state)
+        self._ended = False
 
 
 class NamedMix(Mixed):
