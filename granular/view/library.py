@@ -77,7 +77,7 @@ class Library:
             async for entry in entries:
                 if more := len(names) == ENTRIES:
                     break
-                name = entry.key.rpartition('/')[2]
+                name = entry.name
                 names.append({'name': name, 'folder': entry.is_dir, 'size': entry.size, 'format': _format(name)})
         folders = [entry['name'] for entry in names if entry['folder']]
         dataset = any(entry['name'] == 'spec.json' for entry in names) or bool(shard_numbers(folders))

@@ -41,7 +41,7 @@ class ImageFolder:
         entries = []
         async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:  # type: ignore[type-var]
             async for entry in tree:
-                name = entry.key.rpartition('/')[2]
+                name = entry.name
                 if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_IMAGES):
                     entries.append(entry)
         images = cls(folder, entries)

@@ -279,7 +279,7 @@ async def _open_address(path: Path, format: Format | None) -> RecordSource:
 
 async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     entries = [entry async for entry in folder.store.scan(folder.key)]
-    names = {entry.key.rpartition('/')[2] for entry in entries}
+    names = {entry.name for entry in entries}
     if format == 'huggingface' or (format is None and names & {'dataset_dict.json', 'state.json'}):
         return await _open_saved(folder, 'dataset_dict.json' in names)
     files: dict[str, list[Path]] = {kind: [] for kind in FORMATS}

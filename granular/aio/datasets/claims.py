@@ -104,7 +104,7 @@ class Claim:
 
     async def _resolve(self, entry: Entry) -> None:
         """Raise for the claim of another series that shares shards, or delete it if it can be taken over."""
-        match = _NAME.fullmatch(entry.key.rpartition('/')[2])
+        match = _NAME.fullmatch(entry.name)
         if match is None or entry.key == self._path.key:
             return
         start, step = int(match[1]), int(match[2])

@@ -90,7 +90,7 @@ async def clean(
     leftovers: list[Leftover] = []
     claims = [(key, claim) for key, folder in folders.items() for claim in folder.claims]
     if not store.local and (parent := _shards_of(root.key)) is not None:  # a claim is beside the shards
-        claims += [(parent, entry) async for entry in store.scan(parent) if is_claim(entry.key.rpartition('/')[2])]
+        claims += [(parent, entry) async for entry in store.scan(parent) if is_claim(entry.name)]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
     in_parts = set[str]()
     for directory, writing in _writes_of_parts(folders, root.key).items():

@@ -33,10 +33,10 @@ async def remove_unfinished(directory: Path, entries: Sequence[Entry]) -> None:
     Raises:
       AlreadyExistsError: if the folder holds a dataset, or shards of another writer.
     """
-    parts = [entry for entry in entries if entry.is_dir and is_parts(entry.key.rpartition('/')[2])]
+    parts = [entry for entry in entries if entry.is_dir and is_parts(entry.name)]
     shards = shards_of(entries)
     first = directory / shard_name(0) / 'spec.json'
-    if any(entry.key.rpartition('/')[2] == 'spec.json' for entry in entries) or await first.exists():
+    if any(entry.name == 'spec.json' for entry in entries) or await first.exists():
         raise AlreadyExistsError(f'{directory}: has a dataset already: choose another folder, or remove it')
     if shards and not parts:
         raise AlreadyExistsError(

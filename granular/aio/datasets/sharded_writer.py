@@ -125,7 +125,7 @@ class ShardedDatasetWriter(Publishing):
                 await self._resume([])  # some stores have no empty folders
             return
         entries = await self._claim.take()
-        alone = not self._claim.took_over and sum(is_claim(entry.key.rpartition('/')[2]) for entry in entries) == 1
+        alone = not self._claim.took_over and sum(is_claim(entry.name) for entry in entries) == 1
         try:
             await self._resume(shards_of(entries), alone)
         except BaseException:

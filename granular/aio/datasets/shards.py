@@ -15,7 +15,7 @@ async def shards_in(directory: Path) -> list[int]:
 
 def shards_of(entries: Iterable[Entry]) -> list[int]:
     """Return the sorted numbers of the shards among the entries of a folder."""
-    return shard_numbers([entry.key.rpartition('/')[2] for entry in entries if entry.is_dir])
+    return shard_numbers([entry.name for entry in entries if entry.is_dir])
 
 
 def check_steps(start: int, step: int) -> tuple[int, int]:

@@ -154,7 +154,7 @@ class DatasetWriter(Publishing):
     async def _check_existing(self) -> None:
         """Decide for the files in the folder: append to them, continue them, delete them, or refuse to write."""
         store = self.directory.store
-        entries = {entry.key.rpartition('/')[2]: entry async for entry in store.scan(self.directory.key)}
+        entries = {entry.name: entry async for entry in store.scan(self.directory.key)}
         bag_files = entries.keys() & self._names
         temporary = {name for name in entries if final_name(name) in {*self._names, 'spec.json'}}
         appendable = self._layout == 'columns' and self._lock is not None

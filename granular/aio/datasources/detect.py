@@ -112,7 +112,7 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
         if await folder.is_file():
             raise _unknown(folder) from None
         raise
-    if any(entry.key.rpartition('/')[2] == 'spec.json' for entry in entries):
+    if any(entry.name == 'spec.json' for entry in entries):
         return await _open(DatasetReader, folder, decoders, options)
     if shards_of(entries):
         return await _open(ShardedDatasetReader, folder, decoders, options)
@@ -135,13 +135,13 @@ def _unknown(file: Path) -> NotFoundError:
 
 
 async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: dict[str, Any]) -> Opened:
-    found = {format_of(file.name) for file in files}
-    if len(found) != 1 or '' in found:
+    kinds = {format_of(file.name) for file in files}
+    if len(kinds) != 1 or '' in kinds:
         suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
         raise InvalidArgumentError(
             f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list'
         )
-    return await _open(CLASSES[found.pop()], files, decoders, options)
+    return await _open(CLASSES[kinds.pop()], files, decoders, options)
 
 
 async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> Opened:

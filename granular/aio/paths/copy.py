@@ -136,7 +136,7 @@ class FolderCopy:
         if shard_number(number) is None or parent in self._compared:
             return
         source = _join(self._source, parent) if parent else self._source
-        shards = {entry.key.rpartition('/')[2] async for entry in source.store.scan(source.key)}
+        shards = {entry.name async for entry in source.store.scan(source.key)}
         for name in self._target_sizes:
             folder, _, file = name.rpartition('/')
             above, _, last = folder.rpartition('/')

@@ -223,7 +223,7 @@ class Path(PurePath):
         folders: list[str] = []
         files: list[str] = []
         async for entry in self._store.scan(self._key):
-            (folders if entry.is_dir else files).append(entry.key.rpartition('/')[2])
+            (folders if entry.is_dir else files).append(entry.name)
         yield self, folders, files
         for name in folders:
             async for level in self._folder(name).walk():
@@ -262,7 +262,7 @@ async def _expand_name(store: Store, key: str, name: str) -> AsyncIterator[str]:
 async def _expand_folder(store: Store, key: str, head: str, rest: list[str]) -> AsyncIterator[str]:
     regex = glob_regex(head)
     async for entry in _existing(store.scan(key, re.split(r'[*?[]', head, maxsplit=1)[0])):
-        if not regex.fullmatch(entry.key.rpartition('/')[2]):
+        if not regex.fullmatch(entry.name):
             continue
         if not rest:
             yield entry.key

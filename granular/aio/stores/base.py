@@ -40,6 +40,11 @@ class Entry:
     size: int = 0
     modified: float | None = None
 
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition('/')[2]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upload:
