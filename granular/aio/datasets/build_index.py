@@ -21,7 +21,6 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import Store
 from granular.aio.stores.base import ObjectWriter
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.checksums import crc32c
@@ -170,14 +169,14 @@ class _Builder:
             )
         self.datapoints += columns.length
         references = None if columns.refs is None else await References.load(columns.refs, columns.spec)
-        rows = [self._row(bag, folder.store, times) for bag in columns.all_bags.values()]
+        rows = [self._row(bag, times) for bag in columns.all_bags.values()]
         pins = [bag.identity.version or '' for bag in columns.all_bags.values()]
         kinds, tables = await offload(functools.partial(_pack, columns, references))
         records = sum(bag.length for bag in columns.bags.values())
         dataset.columns.close()
         return _Shard(rows, pins, kinds, tables, records)
 
-    def _row(self, bag: Bag, store: Store, times: dict[str, int]) -> tuple[int, ...]:
+    def _row(self, bag: Bag, times: dict[str, int]) -> tuple[int, ...]:
         size = bag.datasize if bag.version == 3 else bag.size  # of the file, which has no version while it is empty
         if size and (bag.identity.version is None or stands_in(bag.identity.version)):
             raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')

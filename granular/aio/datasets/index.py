@@ -16,7 +16,6 @@ from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
 from granular.aio.stores.local.files import version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
@@ -314,7 +313,7 @@ class DatasetIndex(PackedTables):
         store = directory.store
         if store.local:
             numbers = await shards_in(directory)
-            return numbers, await offload(self._compare_files, store, directory.key, len(numbers))
+            return numbers, await offload(self._compare_files, directory.key, len(numbers))
         if not store.has_folders and self._objects() <= _LISTED:
             return await self._compare_listing(directory)
         numbers = list(range(len(self)))
@@ -352,7 +351,7 @@ class DatasetIndex(PackedTables):
         files = len(self._bags) * (2 if self.directory.kinds is None else 1)
         return len(self) * (files + 1)
 
-    def _compare_files(self, store: Store, key: str, count: int) -> Ints:
+    def _compare_files(self, key: str, count: int) -> Ints:
         """Return the shards of which a local file is not the one in the index."""
         separate = self.directory.kinds is None
         bags = list(self._bags)
