@@ -14,8 +14,8 @@ from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.load import load
-from granular.aio.pipeline.nodes.elements import batch_and_pad
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
+from granular.aio.pipeline.nodes.stacking import batch_and_pad
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
 from granular.aio.pipeline.spec import ShapeDtypeStruct
 from granular.aio.pipeline.transforms import (

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.base import Shuffle, SourceChoice, Wrapped
-from granular.aio.pipeline.nodes.elements import Element, name_of, refuse_misfit
+from granular.aio.pipeline.nodes.elements import Element
+from granular.aio.pipeline.nodes.functions import name_of, refuse_misfit
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
@@ -71,18 +72,18 @@ class Transform(Element):
         if not callable(fn):
             raise InvalidArgumentError(f'{fn!r:.100} is not a function')
         super().__init__(convert(source))
-        self._fn, self._own_seed = fn, seed
+        self.fn, self._own_seed = fn, seed
 
     def _call(self, datapoint: Any, index: int) -> Any:
         seed = [self._own_seed, index]
         try:
-            return self._fn(datapoint, seed=seed)
+            return self.fn(datapoint, seed=seed)
         except TypeError as error:
-            refuse_misfit(error, 'Transform calls fn(datapoint, seed=[seed, step])', self._fn, datapoint, seed=seed)
+            refuse_misfit(error, 'Transform calls fn(datapoint, seed=[seed, step])', self.fn, datapoint, seed=seed)
             raise
 
     def describe(self) -> str:
-        return f'Transform({name_of(self._fn)}, seed={self._own_seed})'
+        return f'Transform({name_of(self.fn)}, seed={self._own_seed})'
 
 
 class Sample(Node):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from granular._lazy import import_extra
-from granular.aio.pipeline.nodes.elements import stack
+from granular.aio.pipeline.nodes.stacking import stack
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import check_integer
 

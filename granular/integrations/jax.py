@@ -3,7 +3,7 @@
 from typing import Any
 
 from granular._lazy import import_extra
-from granular.aio.pipeline.data_loader import DataLoader
+from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.integrations import batches as core
@@ -65,7 +65,7 @@ def device_put(
       InvalidArgumentError: if it is not a stream.
       DatapointError: for a leaf that is not an array of numbers, or does not fit the device.
     """
-    stream = dataset._dataset if isinstance(dataset, DataLoader) else dataset
+    stream = dataset_of(dataset) if isinstance(dataset, DataLoader) else dataset
     if not isinstance(stream, IterDataset):
         raise InvalidArgumentError(
             f'expected an IterDataset, got {type(dataset).__name__}: call to_iter_dataset() of a MapDataset'

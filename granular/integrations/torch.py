@@ -9,7 +9,7 @@ from typing import Any
 
 from granular._lazy import import_extra
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
-from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
 from granular.errors import InvalidArgumentError, StateError
@@ -62,7 +62,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
             raise InvalidArgumentError('read_options are those of to_iter_dataset: a stream has them already')
         if not isinstance(dataset, IterDataset):
             raise InvalidArgumentError(f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}')
-        self._stream = dataset._stream
+        self._stream = stream_of(dataset)
         own = any(root.shard.shard_count > 1 for root in self._stream.roots())
         if own and shard_options is not None:
             raise InvalidArgumentError('the stream has a shard already: pass shard_options once')

@@ -1,5 +1,6 @@
 """The sync API of MapDataset."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -68,7 +69,7 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         length = None if kind.__len__ is MapDataset.__len__ else self.__len__
         if length is None and not self._parents:
             raise InvalidArgumentError(f'{kind.__name__} has no parents: define __len__')
-        super().__init__(Computed([parent._node for parent in self._parents], self, length))
+        super().__init__(Computed([parent.node for parent in self._parents], self, length, _rebuilt))
 
     @classmethod
     def _of(cls, node: Source) -> Self:
@@ -157,3 +158,12 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         ) -> 'MapDataset[Any]': ...
         def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> Any: ...
         def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'MapDataset[Any]': ...
+
+
+def _rebuilt(dataset: MapDataset, parents: Sequence[Source]) -> Computed:
+    """Return the node of a copy of a dataset of a subclass, whose parents are others."""
+    rebuilt = copy.copy(dataset)
+    rebuilt._parents = tuple(MapDataset(parent) for parent in parents)
+    length = None if type(dataset).__len__ is MapDataset.__len__ else rebuilt.__len__
+    node = rebuilt._node = Computed(parents, rebuilt, length, _rebuilt)
+    return node

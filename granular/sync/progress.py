@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
-from granular.aio.loader.loader import LoaderHandle
+from granular.aio.loader.loader import LoaderHandle, remaining_batches
 from granular.aio.pipeline.describe import times
 from granular.aio.pipeline.nodes.source import Source
 from granular.metrics import io_stats, timing
@@ -56,7 +56,7 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
 
     timing.on |= summary
     if total is None and isinstance(items, LoaderHandle):
-        total = items._remaining
+        total = remaining_batches(items)
     iterator: Any = iter(items)
     stats = getattr(iterator, 'stats', dict)
     console = Console(stderr=True)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.reader import BagReader
+from granular.aio.bags.reader import BagReader, bag_of
 from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
 from granular.aio.datasets.columns import Columns, Group, read_references
 from granular.aio.datasets.reader import DatasetReader
@@ -244,7 +244,7 @@ class RecordSource(Source):
 
     def __init__(self, reader: BagReader) -> None:
         super().__init__(reader)
-        self._bag = reader._bag
+        self._bag = bag_of(reader)
         self.spec, self.length = {'record': 'bytes'}, len(reader)
 
     def describe(self) -> dict[str, Any]:

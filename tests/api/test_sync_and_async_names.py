@@ -30,7 +30,9 @@ PAIRS = [
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
 ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
+    'copy_over',
     'describe',
+    'over',
     'parents',
     'record_time',
     'release',
@@ -38,6 +40,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
     'sparse',
     'spent_times',
     'stored_nbytes',
+    'unlisted',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 

@@ -57,13 +57,6 @@ class BagReader(Sampling[bytes]):
         self._bag = Bag(self._source, cache_index, cache_data, index=self._index, verify=verify)
         self._expected: Identity | None = None
 
-    @classmethod
-    def _of(cls, bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> Self:
-        """Return a reader of an opened bag."""
-        reader = cls(bag.path, cache_index, cache_data, verify=verify)
-        reader._bag, reader._state = bag.copy(), 'open'
-        return reader
-
     def __reduce__(self) -> tuple[Any, ...]:
         cache_index, cache_data, verify = self._options
         options = {'index': self._index, 'verify': verify}
@@ -158,3 +151,15 @@ class BagReader(Sampling[bytes]):
         async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote)) as records:
             async for record in records:
                 yield record
+
+
+def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:
+    """Return a reader of an open bag."""
+    reader = BagReader(bag.path, cache_index, cache_data, verify=verify)
+    reader._bag, reader._state = bag.copy(), 'open'
+    return reader
+
+
+def bag_of(reader: BagReader) -> Bag:
+    """Return the bag of a reader."""
+    return reader._bag

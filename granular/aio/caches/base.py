@@ -10,9 +10,9 @@ import numpy as np
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.describe import fingerprint
-from granular.aio.pipeline.nodes.elements import method_of, name_of
+from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.identities import identity_of
-from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import convert, functions_of, length_of, map_in_threads
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
@@ -145,10 +145,10 @@ class Cache(AsyncResource):
 
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
-        functions = [fn for stage in _stages(self._upstream) for fn in stage._user_functions]
+        functions = [fn for stage in _stages(self._upstream) for fn in functions_of(stage)]
         functions += [] if self._pack is None else [self._pack]
         for root in _roots(self._upstream):
-            functions += getattr(root, '_user_functions', ())
+            functions += functions_of(root)
             if isinstance(root, Cache):
                 parts.append(root._identities(lasting))
                 functions += [fn for fn in (root._transform, root._unpack) if fn is not None]

@@ -11,14 +11,14 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
-from granular.aio.bags.reader import BagReader
+from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapoints, read_buffers, read_columns
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import ensure_open
+from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
@@ -69,14 +69,6 @@ class DatasetReader(Sampling[Datapoint_co]):
         self._name = self._dataset.name
         self._shared: Snapshot | None = None  # pickled with the reader
         self._expected: Identity | None = None
-
-    @classmethod
-    def _of(cls, dataset: Dataset, args: tuple[Any, ...]) -> Self:
-        """Return a reader of an opened dataset."""
-        reader = cls(dataset.directory, *args)
-        reader._dataset, reader._state = dataset.copy(), 'open'
-        reader._columns = reader._dataset.columns
-        return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.directory, *self._args)
@@ -153,7 +145,7 @@ class DatasetReader(Sampling[Datapoint_co]):
         self._check_open()
         _, cache_index, cache_keys, _, verify = self._args
         return {
-            key: BagReader._of(bag, cache_index, key in cache_keys, verify)
+            key: reader_of_bag(bag, cache_index, key in cache_keys, verify)
             for key, bag in self._columns.all_bags.items()
         }
 
@@ -234,6 +226,14 @@ class DatasetReader(Sampling[Datapoint_co]):
                 yield datapoint
 
 
+def reader_of(dataset: Dataset, args: tuple[Any, ...]) -> DatasetReader:
+    """Return a reader of an open dataset, given the arguments of the constructor after the folder."""
+    reader = DatasetReader(dataset.directory, *args)
+    reader._dataset, reader._state = dataset.copy(), 'open'
+    reader._columns = reader._dataset.columns
+    return reader
+
+
 def opened_files(reader: DatasetReader[Any]) -> Identity:
     """Return the identity of the files that a reader has opened."""
     return Identity.of(reader.directory.store, reader._dataset.files())
@@ -245,7 +245,7 @@ def columns_of(reader: DatasetReader[Any]) -> Columns:
     Raises:
       ClosedError: if it is closed, or not open yet.
     """
-    reader._check_open()
+    check_open(reader)
     return reader._columns
 
 

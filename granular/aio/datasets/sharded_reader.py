@@ -16,10 +16,11 @@ from granular.aio.datasets.columns import Choice, Columns, Datapoint, Group, Mas
 from granular.aio.datasets.dataset import as_cache_keys
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.reader import DatasetReader, columns_of
+from granular.aio.datasets.reader import DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_steps
 from granular.aio.paths.path import Path
+from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
@@ -132,7 +133,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def readers(self) -> list[DatasetReader]:
         """Readers of the shards."""
         self._check_open()
-        return [DatasetReader._of(dataset, self._args) for dataset in self._shards]
+        return [reader_of(dataset, self._args) for dataset in self._shards]
 
     def __len__(self) -> int:
         self._check_open()
@@ -240,7 +241,7 @@ def columns_of_shards(reader: AnyReader) -> list[Columns]:
     """
     if isinstance(reader, DatasetReader):
         return [columns_of(reader)]
-    reader._check_open()
+    check_open(reader)
     return [dataset.columns for dataset in reader._shards]
 
 

@@ -17,7 +17,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
-from granular.aio.runtime.lifecycle import ensure_open
+from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.errors import (
@@ -246,7 +246,7 @@ class TokenWindows(Sampling[Window]):
 
     async def _read(self, owners: Ints, starts: Ints, stops: Ints, fresh: bool) -> list[bytes]:
         """Return byte ranges of the bags of some datapoints, in order."""
-        self._reader._check_open()
+        check_open(self._reader)
         shards = np.searchsorted(self._firsts, owners, side='right') - 1
         order = np.argsort(shards, kind='stable')
         numbers, edges = np.unique(shards[order], return_index=True)

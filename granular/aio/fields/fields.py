@@ -275,7 +275,7 @@ class Adapter(Fields):
 class Keys(Adapter):
     """The keys of the datapoints of a source, which are mappings, as fields: only requested keys are read."""
 
-    _unlisted = True  # it has the description of the source
+    unlisted = True  # it has the description of the source
 
     def __init__(self, dataset: Any, names: tuple[str, ...] | None) -> None:
         super().__init__(dataset)
@@ -445,6 +445,23 @@ def fields_of(dataset: Any) -> Fields:
     raise InvalidArgumentError(
         f'{type(dataset).__name__} has no fields: expected a dataset with methods such as getitem_x, or a reader'
     )
+
+
+async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
+    """Return, for each field, its values in the order of the indices, which are integers >= 0.
+
+    Args:
+      dataset: the dataset.
+      fields: the fields.
+      indices: the datapoints.
+      ctxs: a dict for each of them.
+    """
+    return await dataset._load(fields, indices, ctxs)
+
+
+async def labels_of(dataset: Fields, field: str) -> filters.Labels:
+    """Return the labels of all datapoints, which are read once, in bulk."""
+    return await dataset._labels(field)
 
 
 def original(dataset: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Final, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.fields.fields import Ctx, check_fields, fields_of, original
+from granular.aio.fields.fields import Ctx, check_fields, fields_of, load_fields, original
 from granular.aio.fields.nesting import Nested, dispose_of
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
@@ -120,7 +120,7 @@ class ModeWrapper(Nested):
         """
         positions = indices_of(indices, len(self), 'ModeWrapper')
         ctxs: list[Ctx] = [{} for _ in positions]
-        loaded = iter(await self._fields._load(self._loaded, positions, ctxs) if self._loaded else [])
+        loaded = iter(await load_fields(self._fields, self._loaded, positions, ctxs) if self._loaded else [])
         columns = [
             positions.tolist() if item == _INDEX else _ctx_values(item, ctxs) if item.startswith(_CTX) else next(loaded)
             for item in self._items

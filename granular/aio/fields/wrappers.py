@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from granular import filters
-from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, original
+from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, labels_of, original
 from granular.aio.pipeline.nodes.base import describe_indices
 from granular.aio.pipeline.nodes.selection import describe_classes
 from granular.aio.runtime.loops import ensure_event_loop
@@ -258,7 +258,7 @@ class _ByLabel(_SelectionWrapper):
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
-        labels = await self.parents[0]._labels(self._field)
+        labels = await labels_of(self.parents[0], self._field)
         self._indices = await offload(self._choose, labels)
         self._inherit()
         return self

@@ -52,14 +52,6 @@ class LoaderHandle(abc.ABC):
         """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
         return self._core.ahead.position
 
-    @property
-    def _remaining(self) -> int | None:
-        """The number of batches that follow; None if the source is endless."""
-        core = self._core
-        if core.batches is None:
-            return None
-        return max(0, length_of(core.source) - core.ahead.position) // core.stride
-
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
@@ -109,6 +101,14 @@ class LoaderHandle(abc.ABC):
     def errors(self) -> list[tuple[int, str]]:
         """Step and message of failed datapoints, the last 1,000."""
         return list(self._core.errors.recent)
+
+
+def remaining_batches(loader: LoaderHandle) -> int | None:
+    """Return the number of batches that follow; None if the source is endless."""
+    core = loader._core
+    if core.batches is None:
+        return None
+    return max(0, length_of(core.source) - core.ahead.position) // core.stride
 
 
 class Loader(LoaderHandle):

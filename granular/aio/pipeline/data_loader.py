@@ -6,9 +6,10 @@ from typing import Any, Final
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
-from granular.aio.pipeline.iter_dataset import IterDataset
+from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes.base import Wrapped
-from granular.aio.pipeline.nodes.elements import Element, method_of, name_of
+from granular.aio.pipeline.nodes.elements import Element
+from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.read import Read
@@ -140,4 +141,9 @@ class DataLoader:
         return aiter(self._dataset)
 
     def __str__(self) -> str:
-        return format_pipeline(self._dataset._stream)
+        return format_pipeline(stream_of(self._dataset))
+
+
+def dataset_of(loader: DataLoader) -> IterDataset[Any]:
+    """Return the stream that a loader iterates."""
+    return loader._dataset

@@ -34,7 +34,7 @@ def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[i
         for parent in stage.parents:
             out += iter_stages(parent, depth + 1, names)
     description, length = stage.describe(), _length(stage)
-    if getattr(stage, '_unlisted', False) and description == stage.parents[0].describe():
+    if getattr(stage, 'unlisted', False) and description == stage.parents[0].describe():
         return out
     if names and length and length != _INFINITE and getattr(stage, 'measures_root', False):
         description += f' of {length.replace(",", "")}'

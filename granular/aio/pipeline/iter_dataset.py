@@ -1,5 +1,6 @@
 """IterDataset, the description of a stream, which is iterated by ``for`` or ``async for``."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import base as nodes
-from granular.aio.pipeline.nodes.elements import method_of, name_of
+from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.each import Each, FlatMapping
 from granular.aio.pipeline.streams.flow import Flow
@@ -63,12 +64,12 @@ class IterDataset(Generic[Element_co]):
 
     def __init__(self, parents: 'Stream | IterDataset | Sequence[IterDataset]' = ()) -> None:
         if isinstance(parents, Stream):
-            self._stream = parents
+            self._stream: Stream = parents
             return
         if type(self).__iter__ is IterDataset.__iter__:
             raise InvalidArgumentError('use MapDataset.to_iter_dataset(), or a subclass that overrides __iter__')
         self._parents = (parents,) if isinstance(parents, IterDataset) else tuple(parents)
-        self._stream = Iterated(self, [parent._stream for parent in self._parents])
+        self._stream = Iterated(self, [parent._stream for parent in self._parents], _rebuilt)
 
     @property
     def _parent(self) -> 'IterDataset':
@@ -469,6 +470,19 @@ class IterDataset(Generic[Element_co]):
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'
+
+
+def stream_of(dataset: IterDataset[Any]) -> Stream:
+    """Return the last stage of a stream."""
+    return dataset._stream
+
+
+def _rebuilt(dataset: IterDataset[Any], parents: Sequence[Stream]) -> Iterated:
+    """Return the stage of a copy of a dataset of a subclass, whose parents are others."""
+    rebuilt = copy.copy(dataset)
+    rebuilt._parents = tuple(IterDataset(parent) for parent in parents)
+    stage = rebuilt._stream = Iterated(rebuilt, parents, _rebuilt)
+    return stage
 
 
 def _streams(datasets: Sequence[Any]) -> list[Stream]:

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.data_loader import DataLoader, dataset_of
+from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
 from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.stacking import combine, stack
 from granular.aio.pipeline.streams.batches import BatchOf
 from granular.aio.pipeline.streams.each import Each
 from granular.aio.pipeline.streams.read import Read
@@ -56,28 +59,29 @@ async def get_element_spec(ds: Any) -> Any:
     Raises:
       InvalidArgumentError: if it is neither, or has no elements.
     """
-    ds = getattr(ds, '_dataset', ds)
-    if isinstance(stage := getattr(ds, 'node', None), Source):
-        return await _of_source(stage)
-    if isinstance(stage := getattr(ds, '_stream', None), Stream):
-        return await _of_stream(stage)
+    if isinstance(ds, DataLoader):
+        ds = dataset_of(ds)
+    if isinstance(ds, IterDataset):
+        return await _of_stream(stream_of(ds))
+    if isinstance(node := getattr(ds, 'node', None), Source):
+        return await _of_source(node)
     raise InvalidArgumentError(f'expected a MapDataset, an IterDataset or a DataLoader, got {ds!r:.100}')
 
 
 async def _of_source(source: Source) -> Any:
     if isinstance(source, elements.Streamed):
-        source = source._node
+        source = source.node
     if isinstance(source, IndexNode) and not isinstance(source, Wrapped):
         if not len(source):
             raise InvalidArgumentError(f'{source.describe()} has no elements')
         return await _of_source(source.parents[0])
     if isinstance(source, elements.Filter):
         return await _of_source(source.parents[0])
-    if isinstance(source, elements.Batch) and source._fn is elements.stack:
-        spec = _batched(await _of_source(source.parents[0]), min(source.size, source._source_length))
+    if isinstance(source, elements.Batch) and source.fn is stack:
+        spec = _batched(await _of_source(source.parents[0]), min(source.size, source.source_length))
         return await _first(source) if spec is None else spec
     if isinstance(source, elements.Map | elements.RandomMap | elements.MapWithIndex):
-        output_spec = output_spec_of(source._fn)
+        output_spec = output_spec_of(source.fn)
         if output_spec is not None:
             return await offload(output_spec, await _of_source(source.parents[0]))
     return await _first(source)
@@ -89,7 +93,7 @@ async def _of_stream(stage: Any) -> Any:
     passes = isinstance(stage, Unchanged | Limited | Repeated | WindowShuffled)
     if passes or (isinstance(stage, Each) and stage.name == 'filter'):
         return await _of_stream(stage.parents[0])
-    if isinstance(stage, BatchOf) and stage.fn is elements.stack:
+    if isinstance(stage, BatchOf) and stage.fn is stack:
         spec = _batched(await _of_stream(stage.parents[0]), stage.size)
         return await _first_of_stream(stage) if spec is None else spec
     if isinstance(stage, Each) and (output_spec := output_spec_of(stage.method)) is not None:
@@ -124,7 +128,7 @@ async def _first_of_stream(stage: Stream) -> Any:
 
 def spec_of_element(element: Any) -> Any:
     """Return the spec of an element."""
-    return None if element is None else elements.combine([element], lambda leaves: _leaf(leaves[0]))
+    return None if element is None else combine([element], lambda leaves: _leaf(leaves[0]))
 
 
 def _leaf(leaf: Any) -> ShapeDtypeStruct:
@@ -146,5 +150,5 @@ def _batched(spec: Any, size: int) -> Any:
             objects.append(leaves[0])
         return ShapeDtypeStruct((size, *leaves[0].shape), leaves[0].dtype)
 
-    batched = elements.combine([spec], batch)
+    batched = combine([spec], batch)
     return None if objects else batched

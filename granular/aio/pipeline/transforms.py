@@ -224,9 +224,10 @@ class MultiprocessingOptions:
         if self.worker_init_fn is not None and not callable(self.worker_init_fn):
             raise InvalidArgumentError(f'worker_init_fn: expected a function or None, got {self.worker_init_fn!r:.100}')
 
-    def _divided(self, parts: int) -> 'MultiprocessingOptions':
-        """Return the options of one of several streams that share the processes, at least one for each."""
-        return dataclasses.replace(self, num_workers=max(1, self.num_workers // max(1, parts)))
+
+def divided(options: MultiprocessingOptions, parts: int) -> MultiprocessingOptions:
+    """Return the options of one of several streams that share the processes, at least one for each."""
+    return dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, parts)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -129,6 +129,15 @@ async def ensure_open(resource: Any) -> None:
         await opened._ensure_open()
 
 
+def check_open(resource: AsyncResource) -> None:
+    """Check that a resource is open.
+
+    Raises:
+      ClosedError: if it is closed, or not open yet.
+    """
+    resource._check_open()
+
+
 class Publishing(AsyncResource):
     """A resource whose data is published when it is closed, and that reports its loss if it never is."""
 

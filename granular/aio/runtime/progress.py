@@ -9,7 +9,7 @@ from granular.aio.runtime.threads import offload
 class ProgressReport:
     """Passes amounts to a progress function, in a thread under a loop, as the function may block.
 
-    Whoever reports awaits the call, and gets what the function raises.
+    The caller of ``add`` or ``finish`` awaits the call, and gets the error that the function raises.
 
     Args:
       progress: the function; None for none.

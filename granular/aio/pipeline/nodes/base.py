@@ -42,10 +42,10 @@ class IndexNode(Node):
 
     def select(self, fields: Sequence[str]) -> Self | None:
         source = self.parents[0].select(fields)
-        return None if source is None else self._copy_over(source)
+        return None if source is None else self.copy_over(source)
 
-    def _over(self, parent: Source) -> Source:
-        return self._copy_over(parent)
+    def over(self, parent: Source) -> Source:
+        return self.copy_over(parent)
 
 
 class Wrapped(IndexNode):
@@ -56,7 +56,7 @@ class Wrapped(IndexNode):
       length: number of datapoints per epoch; all of them by default.
     """
 
-    _unlisted = True
+    unlisted = True
 
     def __init__(self, source: Any, length: int | None = None) -> None:
         super().__init__(convert(source))
@@ -146,8 +146,8 @@ class Slice(IndexNode):
     def __len__(self) -> int:
         return len(self._part)
 
-    def _over(self, parent: Source) -> Source:
-        return Node._over(self, parent)  # its indices are those of the whole
+    def over(self, parent: Source) -> Source:
+        return Node.over(self, parent)  # its indices are those of the whole
 
     def _lookup(self, indices: Ints) -> Ints:
         check_not_empty(self, len(self), indices)
@@ -243,7 +243,7 @@ def part_of(source: Source, part: ShardOptions) -> Source:
         return Slice(source, slice(*part.split(len(source))))
     if not isinstance(source, Node) or len(source.parents) != 1:
         raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
-    return source._over(part_of(source.parents[0], part))
+    return source.over(part_of(source.parents[0], part))
 
 
 class SourceChoice(Node):

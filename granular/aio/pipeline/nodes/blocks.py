@@ -44,7 +44,7 @@ class BlockBuffer(Node):
         source = self.parents[0].select(fields)
         return None if source is None else type(self)(source, self._block, self._memory)
 
-    def _copy_over(self, *parents: Source) -> Self:
+    def copy_over(self, *parents: Source) -> Self:
         (parent,) = parents
         return type(self)(parent, self._block, self._memory)
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from granular.aio.pipeline.nodes.elements import name_of
+from granular.aio.pipeline.nodes.functions import name_of
 from granular.errors import InvalidArgumentError
 
 _PLAIN: Final = (type(None), type(...), bool, int, float, complex, str, bytes, np.generic)

@@ -79,7 +79,7 @@ class Source(abc.ABC):
     endless = False
     seed = 0
     sparse = False
-    _unlisted = False  # True if it has the description of its parent, and is not listed beside it
+    unlisted = False  # True if it has the description of its parent, and is not listed beside it
     parents: 'tuple[Source, ...]' = ()
 
     @abc.abstractmethod
@@ -103,7 +103,7 @@ class Source(abc.ABC):
     @property
     def _user_functions(self) -> tuple[Any, ...]:
         """The functions of the user that the stage calls."""
-        return (self._fn,) if hasattr(self, '_fn') else ()
+        return (self.fn,) if hasattr(self, 'fn') else ()
 
     def select(self, fields: Sequence[str]) -> Self | None:
         """Return this source restricted to some fields, or None if it cannot read fields separately."""
@@ -147,6 +147,11 @@ def all_stages(source: Source) -> list[Source]:
             stages[id(stage)] = stage
             pending += stage.parents
     return [stage for stage in stages.values() if isinstance(stage, Source)]
+
+
+def functions_of(stage: Any) -> tuple[Any, ...]:
+    """Return the functions of the user that a stage, or a data source, calls."""
+    return tuple(getattr(stage, '_user_functions', ()))
 
 
 def convert(source: Any) -> Source:
@@ -451,7 +456,7 @@ class Node(Source):
     def __len__(self) -> int:
         return len(self.parents[0])
 
-    def _over(self, parent: Source) -> Source:
+    def over(self, parent: Source) -> Source:
         """Return the same stage over another source.
 
         Raises:
@@ -459,7 +464,8 @@ class Node(Source):
         """
         raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
 
-    def _copy_over(self, *parents: Source) -> Self:
+    def copy_over(self, *parents: Source) -> Self:
+        """Return a copy of the stage over other sources."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__, parents=parents)
         return copy

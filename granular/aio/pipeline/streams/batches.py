@@ -6,8 +6,8 @@ from typing import Any, cast
 import numpy as np
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.elements import combine, stack, stacked
+from granular.aio.pipeline.nodes.functions import name_of
+from granular.aio.pipeline.nodes.stacking import combine, stack, stacked
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
@@ -25,7 +25,7 @@ class BatchOf(Stream):
     ) -> None:
         self.parents: tuple[Any, ...] = (parent,)
         self.size: int = check_integer('batch_size', size, 1)
-        self.drop_remainder, self.fn = drop_remainder, batch_fn or elements.stack
+        self.drop_remainder, self.fn = drop_remainder, batch_fn or stack
 
     def length(self) -> int:
         elements = self.parents[0].length()
@@ -49,7 +49,7 @@ class BatchOf(Stream):
         return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn, self.describe())
 
     def describe(self) -> str:
-        batch_fn = '' if self.fn is elements.stack else f', batch_fn={elements.name_of(self.fn)}'
+        batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
         return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import generator
+from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.read import Read, gapless
@@ -26,7 +27,7 @@ class Each(Stream):
     def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
         self.parents: tuple[Any, ...] = (parent,)
         self.name, self.transform, self.seed = name, transform, seed
-        self.method = elements.method_of(transform, name)
+        self.method = method_of(transform, name)
         self.filters: DatasetOptions = DatasetOptions()
 
     def merged(self) -> Read | None:
@@ -88,7 +89,7 @@ class Each(Stream):
         return stream
 
     def describe(self) -> str:
-        return f'{self.name}({elements.name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
+        return f'{self.name}({name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
 
 
 class Applying(Flow):
@@ -155,7 +156,7 @@ class FlatMapping(Flow):
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent, self._fn = parents[0], fn
-        self._stage = f'flat_map({elements.name_of(fn)})'
+        self._stage = f'flat_map({name_of(fn)})'
         self._counter = Counter(self._stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0

@@ -8,7 +8,7 @@ from granular.aio.pipeline.nodes.base import Repeat, Slice
 from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import current
@@ -70,14 +70,14 @@ class Interleaved(Stream):
 
     def _each(self, name: str, argument: Any) -> 'Interleaved':
         if self._convert is None:
-            stream = self._over([getattr(parent, name)(argument) for parent in self.parents])
+            stream = self.over([getattr(parent, name)(argument) for parent in self.parents])
         else:
-            stream = self._over(self.parents)
+            stream = self.over(self.parents)
             stream.__dict__['_changes'] = (*self._changes, (name, argument))
         return stream  # type: ignore[return-value]
 
     def with_workers(self, options: MultiprocessingOptions) -> Stream:
-        return self._each('with_workers', options._divided(min(self.settings.cycle, len(self))))
+        return self._each('with_workers', divided(options, min(self.settings.cycle, len(self))))
 
     def with_options(self, options: DatasetOptions) -> Stream:
         return self._each('with_options', options)
@@ -87,8 +87,8 @@ class Interleaved(Stream):
 
     def sliced(self, part: slice) -> Stream:
         if self._convert is None:
-            return self._over(self.parents[part])
-        return self._over([Slice(self.parents[0], part)])
+            return self.over(self.parents[part])
+        return self.over([Slice(self.parents[0], part)])
 
     def in_part(self, part: ShardOptions) -> Stream:
         return self.sliced(slice(part.shard_index, None, part.shard_count))
@@ -98,7 +98,7 @@ class Interleaved(Stream):
         if self._convert is None:
             return stream
         source, length = self.parents[0], len(self)
-        return stream._over([Slice(Repeat(source, None), slice(epoch * length, (epoch + 1) * length))])
+        return stream.over([Slice(Repeat(source, None), slice(epoch * length, (epoch + 1) * length))])
 
     def roots(self) -> list[Any]:
         return super().roots() if self._convert is None else []

@@ -1,7 +1,6 @@
 """Iterators of the user's as a stage."""
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from granular.aio.execution.prefetch import END
@@ -14,20 +13,22 @@ from granular.errors import InvalidArgumentError
 
 
 class Iterated(Stream):
-    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``."""
+    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``.
 
-    def __init__(self, dataset: Any, parents: Sequence[Stream]) -> None:
+    Args:
+      dataset: the iterable, which reads its streams itself.
+      parents: the streams.
+      rebuild: returns the stage of a copy of the iterable that reads other streams.
+    """
+
+    def __init__(
+        self, dataset: Any, parents: Sequence[Stream], rebuild: 'Callable[[Any, Sequence[Stream]], Iterated]'
+    ) -> None:
         self.parents: tuple[Any, ...] = tuple(parents)
-        self._dataset = dataset
+        self._dataset, self._rebuild = dataset, rebuild
 
-    def _over(self, parents: Sequence[Any]) -> Stream:
-        # Its iterators read ``_parents`` of the dataset.
-        dataset = copy.copy(self._dataset)
-        dataset._parents = tuple(
-            type(parent)._of(stream) for parent, stream in zip(dataset._parents, parents, strict=True)
-        )
-        dataset._stream = Iterated(dataset, parents)
-        return dataset._stream  # type: ignore[no-any-return]
+    def over(self, parents: Sequence[Any]) -> Stream:
+        return self._rebuild(self._dataset, parents)
 
     def sharded(self, part: ShardOptions) -> Stream:
         raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')

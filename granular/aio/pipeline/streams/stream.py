@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from granular.aio.pipeline.nodes.base import default_seed
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
 from granular.errors import InvalidArgumentError
 from granular.indexing import Seed
 
@@ -29,7 +29,7 @@ class Stream(abc.ABC):
 
     parents: tuple[Any, ...] = ()
     transparent = False
-    _unlisted = False  # True if it has the description of its parent, and is not listed beside it
+    unlisted = False  # True if it has the description of its parent, and is not listed beside it
     trace: DatasetOptions | None = None
     declared_seed: Seed | None = None
 
@@ -68,14 +68,15 @@ class Stream(abc.ABC):
 
     def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
         """Return the same stream, read by worker processes."""
-        share = options._divided(len(self.parents))
-        return self._over([parent.with_workers(share) for parent in self.parents])
+        share = divided(options, len(self.parents))
+        return self.over([parent.with_workers(share) for parent in self.parents])
 
     def with_options(self, options: DatasetOptions) -> 'Stream':
         """Return the same stream with options."""
-        return self._over([parent.with_options(options) for parent in self.parents])
+        return self.over([parent.with_options(options) for parent in self.parents])
 
-    def _over(self, parents: Sequence[Any]) -> 'Stream':
+    def over(self, parents: Sequence[Any]) -> 'Stream':
+        """Return the same stage over other parents."""
         stream = type(self).__new__(type(self))
         stream.__dict__.update(self.__dict__, parents=tuple(parents))
         return stream
@@ -84,7 +85,7 @@ class Stream(abc.ABC):
         """Return the same stream over its changed parents, or raise ``InvalidArgumentError`` if it has none."""
         if not self.parents:
             raise InvalidArgumentError(f'{self.describe()} {refusal}')
-        return self._over([change(parent) for parent in self.parents])
+        return self.over([change(parent) for parent in self.parents])
 
     def sharded(self, part: ShardOptions) -> 'Stream':
         """Return a shard of the stream: every ``shard_count``-th element of all that it reads.

@@ -48,10 +48,10 @@ def traced(stage: Stream, debug: bool) -> Stream:
     if read is not None:
         return Traced(read, debug, stage)
     parents = [traced(parent, debug) if isinstance(parent, Stream) else parent for parent in stage.parents]
-    over = stage._over(parents)
-    if isinstance(over, Interleaved) and debug:
-        over.change = functools.partial(traced, debug=True)
-    return Traced(over, debug, stage)
+    timed = stage.over(parents)
+    if isinstance(timed, Interleaved) and debug:
+        timed.change = functools.partial(traced, debug=True)
+    return Traced(timed, debug, stage)
 
 
 def trace_of(stage: Stream) -> DatasetOptions | None:
@@ -176,5 +176,5 @@ def _logged(source: Source) -> Source:
     """Return the same source, each of whose stages logs its elements."""
     if not isinstance(source, Node) or isinstance(source, Wrapped):
         return _Logged(source)
-    copy = source._copy_over(*map(_logged, source.parents))
+    copy = source.copy_over(*map(_logged, source.parents))
     return copy if isinstance(source, BlockBuffer) else _Logged(copy)

@@ -1,0 +1,156 @@
+"""Combine elements of one structure into batches."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from granular.aio.pipeline.nodes.source import estimate_nbytes
+from granular.aio.runtime.threads import offload
+from granular.errors import DatapointError
+from granular.indexing import check_integer
+
+_IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
+_NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
+    int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
+)  # fmt: skip
+
+
+def stack(datapoints: Sequence[Any]) -> Any:
+    """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
+
+    Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros. A leaf that is None in every
+    datapoint stays None.
+
+    Raises:
+      DatapointError: if structures or shapes differ.
+    """
+    return combine(datapoints, _stack_leaves)
+
+
+def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
+    """Combine datapoints of one structure: the result has this structure, with a function's result for each leaf.
+
+    Raises:
+      DatapointError: if structures differ.
+    """
+    first = datapoints[0]
+    if isinstance(first, Mapping):
+        keys = first.keys()
+        for i, datapoint in enumerate(datapoints):
+            if not isinstance(datapoint, Mapping) or datapoint.keys() != keys:
+                raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
+        return {key: _combined(key, [datapoint[key] for datapoint in datapoints], combine_leaves) for key in keys}
+    if isinstance(first, tuple | list):
+        for i, datapoint in enumerate(datapoints):
+            if type(datapoint) is not type(first) or len(datapoint) != len(first):
+                raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
+        parts = [_combined(i, [datapoint[i] for datapoint in datapoints], combine_leaves) for i in range(len(first))]
+        return type(first)(*parts) if hasattr(first, '_fields') else type(first)(parts)
+    return combine_leaves(datapoints)
+
+
+def _stack_leaves(datapoints: Sequence[Any]) -> Any:
+    first = datapoints[0]
+    if isinstance(first, bytes | bytearray):
+        out = np.empty(len(datapoints), object)
+        out[:] = datapoints
+        return out
+    kinds = set(map(type, datapoints))
+    try:
+        if type(first) in _NUMBERS:
+            out = np.array(datapoints)
+        else:
+            out = (np.ma.stack if np.ma.MaskedArray in kinds else np.stack)(datapoints)
+    except TypeError:  # of dtypes that have none in common
+        _check_dtypes(datapoints)
+        raise
+    except ValueError:
+        odd = next(i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first))
+        raise DatapointError(
+            f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: '
+            f'make them equal in a map, or pass batch_fn'
+        ) from None
+    if out.dtype.kind in 'SU' and kinds != {str}:
+        _check_dtypes(datapoints)
+    return out
+
+
+def _check_dtypes(datapoints: Sequence[Any]) -> None:
+    """Raise an error if only some are text, or dates: numpy would turn numbers among texts into text, 1 into '1'."""
+    dtypes = [np.asarray(datapoint).dtype for datapoint in datapoints]
+    for i, dtype in enumerate(dtypes):
+        if dtype.kind != dtypes[0].kind:
+            raise DatapointError(
+                f'datapoint {i} of a batch has dtype {dtype}, the first {dtypes[0]}: make them equal in a map, or pass '
+                f'batch_fn'
+            ) from None
+
+
+def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
+    """Stack elements to a batch of a fixed size, padded at its end: a ``batch_fn`` that keeps a smaller last batch.
+
+    ::
+
+        import functools
+
+        pad = functools.partial(granular.batch_and_pad, batch_size=64)
+        batches = dataset.batch(64, batch_fn=pad)
+
+    Args:
+      values: the elements, at most ``batch_size``.
+      batch_size: rows of the batch.
+      pad_value: value of the rows after those of the elements, in each array.
+
+    Raises:
+      DatapointError: if there are too many elements, their structures or shapes differ, or a number does not fit into
+        the dtype of an array.
+    """
+    batch_size = check_integer('batch_size', batch_size, 1)
+    if not 0 < len(values) <= batch_size:
+        raise DatapointError(f'batch_and_pad: cannot combine {len(values)} elements into a batch of {batch_size}')
+
+    def pad(leaves: Sequence[Any]) -> Any:
+        rows = _stack_leaves(leaves)
+        padding = np.empty((batch_size - len(rows), *rows.shape[1:]), rows.dtype)
+        if isinstance(leaves[0], bytes | bytearray):
+            padding[:] = pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
+        elif padding.size:
+            with np.errstate(all='ignore'):
+                padding[:] = np.asarray(pad_value).astype(rows.dtype)
+            if rows.dtype.kind in 'biuf' and padding.flat[0] != pad_value and pad_value == pad_value:  # noqa: PLR0124
+                raise DatapointError(f'the padding {pad_value!r:.100} does not fit into {rows.dtype}')
+        return np.concatenate([rows, padding])
+
+    return combine(values, pad)
+
+
+def _combined(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
+    if datapoints[0] is None and all(datapoint is None for datapoint in datapoints):
+        return None
+    try:
+        return combine(datapoints, combine_leaves)
+    except DatapointError as error:
+        raise DatapointError(f'{key!r}: {error}') from None
+
+
+def _outline(datapoint: Any) -> str:
+    if isinstance(datapoint, Mapping):
+        return f'a dict of {sorted(map(str, datapoint))}'
+    return (
+        f'a {type(datapoint).__name__} of {len(datapoint)}'
+        if isinstance(datapoint, tuple | list)
+        else f'a {type(datapoint).__name__}'
+    )
+
+
+def is_small(datapoints: Sequence[Any]) -> bool:
+    """Return whether elements are so small that they are stacked on the event loop."""
+    return estimate_nbytes(datapoints) < _IN_PLACE
+
+
+async def stacked(fn: Callable[[Sequence[Any]], Any], datapoints: list[Any]) -> Any:
+    """Combine datapoints to a batch, on the event loop if they are small and in a thread otherwise."""
+    if fn is stack and is_small(datapoints):
+        return stack(datapoints)
+    return await offload(fn, datapoints)
