@@ -3,17 +3,16 @@
 import os
 from typing import Any, Literal, Self
 
-from granular.aio.bags import reader as core
-from granular.aio.bags import writer as corewriter
+from granular.aio.bags import reader, writer
 from granular.aio.paths.pure import PurePath
 from granular.formats.plain import Buffer
 from granular.sync.base import RecordReader, SyncObject, blocking, copy_of, sync_doc
 
 
-class BagReader(RecordReader[core.BagReader]):
-    __doc__ = sync_doc(core.BagReader)
+class BagReader(RecordReader[reader.BagReader]):
+    __doc__ = sync_doc(reader.BagReader)
 
-    aio: core.BagReader
+    aio: reader.BagReader
 
     def __init__(
         self,
@@ -24,7 +23,7 @@ class BagReader(RecordReader[core.BagReader]):
         index: PurePath | str | os.PathLike[str] | Buffer | Any = None,
         verify: bool = False,
     ) -> None:
-        self._open(core.BagReader(source, cache_index, cache_data, index=index, verify=verify))
+        self._open(reader.BagReader(source, cache_index, cache_data, index=index, verify=verify))
 
     @property
     def version(self) -> int:
@@ -41,8 +40,8 @@ class BagReader(RecordReader[core.BagReader]):
         return copy_of(self)
 
 
-class BagWriter(SyncObject[corewriter.BagWriter]):
-    __doc__ = sync_doc(corewriter.BagWriter)
+class BagWriter(SyncObject[writer.BagWriter]):
+    __doc__ = sync_doc(writer.BagWriter)
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class BagWriter(SyncObject[corewriter.BagWriter]):
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = True,
     ) -> None:
-        self._open(corewriter.BagWriter(path, version, resume, checksums))
+        self._open(writer.BagWriter(path, version, resume, checksums))
 
     @property
     def size(self) -> int:
@@ -61,5 +60,5 @@ class BagWriter(SyncObject[corewriter.BagWriter]):
     def __len__(self) -> int:
         return len(self.aio)
 
-    append = blocking(corewriter.BagWriter.append)
-    flush = blocking(corewriter.BagWriter.flush)
+    append = blocking(writer.BagWriter.append)
+    flush = blocking(writer.BagWriter.flush)

@@ -2,8 +2,7 @@
 
 from typing import Any, Generic, SupportsIndex, TypeVar
 
-from granular.aio.caches import redis_cache as rediscache
-from granular.aio.caches import shared_cache as sharedcache
+from granular.aio.caches import redis_cache, shared_cache
 from granular.aio.caches.base import Cache as Core
 from granular.aio.caches.base import Function
 from granular.aio.runtime.bridge import run
@@ -53,10 +52,10 @@ def _unpickled(kind: type[Cache[Core]], core: Core) -> Cache[Core]:
     return cache
 
 
-class SharedMemoryCache(Cache[sharedcache.SharedMemoryCache]):
-    __doc__ = sharedcache.SharedMemoryCache.__doc__
+class SharedMemoryCache(Cache[shared_cache.SharedMemoryCache]):
+    __doc__ = shared_cache.SharedMemoryCache.__doc__
 
-    aio: sharedcache.SharedMemoryCache
+    aio: shared_cache.SharedMemoryCache
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class SharedMemoryCache(Cache[sharedcache.SharedMemoryCache]):
         unpack: Function | None = None,
     ) -> None:
         self._open(
-            sharedcache.SharedMemoryCache(
+            shared_cache.SharedMemoryCache(
                 source,
                 transform,
                 max_bytes=max_bytes,
@@ -91,10 +90,10 @@ class SharedMemoryCache(Cache[sharedcache.SharedMemoryCache]):
         return self.aio.stats()
 
 
-class RedisCache(Cache[rediscache.RedisCache]):
-    __doc__ = rediscache.RedisCache.__doc__
+class RedisCache(Cache[redis_cache.RedisCache]):
+    __doc__ = redis_cache.RedisCache.__doc__
 
-    aio: rediscache.RedisCache
+    aio: redis_cache.RedisCache
 
     def __init__(
         self,
@@ -112,7 +111,7 @@ class RedisCache(Cache[rediscache.RedisCache]):
         unpack: Function | None = None,
     ) -> None:
         self._open(
-            rediscache.RedisCache(
+            redis_cache.RedisCache(
                 source,
                 url,
                 transform,

@@ -168,13 +168,7 @@ class Claim:
 
     async def _write(self, new: bool) -> None:
         content = {'token': self._token, 'shardstart': self._start, 'shardstep': self._step, **_process()}
-        writer = await self._path.store.open_writer(self._path.key, new)
-        try:
-            await writer.write(json.dumps(content).encode())
-            await writer.close()
-        except BaseException:
-            await writer.abort()
-            raise
+        await self._path.store.write(self._path.key, json.dumps(content).encode(), new)
 
     async def _read(self, path: Path) -> dict[str, Any] | None:
         try:

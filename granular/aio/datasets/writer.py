@@ -339,13 +339,7 @@ class DatasetWriter(Publishing):
         self._standing = True
         failure: GranularError | None = None
         try:
-            writer = await path.store.open_writer(path.key, new=not self._has_copies)
-            try:
-                await writer.write(content)
-                await writer.close()
-            except BaseException:
-                await writer.abort()
-                raise
+            await path.store.write(path.key, content, new=not self._has_copies)
         except GranularError as error:
             failure = error
         except BaseException:

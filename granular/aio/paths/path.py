@@ -110,8 +110,7 @@ class Path(PurePath):
 
     async def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
         """Write a whole file and return its size in bytes. An existing file is replaced once all bytes are written."""
-        async with await self.open('wb') as file:
-            await file.write(data)
+        await self._store.write(self._key, data)
         return len(data)
 
     async def write_text(self, text: str, encoding: str = 'utf-8') -> int:

@@ -316,6 +316,16 @@ class Store(abc.ABC):
         """
         raise self._unsupported('writing', key)
 
+    async def write(self, key: str, data: bytes | bytearray | memoryview, new: bool = False) -> None:
+        """Write a whole object, as by ``open_writer``."""
+        writer = await self.open_writer(key, new)
+        try:
+            await writer.write(data)
+            await writer.close()
+        except BaseException:
+            await writer.abort()
+            raise
+
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         """Create a folder. Object stores have none: there, a folder is a common beginning of keys."""
         raise self._unsupported('creating folders', key)
