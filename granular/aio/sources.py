@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.nodes.base import Shuffle, SourceChoice, Wrapped
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import name_of, refuse_misfit
+from granular.aio.pipeline.nodes.indices import Shuffle, SourceChoice, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError

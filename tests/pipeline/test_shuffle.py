@@ -292,8 +292,8 @@ async def test_concurrent_batches_read_each_block_once(shards):
 
 
 async def test_small_block_buffer_reads_blocks_again(shards, caplog):
-    from granular.aio.pipeline.nodes.base import Wrapped
     from granular.aio.pipeline.nodes.blocks import BlockBuffer
+    from granular.aio.pipeline.nodes.indices import Wrapped
 
     async with aio.ShardedDatasetReader(shards, granular.decoders) as reader:
         buffer = BlockBuffer(Wrapped(reader), 50, memory=100_000)

@@ -14,8 +14,8 @@ from typing import Any, Final, Self, SupportsIndex
 from granular import filters
 from granular.aio.execution.failures import Failure
 from granular.aio.fields.nesting import Nested, dispose_of
-from granular.aio.pipeline.nodes.base import ENDLESS
 from granular.aio.pipeline.nodes.elements import selected
+from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
 from granular.aio.runtime.bridge import run

@@ -12,7 +12,7 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, labels_of, original
-from granular.aio.pipeline.nodes.base import describe_indices
+from granular.aio.pipeline.nodes.indices import describe_indices
 from granular.aio.pipeline.nodes.selection import describe_classes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather

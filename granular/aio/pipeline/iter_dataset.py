@@ -11,7 +11,7 @@ import numpy as np
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
-from granular.aio.pipeline.nodes import base as nodes
+from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.each import Each, FlatMapping

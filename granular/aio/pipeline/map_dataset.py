@@ -13,8 +13,8 @@ from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.nodes import base as nodes
 from granular.aio.pipeline.nodes import elements, selection
+from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.nodes.base import ENDLESS
+from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import ShardOptions, as_shard
 from granular.aio.runtime.threads import offload

@@ -10,7 +10,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.base import IndexNode, Wrapped
+from granular.aio.pipeline.nodes.indices import IndexNode, Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.nodes.stacking import combine, stack
 from granular.aio.pipeline.streams.batches import BatchOf

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from granular import filters
-from granular.aio.pipeline.nodes.base import ENDLESS, Concatenate, Repeat, Seeded, Slice, Wrapped
 from granular.aio.pipeline.nodes.elements import Element, selected
+from granular.aio.pipeline.nodes.indices import ENDLESS, Concatenate, Repeat, Seeded, Slice, Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError

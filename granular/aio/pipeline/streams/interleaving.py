@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from granular.aio.execution.prefetch import END, Prefetch
-from granular.aio.pipeline.nodes.base import Repeat, Slice
+from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream

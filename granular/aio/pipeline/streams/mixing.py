@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
-from granular.aio.pipeline.nodes.base import ENDLESS, turns_before
+from granular.aio.pipeline.nodes.indices import ENDLESS, turns_before
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError

@@ -7,8 +7,8 @@ import numpy as np
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.base import ENDLESS, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
+from granular.aio.pipeline.nodes.indices import ENDLESS, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow

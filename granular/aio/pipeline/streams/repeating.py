@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes.base import ENDLESS
+from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError

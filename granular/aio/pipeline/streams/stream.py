@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from granular.aio.pipeline.nodes.base import default_seed
+from granular.aio.pipeline.nodes.indices import default_seed
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
 from granular.errors import InvalidArgumentError

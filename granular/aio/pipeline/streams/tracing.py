@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes.base import Wrapped
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element
+from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import Interleaved
