@@ -63,6 +63,8 @@ def test_train_ray():
     # Ray emits warnings for its own settings, so it runs without the interpreter that raises them.
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'RAY_USAGE_STATS_ENABLED': '0', 'RAY_worker_niceness': '0'}
     environment['RAY_TRAIN_HEALTH_CHECK_INTERVAL_S'] = '0.05'  # each saved checkpoint waits for such a check
+    environment['RAY_TRAIN_ENABLE_PREEMPTION_WATCHER'] = '0'  # another process for each run
+    environment['RAY_enable_metrics_collection'] = '0'
     program = [sys.executable, str(EXAMPLES / 'train_ray.py')]
     done = subprocess.run(program, check=False, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

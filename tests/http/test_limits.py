@@ -105,17 +105,16 @@ async def test_cancelled_waiter_is_skipped():
 
 async def test_budget_starts_with_a_hundred_retries_and_grows_with_successes():
     budget = Budget()
-    for _ in range(100):
-        await asyncio.wait_for(budget.take(5), 0.05)
+    admitted = [asyncio.create_task(budget.take(5)) for _ in range(100)]
+    await asyncio.sleep(0)
+    assert all(task.done() for task in admitted)
     waiting = [asyncio.create_task(budget.take(5)) for _ in range(3)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     budget.give(10)
     await asyncio.sleep(0)
     assert [task.done() for task in waiting] == [True, True, False]
-    began = asyncio.get_running_loop().time()
     await waiting[2]  # its tokens drip in
-    assert asyncio.get_running_loop().time() - began < 1
 
 
 async def test_cancelled_retry_takes_no_tokens():
@@ -127,7 +126,8 @@ async def test_cancelled_retry_takes_no_tokens():
     first.cancel()
     await asyncio.sleep(0)
     budget.give(5)
-    await asyncio.wait_for(second, 0.05)
+    await asyncio.sleep(0)
+    assert second.done()
 
 
 async def test_rare_refusals_are_not_throttling():

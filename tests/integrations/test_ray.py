@@ -1,4 +1,4 @@
-"""Ray on a cluster of three nodes: reading, writing, conversion, and nodes that are killed meanwhile."""
+"""Ray on a cluster of two nodes: reading, writing, conversion, and nodes that are killed meanwhile."""
 
 import asyncio
 import contextlib
@@ -83,7 +83,7 @@ def contents(root):
 
 
 class Nodes:
-    """A cluster of three nodes with one processor each."""
+    """A cluster of two nodes with one processor each."""
 
     # Ray's functions for the exit of this process refer to its nodes. From Python 3.13 on, processes forked by
     # multiprocessing drop these functions, and crash if that collects a node: its gRPC client does not survive a fork.
@@ -93,13 +93,12 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         memory = 100 << 20
-        head = {'num_cpus': 1, 'include_dashboard': False, 'temp_dir': folder, 'object_store_memory': memory}
         self._options = {'num_cpus': 1, 'object_store_memory': memory}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        # Without what watches a cluster: its processes take a tenth of the processor's time.
+        quiet = {'include_dashboard': False, 'include_log_monitor': False, 'no_monitor': True}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**self._options, **quiet, 'temp_dir': folder})
         self._started.append(self.cluster.head_node)
-        for _ in range(2):
-            self._add(wait=False)
-        self.cluster.wait_for_nodes()
+        self._add()
 
     def _add(self, **options):
         node = self.cluster.add_node(**options, **self._options)
@@ -130,6 +129,7 @@ def nodes(seaweed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('RAY_USAGE_STATS_ENABLED', '0')
         patch.setenv('RAY_worker_niceness', '0')  # by default, workers wait for all other processes
+        patch.setenv('RAY_enable_metrics_collection', '0')
         patch.setenv('RAY_health_check_period_ms', '100')  # a dead node is one that refused five of these checks
         # Paths are sent to the workers without credentials.
         patch.setenv('AWS_ENDPOINT_URL', seaweed.endpoint)
