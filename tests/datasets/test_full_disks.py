@@ -132,6 +132,21 @@ def test_system_error_is_quoted(number, kind, says):
         raise OSError(number, os.strerror(number), '/x/y.bag')
 
 
+def test_file_system_that_becomes_read_only_is_named(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    writer = granular.Path(tmp_path / 'file').open('wb')
+    writer.write(b'x')
+    with monkeypatch.context() as context:
+        for name in ('fsync', 'unlink'):
+            context.setattr(os, name, refuse)
+        with pytest.raises(AccessDeniedError, match='the file system is read-only') as caught:
+            writer.close()
+    assert any(note.startswith('removing') and 'failed, too' in note for note in caught.value.__notes__)
+    assert [found.kind for found in granular.clean(tmp_path, remove=True, older=0)] == ['draft']
+
+
 def test_unwritable_folder_is_an_error(tmp_path):
     """Even root cannot create files in sysfs."""
     root = granular.Path('/sys')

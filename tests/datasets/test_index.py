@@ -472,6 +472,19 @@ def test_failed_build_leaves_the_earlier_index(tmp_path):
     assert [path.name for path in (tmp_path / 'ds' / '000000').iterdir() if path.name.endswith('.part')] == []
 
 
+def test_shard_that_is_removed_during_a_build_is_an_error(tmp_path, monkeypatch):
+    write(tmp_path / 'ds', range(30), shardlen=10)
+
+    async def listed_before(root):
+        shutil.rmtree(tmp_path / 'ds' / '000001')
+        return [0, 1, 2]
+
+    monkeypatch.setattr('granular.aio.datasets.build_index.shards_in', listed_before)
+    with pytest.raises(NotFoundError, match='000001: no such file or folder'):
+        granular.build_index(tmp_path / 'ds')
+    assert not (tmp_path / 'ds' / '000000' / NAME).exists()
+
+
 def test_leftover_of_a_killed_build_is_cleaned(tmp_path):
     write(tmp_path / 'ds', range(30), shardlen=10, index=True)
     leftover = tmp_path / 'ds' / '000000' / f'.{NAME}.01234567.part'

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,7 +18,14 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import AccessDeniedError, AlreadyExistsError, CorruptBagError, GranularError
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    CorruptBagError,
+    GranularError,
+    NotFoundError,
+    StoreError,
+)
 from tests.robustness import kills
 
 SPEC = {'x': 'bytes', 'n': 'int'}
@@ -58,6 +66,33 @@ def test_second_of_two_writers_is_refused(tmp_path, layout):
     first.close()
     with granular.DatasetReader(tmp_path / 'data', granular.decoders) as reader:
         assert list(reader) == [point(i) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ('layout', 'removed'), [('refs', ''), ('columns', ''), ('columns', 'x.bag'), ('columns', 'n.idx')]
+)
+def test_writer_whose_files_are_removed_fails(tmp_path, layout, removed):
+    folder = tmp_path / 'data'
+    writer = granular.DatasetWriter(folder, SPEC, granular.encoders, layout=layout)
+    fill(writer, 6)
+    if removed:
+        (folder / removed).unlink()
+    else:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    with pytest.raises((StoreError, NotFoundError), match='removed or replaced|no such file'):
+        writer.close()
+    assert not (folder / 'spec.json').exists()
+
+
+def test_growing_bag_that_is_replaced_is_an_error(tmp_path):
+    bag = granular.BagWriter(tmp_path / 'a.bag', version=3)
+    bag.append(b'lost')
+    (tmp_path / 'other').write_bytes(b'other')
+    os.replace(tmp_path / 'other', tmp_path / 'a.bag')
+    with pytest.raises(StoreError, match=r'a\.bag: 4 bytes were written, but the file was removed or replaced'):
+        bag.close()
+    assert (tmp_path / 'a.bag').read_bytes() == b'other'
 
 
 DROPPED = {

@@ -13,9 +13,11 @@ import granular
 from granular.aio.stores import Request
 from granular.errors import (
     AccessDeniedError,
+    BadReplyError,
     BucketNotFoundError,
     InvalidArgumentError,
     NotFoundError,
+    OutOfRangeError,
     StoreError,
     UnsupportedError,
 )
@@ -92,7 +94,7 @@ def test_ranges_are_read_from_the_server_of_the_contents(place, server):
     content = FILES['data/a.bin']
     assert file.read_range(3, 9) == content[3:9]
     calls = server.calls()
-    assert [call.split('/')[-1] for call in calls[1:]] == ['a.bin', 'HEAD contents', 'GET contents']
+    assert [call.split('/')[-1] for call in calls[1:]] == ['a.bin', 'GET contents', 'GET contents']
     assert file.read_ranges([0, 200, 100], [2, 250, 101]) == [content[:2], content[200:], content[100:101]]
     assert set(server.calls()) == {'GET contents'}
     assert file.read_range(245) == content[245:]
@@ -280,6 +282,71 @@ def test_the_login_of_huggingface_hub_is_used(server, monkeypatch):
     assert granular.Path('hf://datasets/me/login/x').read_bytes() == b'1'
     with pytest.raises(AccessDeniedError, match='no token was sent'):
         granular.Path('hf://datasets/me/login/x', token=False).read_bytes()
+
+
+@pytest.mark.parametrize(
+    'fault',
+    [
+        (200, {}, b'<html>Sign in to continue</html>' * 9),
+        (200, {'ETag': '"page"', 'Last-Modified': 'Sun, 06 Nov 1994 08:49:37 GMT'}, b'a page'),
+        (200, {}, b''),
+        (206, {'ETag': '"short"', 'Content-Range': 'bytes 0-0/1'}, b'\0'),
+    ],
+)
+def test_replies_of_another_size_are_repeated(place, server, fault):
+    file, content = place / 'data' / 'a.bin', FILES['data/a.bin']
+    reads = {
+        file.read_bytes: content,
+        lambda: file.read_range(0, 9): content[:9],
+        lambda: file.read_ranges([0, 7], [3, 250]): [content[:3], content[7:]],
+    }
+    for read, expected in reads.items():
+        server.contents.faults[:] = [fault]
+        assert read() == expected
+        server.contents.faults[:] = [fault] * 4
+        with pytest.raises(BadReplyError, match=r'data/a.bin: '):
+            read()
+        server.contents.faults.clear()
+    with pytest.raises(OutOfRangeError, match='bytes 9 to 251 were asked for, but it has 250'):
+        file.read_range(9, 251)
+
+
+@pytest.mark.parametrize(
+    'fault',
+    [
+        (302, {'Location': 'http://127.0.0.1:1/login'}, b''),
+        (200, {}, b'<html>Sign in to continue</html>'),
+        (200, {'X-Repo-Commit': '0' * 40}, b'of another commit'),
+        (404, {}, b'of a proxy'),
+    ],
+)
+def test_pages_instead_of_answers_about_a_file_are_repeated(place, server, fault):
+    file = place / 'data' / 'a.bin'
+    assert place.exists()
+    server.faults[:] = [fault]
+    assert file.read_bytes() == FILES['data/a.bin']
+    file = granular.Path(str(file), config=granular.IOConfig(attempts=4, backoff=0.001))  # that looks it up again
+    assert file.exists()
+    server.faults[:] = [fault] * 2
+    with pytest.raises(BadReplyError, match='data/a.bin: expected'):
+        file.read_bytes()
+
+
+def test_renamed_repositories_are_followed_with_the_token(server, monkeypatch):
+    monkeypatch.setenv('HF_TOKEN', TOKEN)
+    commit = server.commit('me/renamed', {'x': b'large' * 50}, gated=True)
+    path = granular.Path(f'hf://datasets/me/former@{commit}/x', config=CONFIG)
+    server.faults[:] = [(307, {'Location': f'/datasets/me/renamed/resolve/{commit}/x'}, b'')]
+    assert path.read_bytes() == b'large' * 50
+    assert all('authorization' not in headers for _, _, headers in server.contents.requests)
+
+
+def test_listing_that_repeats_a_page_is_an_error(place, server):
+    assert place.exists()
+    link = f'<{server.endpoint}/api/datasets/me/files/tree/main?cursor=1>; rel="next"'
+    server.faults[:] = [(200, {'Link': link}, b'[]')] * 4
+    with pytest.raises(BadReplyError, match='listed before'):
+        list(place.iterdir())
 
 
 def test_odd_answers_are_errors(place, server):

@@ -124,7 +124,8 @@ class HubServer(_Server):
         key = urllib.parse.unquote('/'.join(rest))
         match operation:
             case 'resolve':
-                return self._resolve(commits[commit], key, headers)
+                status, extra, content = self._resolve(commits[commit], key, headers)
+                return status, {'X-Repo-Commit': commit, **extra}, content
             case 'paths-info' if method == 'POST':
                 asked = urllib.parse.parse_qs(body.decode())['paths']
                 return reply([entry for entry in tree(commits[commit]) if entry['path'] in asked])

@@ -19,6 +19,7 @@ from granular.aio.runtime.tasks import gather, settle
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
+from granular.aio.stores.local.locks import is_at
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import sync
 from granular.config import MiB
@@ -252,6 +253,10 @@ class BagOutput(AsyncResource):
                 os.fsync(file.fileno())
                 if (written := os.fstat(file.fileno()).st_size) != size:
                     raise CorruptBagError(f'{file.name}: expected {size} bytes after writing, got {written}')
+                if not is_at(file.fileno(), file.name):
+                    raise StoreError(
+                        f'{file.name}: {size} bytes were written, but the file was removed or replaced meanwhile'
+                    )
                 file.close()
         with translated(f'{self.path}'):
             sync(os.path.dirname(self.path.key))  # so that the names of new files are durable

@@ -22,6 +22,7 @@ from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
+from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
@@ -219,7 +220,7 @@ class _Builder:
 
 def _local_times(folder: str) -> dict[str, int]:
     """Return the time of the last change of each file in a folder."""
-    with os.scandir(folder) as entries:
+    with translated(folder), os.scandir(folder) as entries:
         return {os.path.join(folder, entry.name): entry.stat().st_mtime_ns for entry in entries}
 
 

@@ -174,6 +174,7 @@ class Transport:
         *,
         statuses: Collection[int] = (200,),
         limit: int = 64 * MiB,
+        follow: bool = True,
     ) -> T:
         """Send a request other than a range read, with the limits, timeouts and retries of reads. It is never hedged.
 
@@ -188,6 +189,7 @@ class Transport:
           check: returns the result of an answer, and raises BadReplyError for one that does not answer the request.
           statuses: the statuses passed to ``check``; others raise the same errors as for reads.
           limit: maximum bytes of the answer's body.
+          follow: False to take a redirection as the answer, if its status is one of ``statuses``.
 
         Raises:
           BadReplyError: if two answers do not answer the request.
@@ -199,7 +201,7 @@ class Transport:
             length = len(outgoing.body)
             line = f'Content-Length: {length}\r\n' if length or outgoing.method in ('PUT', 'POST') else ''
             collector = _Collector(name, outgoing, limit)
-            head, target = await self._follow(outgoing.target, outgoing.method, collector, line)
+            head, target = await self._follow(outgoing.target, outgoing.method, collector, line, follow=follow)
             if head.status not in statuses:
                 raise refusal(head, collector.collected, name)
             if len(collector.collected) > limit:
@@ -215,7 +217,13 @@ class Transport:
         return (await self._follow(target, 'GET', download, download.range()))[0]
 
     async def _follow(
-        self, target: Target, method: str, exchange: Exchange, lines: str, head: Head | None = None
+        self,
+        target: Target,
+        method: str,
+        exchange: Exchange,
+        lines: str,
+        head: Head | None = None,
+        follow: bool = True,
     ) -> tuple[Head, Target]:
         """Send a request and follow permitted redirects.
 
@@ -225,6 +233,7 @@ class Transport:
           exchange: the receiver of the reply.
           lines: header lines beside those of the target.
           head: the head of the reply, if it has arrived already.
+          follow: False to return the first reply.
 
         Returns:
           The head of the last reply, and the target that sent it.
@@ -234,7 +243,7 @@ class Transport:
                 exchange.target, exchange.request = target, target.request(method, lines)
                 head = await self.pool.exchange(exchange)
             followed = head.status in (301, 302, 303, 307, 308) and 'location' in head.headers
-            if not followed or self._versions.required or exchange.body:
+            if not followed or not follow or self._versions.required or exchange.body:
                 return head, target
             target, head = target.follow(head.headers['location']), None
         raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')

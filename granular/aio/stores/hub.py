@@ -15,17 +15,24 @@ from typing import Any, Final
 
 from granular._lazy import import_if_installed
 from granular._redact import protect
-from granular.aio.http.messages import Target
+from granular.aio.http.messages import Target, shown
 from granular.aio.http.reply import Reply
 from granular.aio.http.retry import refusal
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.tasks import each, for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
-from granular.errors import AccessDeniedError, BadReplyError, BucketNotFoundError, InvalidArgumentError, NotFoundError
+from granular.errors import (
+    AccessDeniedError,
+    BadReplyError,
+    BucketNotFoundError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+)
 
 _ADDRESS: Final = re.compile(
     r'(?:(?P<kind>datasets|spaces|models)/)?(?P<id>[\w.-]+/[\w.-]+)'
@@ -38,6 +45,8 @@ _COMMIT: Final = re.compile(r'[0-9a-f]{40}')
 _NEXT: Final = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
 _MAX_PAGE: Final = 16 * MiB
 _AHEAD: Final = 16  # files looked up concurrently
+_REDIRECTS: Final = 10  # from one address of the Hub to another one, such as of a repository that was renamed
+_SIZES: Final = 65536
 
 
 def split(address: str) -> tuple[str, str]:
@@ -177,9 +186,24 @@ class HubStore(RemoteStore['HubClient']):
         return pinned
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        with self._explained(await self.client()):
-            (request,) = await self._pinned([Request(key, [], [])])
-            return await super().read(request.key, start, stop, version)
+        """Read a byte range, of an object of the size that the Hub states: a proxy may answer with a page instead."""
+        client, name = await self.client(), self.url(key)
+        with self._explained(client):
+            for _ in range(2):  # as the transport repeats a request whose reply is wrong
+                (request,) = await self._pinned([Request(key, [], [])])
+                size = client.sizes[request.key]
+                try:
+                    reply = await super().read(request.key, start, stop, version)
+                except OutOfRangeError:
+                    if start >= size or (stop or 0) > size:
+                        raise
+                    received = 'fewer'
+                else:
+                    if reply.size == size:
+                        return reply
+                    received = f'{reply.size}'
+                client.forget(request.key)
+        raise BadReplyError(f'{name}: expected a file of {size} bytes, got {received}')
 
     async def read_into(
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
@@ -189,8 +213,28 @@ class HubStore(RemoteStore['HubClient']):
             await super().read_into(request.key, start, stop, version, target, largest)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        with self._explained(await self.client()):
-            return await super().read_many(await self._pinned(requests))
+        client = await self.client()
+        with self._explained(client):
+            pinned = await self._pinned(requests)
+            sizes = [client.sizes.get(request.key) for request in pinned]
+            checked = await gather([self._with_version(*pair) for pair in zip(requests, sizes, strict=True)])
+            versions = [request.version for request in checked]
+            pairs = zip(pinned, versions, strict=True)
+            return await super().read_many([request._replace(version=version) for request, version in pairs])
+
+    async def _with_version(self, request: Request, size: int | None) -> Request:
+        """Return the request with the version of the file, which no page of a proxy has.
+
+        Raises:
+          OutOfRangeError: if the file ends before one of the ranges.
+        """
+        if request.version is not None or not size:
+            return request
+        for start, stop in zip(request.starts, request.stops, strict=True):
+            if stop > size:
+                name = self.url(request.key)
+                raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, but it has {size}')
+        return request._replace(version=(await self.read(request.key, 0, 1)).version)
 
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
         cache = self._cache()
@@ -228,6 +272,7 @@ class HubStore(RemoteStore['HubClient']):
         folder = f'{key}/' if key else ''
         path = f'/{urllib.parse.quote(key, safe="")}' if key else ''
         url: str | None = f'{self._api}/tree/{commit}{path}?recursive={str(recursive).lower()}'
+        visited: set[str] = set()
 
         def check(answer: Answer) -> tuple[list[Entry], str | None]:
             entries = _entries(answer, name)
@@ -239,10 +284,13 @@ class HubStore(RemoteStore['HubClient']):
             page = urllib.parse.urljoin(f'{self._api}/', following[1])
             if not page.startswith(f'{self.endpoint}/'):
                 raise BadReplyError(f'{name}: the next page of its listing is on another server')
+            if page in visited:
+                raise BadReplyError(f'{name}: the next page of its listing is one that was listed before')
             return entries, page
 
         while url is not None:
             client = await self.client()  # on the event loop: between pages the caller may be on none
+            visited.add(url)
             with self._explained(client):
                 entries, url = await client.call('GET', url, name, check)
             for entry in entries:
@@ -254,6 +302,7 @@ class HubClient(Client):
 
     Attributes:
       token: the token that is sent; None without.
+      sizes: the sizes of the files that were looked up.
     """
 
     def __init__(self, store: HubStore, token: str | None) -> None:
@@ -261,6 +310,7 @@ class HubClient(Client):
         self._store, self.token = store, token
         self._headers = {} if token is None else {'Authorization': f'Bearer {token}'}
         self._looking: dict[str, asyncio.Lock] = {}
+        self.sizes: dict[str, int] = {}
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         return self._store.address_of(key), self._headers
@@ -276,38 +326,68 @@ class HubClient(Client):
 
     async def look_up(self, keys: Iterable[str]) -> None:
         """Find the servers that have the contents of files, unless they were found in the last minutes."""
-        missing = [key for key in keys if self.ready(key) is None]
+        missing = [key for key in keys if not self._is_found(key)]
         if len(missing) == 1:
             await self._look_up(missing[0])
         elif missing:
             await for_each(each(missing), self._look_up, _AHEAD)
 
+    def _is_found(self, key: str) -> bool:
+        return self.ready(key) is not None and key in self.sizes
+
     async def _look_up(self, key: str) -> None:
         lock = self._looking.setdefault(key, asyncio.Lock())
         try:
             async with lock:
-                if self.ready(key) is None:
+                if not self._is_found(key):
                     await self._find_server(key)
         finally:
             self._looking.pop(key, None)
 
     async def _find_server(self, key: str) -> None:
-        """Follow the redirects of a file, so that each of its ranges does not have to."""
-        target = Target.of(*await self.sign(key))
-        name = self._store.url(key)
+        """Find the server and the size of a file, so that each read of a range does not have to."""
+        target, name = Target.of(*await self.sign(key)), self._store.url(key)
+        commit = key[1:].partition('/')[0]
 
-        def check(answer: Answer) -> Target:
-            found = Target.of(answer.url, {})
-            if found.origin != target.origin:
-                return found  # whose signature may be for GET only
-            if answer.head.status != 200:
-                raise refusal(answer.head, answer.head.headers.get('x-error-message', '').encode(), name)
-            return Target.of(answer.url, self._headers)
+        def check(answer: Answer) -> tuple[Target, int | None]:
+            headers, status = answer.head.headers, answer.head.status
+            location = headers.get('location', '') if 300 <= status < 400 else ''
+            if status != 200 and not location:
+                if status == 404 and 'x-error-code' not in headers:
+                    raise BadReplyError(f'{name}: expected an answer of the Hub, got status 404 without X-Error-Code')
+                raise refusal(answer.head, headers.get('x-error-message', '').encode(), name)
+            found = target.follow(location) if location else target
+            if location and found.origin == target.origin:
+                return found, None
+            # Sent by the Hub itself, and not by a page to sign in.
+            if headers.get('x-repo-commit') != commit:
+                raise BadReplyError(
+                    f'{name}: expected a file of this commit, got status {status} with X-Repo-Commit '
+                    f'{shown(headers.get("x-repo-commit", ""))}'
+                )
+            size = headers.get('x-linked-size') or ('' if location else headers.get('content-length', ''))
+            if not size.isdecimal():
+                raise BadReplyError(f'{name}: expected the size of the file, got {shown(size)}')
+            return found, int(size)
 
         async def make() -> Outgoing:
             return Outgoing(target, 'HEAD')
 
-        self.remember(key, await self.transport.call(make, self.recover, name, check, statuses=range(200, 600)))
+        for _ in range(_REDIRECTS):
+            target, size = await self.transport.call(
+                make, self.recover, name, check, statuses=range(200, 600), follow=False
+            )
+            if size is not None:
+                if len(self.sizes) >= _SIZES:
+                    self.sizes.clear()
+                self.sizes[key] = size
+                self.remember(key, target)
+                return
+        raise BadReplyError(f'{name}: more than {_REDIRECTS} redirections')
+
+    def forget(self, key: str) -> None:
+        """Look a file up again before it is read."""
+        self.sizes.pop(key, None)
 
 
 def _quoted(path: str) -> str:

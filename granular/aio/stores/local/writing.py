@@ -100,8 +100,11 @@ class LocalWriter(ObjectWriter):
                     os.replace(self._temporary_path, self._key)
                 self._file.close()
                 sync(os.path.dirname(self._key))
-        except BaseException:
-            self.discard()
+        except BaseException as error:
+            try:
+                self.discard()
+            except OSError as failure:  # such as a file system that became read-only after an error of its disk
+                error.add_note(f'removing {self._temporary_path} failed, too: {failure.strerror}')
             raise
         self.discard.detach()
 
