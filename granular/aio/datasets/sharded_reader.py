@@ -106,13 +106,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._prove)
         if self._count is not None and self._expected_count is None:
-            logger.warning(
-                '%s: shard %s is not finished: it is being appended, or its writer was killed: reading the %d shards '
-                'before it; open the writer again to continue, or remove its shard with `granular clean --remove`',
-                self._name,
-                shard_name(self._count),
-                self._count,
-            )
+            await self._warn_of_unread(self._count)
         if (indexed := self._indexed) is not None:
             indexed.warn_of_lengths()
         else:
@@ -128,6 +122,19 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             lengths = np.array([dataset.columns.length for dataset in self._datasets], np.int64)
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths
+
+    async def _warn_of_unread(self, count: int) -> None:
+        """Log that only the first ``count`` shards are read, and why."""
+        numbers = await shards_in(self.directory)
+        if count in numbers or not numbers[count:]:
+            reason = 'is not finished: it is being appended, or its writer was killed'
+            remedy = 'open the writer again to continue, or remove its shard with `granular clean --remove`'
+        else:
+            later = len(numbers) - count
+            reason = f'is missing, and {later} {"shard follows" if later == 1 else "shards follow"} it'
+            remedy = 'a writer with shardstep has not finished, or wrote fewer shards than the others'
+        name = shard_name(count)
+        logger.warning('%s: shard %s %s: reading the %d shards before it; %s', self._name, name, reason, count, remedy)
 
     @property
     def _indexed(self) -> IndexedShards | None:
@@ -195,8 +202,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         if numbers != list(range(len(numbers))):
             missing = next(i for i, number in enumerate(numbers) if i != number)
             raise CorruptDatasetError(
-                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
-                f'not finished, or it was removed'
+                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has not '
+                f'finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
             )
         start, step = self._steps
         chosen = numbers[start::step]
