@@ -3,13 +3,15 @@
 from collections.abc import Callable
 
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import offload_whole
+from granular.aio.runtime.user_functions import call_user
 
 
 class ProgressReport:
     """Passes amounts to a progress function, in a thread under a loop, as the function may block.
 
-    The caller of ``add`` or ``finish`` awaits the call, and gets the error that the function raises.
+    The caller of ``add`` or ``finish`` awaits the call, also if it is cancelled meanwhile, and gets the error that the
+    function raises: the function never runs after its caller has ended.
 
     Args:
       progress: the function; None for none.
@@ -32,4 +34,4 @@ class ProgressReport:
         amount, self._amount = self._amount, 0  # before waiting, so that calls that wait are not added up
         if self._progress is not None and amount:
             async with self._turns.turn():
-                await offload(self._progress, amount)
+                await offload_whole(call_user, self._progress, amount)
