@@ -165,6 +165,11 @@ __all__ = [
     'verify',
 ]
 
+
+def __dir__() -> list[str]:
+    return [*__all__, '__version__']
+
+
 if not TYPE_CHECKING:
     __getattr__ = lazy_getattr(
         __name__,

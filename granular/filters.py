@@ -75,7 +75,7 @@ def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None
     several = array.dtype == object
     kinds = {classes.dtype.kind for classes in (array if several else [array]) if classes.size}
     if wanted.size and kinds - {wanted.dtype.kind}:
-        example = next(classes for classes in (array if several else [array]) if classes.size)
+        example = np.unique(next(classes for classes in (array if several else [array]) if classes.size))
         raise InvalidArgumentError(
             f'{name}: expected classes such as {example[:5].tolist()}, got {wanted[:5].tolist()}: integers never '
             f'match strings'

@@ -105,6 +105,11 @@ __all__ = [
     'verify',
 ]
 
+
+def __dir__() -> list[str]:
+    return [*__all__]
+
+
 if not TYPE_CHECKING:
     __getattr__ = lazy_getattr(
         __name__,

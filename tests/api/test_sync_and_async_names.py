@@ -129,3 +129,9 @@ def test_the_tree_of_errors_is_drawn_as_it_is():
         assert name in granular.errors.__doc__
         assert cls.__doc__
         assert str(cls('a message')) == 'a message'
+
+
+@pytest.mark.parametrize('package', [granular, aio], ids=['granular', 'aio'])
+def test_dir_lists_the_public_names_alone(package):
+    """Completion in a shell or notebook finds the names that are imported on first access, and no internal ones."""
+    assert {name for name in dir(package) if not name.startswith('_')} == set(package.__all__)

@@ -66,6 +66,16 @@ def test_unfinished_shard_that_is_being_appended_is_logged(tmp_path, caplog):
     assert 'reading the 2 shards before it' in caplog.text
 
 
+def test_shards_behind_a_missing_one_are_logged(tmp_path, caplog):
+    write(tmp_path, 5)
+    with open_writer(tmp_path, shardstart=1, shardstep=2) as writer:
+        for i in range(5, 20):
+            writer.append(point(i))
+    assert count_of(tmp_path) == 10
+    assert 'shard 000002 is missing, and 2 shards follow it: reading the 2 shards before it' in caplog.text
+    assert 'wrote fewer shards than the others' in caplog.text
+
+
 @pytest.mark.parametrize('store', ['moto', 'fakegcs'])
 def test_append_that_fails_while_publishing_keeps_the_dataset_readable(request, store):
     """Its bags stay, as its spec may have been published; the next writer replaces them."""

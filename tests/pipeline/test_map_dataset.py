@@ -416,7 +416,7 @@ def test_objects_that_are_not_datasets_are_refused():
         MapDataset.mix, MapDataset.zip, MapDataset.concatenate,
         lambda datasets: MapDataset.select_from_datasets(datasets, selection),
     ):  # fmt: skip
-        with pytest.raises(InvalidArgumentError, match=r'dataset 1: expected a MapDataset, got \[1, 2\]'):
+        with pytest.raises(InvalidArgumentError, match=r'dataset 1: expected a MapDataset, got \[1, 2\]: pass '):
             combine([dataset, [1, 2]])
 
 

@@ -82,18 +82,25 @@ class ShardOpener:
         await self._directory.store.ready()
         await open_as_one(self._name, self._open_once, self._prove)
         if self._count is not None and self.expected_count is None:
-            logger.warning(
-                '%s: shard %s is not finished: it is being appended, or its writer was killed: reading the %d shards '
-                'before it; open the writer again to continue, or remove its shard with `granular clean --remove`',
-                self._name,
-                shard_name(self._count),
-                self._count,
-            )
+            await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
         shards.warn_of_lengths()
         if isinstance(shards, ListedShards) and self._snapshot is None and (states := shards.states()) is not None:
             await Snapshot.save(self._snapshot_name, states)
         return shards
+
+    async def _warn_of_unread(self, count: int) -> None:
+        """Log that only the first ``count`` shards are read, and why."""
+        numbers = await shards_in(self._directory)
+        if count in numbers or not numbers[count:]:
+            reason = 'is not finished: it is being appended, or its writer was killed'
+            remedy = 'open the writer again to continue, or remove its shard with `granular clean --remove`'
+        else:
+            later = len(numbers) - count
+            reason = f'is missing, and {later} {"shard follows" if later == 1 else "shards follow"} it'
+            remedy = 'a writer with shardstep has not finished, or wrote fewer shards than the others'
+        name = shard_name(count)
+        logger.warning('%s: shard %s %s: reading the %d shards before it; %s', self._name, name, reason, count, remedy)
 
     def state_of(self, shards: Shards) -> SharedIndex | Snapshot | None:
         """Return the state of open shards for copies of the reader in worker processes; None unless it is complete."""
@@ -149,8 +156,8 @@ class ShardOpener:
         if numbers != list(range(len(numbers))):
             missing = next(i for i, number in enumerate(numbers) if i != number)
             raise CorruptDatasetError(
-                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has '
-                f'not finished, or it was removed'
+                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has not '
+                f'finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
             )
         start, step = self._steps
         chosen = numbers[start::step]

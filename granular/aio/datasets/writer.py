@@ -161,8 +161,8 @@ class DatasetWriter(Publishing):
         self._described = 'spec.json' in entries
         if self._described and not appendable:
             raise AlreadyExistsError(
-                f'{self._name}: exists already: choose another folder or remove this one; only a local dataset in '
-                f'the columns layout can be appended to'
+                f'{self._name}: exists already: choose another folder or remove this one; to append datapoints later, '
+                f'write with ShardedDatasetWriter, or to a disk in the columns layout'
             )
         if self._described and 'refs.bag' not in entries.keys() - bag_files:
             path = self.directory / 'spec.json'

@@ -122,10 +122,19 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
             raise _unknown(folder)
         raise NotFoundError(
             f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
-            f'names end in .bag, {", ".join(ENDINGS)}; got a folder of {len(entries)} other entries'
-            f'{"" if not entries else ": `granular convert` makes a dataset of images in folders by class"}'
+            f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(sorted(entry.name for entry in entries))}'
         )
     return await _open_files(files, f'{folder}', decoders, options)
+
+
+def _describe_folder(names: Sequence[str]) -> str:
+    if not names:
+        return 'an empty folder'
+    more = f' and {len(names) - 3:,} more' if len(names) > 3 else ''
+    return (
+        f'a folder of {", ".join(names[:3])}{more}: open one of them, or convert images in folders by class with '
+        f'`granular convert`'
+    )
 
 
 def _unknown(file: Path) -> NotFoundError:

@@ -50,7 +50,7 @@ class UnreachableError(ConnectionError):
 
     def __init__(self, origin: Origin, reason: str) -> None:
         self.known = origin in _reached
-        super().__init__(reason if self.known else f'{reason}: check its address')
+        super().__init__(reason if self.known else f'{reason}: check its address, such as endpoint_url')
 
 
 class Pool:
@@ -179,7 +179,10 @@ class Pool:
                 return connection
             failure = error
         self._names.pop(origin, None)
-        reason = f'no connection to {origin} ({failure.strerror or failure})'
+        detail = failure.strerror or str(failure)
+        if isinstance(failure, ssl.SSLError) and failure.reason == 'WRONG_VERSION_NUMBER':
+            detail = 'it answers without TLS, as an http:// server does'
+        reason = f'no connection to {origin} ({detail})'
         raise UnreachableError(origin, reason) from failure
 
     async def _resolved(self, origin: Origin, deadline: float) -> list[str]:

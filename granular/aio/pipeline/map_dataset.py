@@ -444,5 +444,7 @@ def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
         raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}')
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, MapOperations):
-            raise InvalidArgumentError(f'dataset {i}: expected a MapDataset, got {dataset!r:.100}')
+            raise InvalidArgumentError(
+                f'dataset {i}: expected a MapDataset, got {dataset!r:.100}: pass MapDataset.source(...) of it'
+            )
     return [dataset._node for dataset in datasets]
