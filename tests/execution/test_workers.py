@@ -222,6 +222,12 @@ class Unnamed:
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_loader_starts_no_more_processes_than_batches_in_flight():
+    with granular.Loader(sources.Transform(range(64), datapoint), 4, prefetch=1, mp='fork') as loader:
+        pids = {pid for batch in loader for pid in batch['pid'].tolist()} - {os.getpid()}
+        assert len(pids) == 2
+
+
 def test_error_while_times_of_workers_are_counted_reaches_the_consumer():
     granular.metrics.time_stages()
     try:

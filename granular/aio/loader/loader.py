@@ -132,8 +132,8 @@ class Loader(LoaderHandle):
         are dicts of numbers and arrays.
       batch: datapoints per batch.
       prefetch: batches to fetch ahead.
-      workers: threads that decode and transform; with ``mp``, processes. Reads run on the event loop and need no
-        threads.
+      workers: threads that decode and transform; with ``mp``, processes, of which at most ``prefetch + 1`` are started,
+        as each computes a whole batch. Reads run on the event loop and need no threads.
       recycle_after: reuse the memory of a batch after this many more batches were returned; False for fresh memory.
       shard_id, num_shards: number of this loader and number of loaders; each gets its own part of every global batch.
       mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to load batches in worker
@@ -360,7 +360,8 @@ class _Core(Running):
             if self._mp is not None:
                 from granular.aio.execution.workers import Workers
 
-                self._processes = Workers(self._assembly, self._workers, self._mp)
+                count = min(self._workers, self.ahead.depth + 1)  # others would wait for their turn without work
+                self._processes = Workers(self._assembly, count, self._mp)
         loaded: Any = await self.ahead.take(asked)
         if loaded is END:
             return END
