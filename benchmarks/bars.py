@@ -50,12 +50,12 @@ class Table(NamedTuple):
 
     def __str__(self) -> str:
         width = max(len(who) for who, _, _ in self.rows)
-        lines = [f'{who:<{width}}  {value:>12,.5g}  {note}' for who, value, note in self.rows]
+        lines = [f'{who:<{width}}  {format_figure(value, 5):>12}  {note}' for who, value, note in self.rows]
         return '\n'.join([f'{self.title} ({self.unit})', *(f'  {line}' for line in lines)])
 
     def markdown(self) -> str:
         """Return the Markdown for docs/performance.md."""
-        rows = [f'| {_escaped(who)} | {value:,.5g} | {note} |' for who, value, note in self.rows]
+        rows = [f'| {_escaped(who)} | {format_figure(value, 5)} | {note} |' for who, value, note in self.rows]
         return '\n'.join([f'| {self.title} | {self.unit} | |', '| --- | ---: | --- |', *rows])
 
 
@@ -75,12 +75,17 @@ class Curves(NamedTuple):
     def markdown(self) -> str:
         """Return the Markdown for docs/performance.md."""
         head = [f'| {self.title}, {self.unit} | {" | ".join(self.points)} |', f'| --- |{" ---: |" * len(self.points)}']
-        rows = [f'| {name} | {" | ".join(f"{value:,.4g}" for value in line)} |' for name, line in self.lines.items()]
-        return '\n'.join(head + rows)
+        lines = {name: ' | '.join(format_figure(value, 4) for value in line) for name, line in self.lines.items()}
+        return '\n'.join([*head, *(f'| {name} | {figures} |' for name, figures in lines.items())])
 
 
 Figures = Table | Curves
 Result = tuple[list[Bar], Sequence[Figures]]
+
+
+def format_figure(value: float, digits: int) -> str:
+    """Return a number with separators and at least this many significant digits, never in scientific notation."""
+    return f'{value:,.0f}' if abs(value) >= 10 ** (digits - 1) else f'{value:,.{digits}g}'
 
 
 def median(runs: Sequence[float]) -> float:
@@ -170,7 +175,7 @@ def _headline(rows: Iterable[str]) -> str:
             rate = details.removeprefix('**missed** ').split('/s')[0]
     return (
         f'From a server that answers after 25 ms, one process reads {rate} shuffled records of 100 kB per second: '
-        f'{rivals["wrk -t1 -c256"]:.2f} times\nthe throughput of wrk with 256 connections, '
+        f'{rivals["wrk -t1 -c256"]:.2f} times\nthe throughput of wrk, a load generator in C, with 256 connections, '
         f'{rivals["granular 0.24.2 Loader"]:.0f} times that of granular 0.24 with 32 workers, '
         f'{rivals["webdataset"]:.1f} times that of webdataset with four\n([all figures](docs/performance.md)).'
     )
@@ -223,7 +228,7 @@ def _bars(table: Table, pyplot: Any) -> Any:
     figure, axes = pyplot.subplots(figsize=(7.5, 0.36 * len(names) + 1.1))
     colours = ['#1f6f8b' if 'granular' in name and '0.24' not in name else '#b9c4c9' for name in names]
     drawn = axes.barh(names, values, color=colours, height=0.7)
-    axes.bar_label(drawn, [f'{value:,.4g}' for value in values], padding=3, fontsize=8)
+    axes.bar_label(drawn, [format_figure(value, 4) for value in values], padding=3, fontsize=8)
     axes.set_xlabel(table.unit, fontsize=9)
     axes.margins(x=0.14)
     return figure
