@@ -1,6 +1,7 @@
 """Settings for reading and writing, in one frozen object, and the defaults of each kind of store."""
 
 import dataclasses
+import logging
 import math
 import numbers
 import os
@@ -13,6 +14,8 @@ __all__ = ['GiB', 'IOConfig', 'KiB', 'MiB']
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
+
+logger: Final = logging.getLogger('granular')
 
 
 def _env(name: str, default: float | int | str, doc: str) -> Any:
@@ -98,6 +101,22 @@ class IOConfig:
             )
         if self.cache_bytes < 8 * MiB:
             raise InvalidArgumentError(f'IOConfig.cache_bytes: expected at least {8 * MiB}, got {self.cache_bytes}')
+
+
+def _warn_of_misspelled_variables() -> None:
+    """Log environment variables that resemble those of settings, which would have no effect without a word."""
+    prefix = 'GRANULAR_'
+    names = [name.removeprefix(prefix) for name in os.environ if name.startswith(prefix)]
+    settings = [field.name.upper() for field in dataclasses.fields(IOConfig)]
+    if unknown := sorted(set(names).difference(settings)):
+        import difflib  # rarely needed
+
+        for name in unknown:
+            if similar := [prefix + other for other in difflib.get_close_matches(name, settings, n=2)]:
+                logger.warning('%s is not a setting: did you mean %s?', prefix + name, ' or '.join(similar))
+
+
+_warn_of_misspelled_variables()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
 """Settings of IOConfig: environment variables, units and validation."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -37,6 +40,17 @@ def test_environment_variable_that_is_not_a_number_is_rejected(monkeypatch):
     monkeypatch.setenv('GRANULAR_MEMORY', 'lots')
     with pytest.raises(InvalidArgumentError, match='GRANULAR_MEMORY'):
         granular.IOConfig()
+
+
+def test_misspelled_environment_variables_are_logged():
+    names = ('CONCURENCY', 'CACHE_SIZE', 'REDIS_URL', 'FULL_TRACEBACKS', 'TAIL')
+    env = {**os.environ, **{f'GRANULAR_{name}': '1' for name in names}}
+    command = [sys.executable, '-c', 'import granular.config']
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == [
+        'GRANULAR_CACHE_SIZE is not a setting: did you mean GRANULAR_CACHE_DIR or GRANULAR_CACHE_BYTES?',
+        'GRANULAR_CONCURENCY is not a setting: did you mean GRANULAR_CONCURRENCY or GRANULAR_UPLOAD_CONCURRENCY?',
+    ]
 
 
 def test_folder_settings_accept_any_name(monkeypatch):

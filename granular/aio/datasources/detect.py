@@ -3,7 +3,7 @@
 import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
@@ -122,13 +122,12 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
             raise _unknown(folder)
         raise NotFoundError(
             f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
-            f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(entry.key for entry in entries)}'
+            f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(sorted(entry.name for entry in entries))}'
         )
     return await _open_files(files, f'{folder}', decoders, options)
 
 
-def _describe_folder(keys: Iterable[str]) -> str:
-    names = sorted(key.rpartition('/')[2] for key in keys)
+def _describe_folder(names: Sequence[str]) -> str:
     if not names:
         return 'an empty folder'
     more = f' and {len(names) - 3:,} more' if len(names) > 3 else ''
