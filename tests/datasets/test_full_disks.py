@@ -132,6 +132,31 @@ def test_system_error_is_quoted(number, kind, says):
         raise OSError(number, os.strerror(number), '/x/y.bag')
 
 
+EXHAUSTED = """
+import os, resource, sys
+import granular
+path = granular.Path(sys.argv[1])
+path.write_bytes(b'content')
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+try:
+    granular.DatasetReader(path.parent)
+except granular.errors.StoreError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+print(path.read_bytes())
+"""
+
+
+def test_limit_on_open_files_is_named(tmp_path):
+    arguments = [sys.executable, '-c', EXHAUSTED, str(tmp_path / 'spec.json')]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines() == [
+        f'{tmp_path / "spec.json"}: failed (Too many open files)',
+        "b'content'",
+    ], result.stderr
+
+
 def test_file_system_that_becomes_read_only_is_named(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

@@ -6,7 +6,6 @@
 import functools
 import os
 import site
-import sysconfig
 import types
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -65,8 +64,8 @@ def _frames(trace: types.TracebackType | None) -> list[types.TracebackType]:
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    installed = [sysconfig.get_path(name) for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')]
-    return (*installed, *site.getsitepackages(), '<frozen', 'uvloop/')
+    # Without sysconfig, which reads a file: the error may be that no more files can be opened.
+    return (os.path.dirname(os.__file__), *site.getsitepackages(), '<frozen', 'uvloop/')
 
 
 def _owner(trace: types.TracebackType) -> _Owner:
