@@ -18,6 +18,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._lazy import import_if_installed
 from granular.errors import DecodeError, EncodeError
 from granular.formats.audio import Audio, decode_audio, encode_audio
 from granular.formats.media import (
@@ -45,6 +46,8 @@ Buffer = bytes | bytearray | memoryview
 _ARRAY_KINDS: Final = 'biufcmMSUV'
 # The accepted values of `dtype.str`. numpy accepts far more: fields, sub-arrays, names, objects.
 _DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]{{0,9}})?[A-Za-z]{{1,7}}\])?')
+# The accepted names of types of ml_dtypes, whose `dtype.str` is that of other types: bfloat16, float8_e4m3fn, int4.
+_EXTENSION: Final = re.compile(r'(bfloat|float|u?int|b?complex)[0-9]{1,3}(_[a-z0-9]{1,20})?')
 _DIMENSIONS: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
 _DOUBLE: Final = struct.Struct('<d')
@@ -242,7 +245,9 @@ UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, Memory
 
 
 def encode_array(value: Any) -> bytes:
-    """Encode an array or numpy scalar as msgpack of (dtype.str, shape, data), C-contiguous.
+    """Encode an array or numpy scalar as msgpack of (dtype, shape, data), C-contiguous.
+
+    The dtype is ``dtype.str``, or the name of a type of ml_dtypes, such as ``bfloat16``.
 
     Raises:
       EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
@@ -266,7 +271,7 @@ def array_head(dtype: np.dtype[Any], count: int) -> bytes:
     """Return the bytes before the data of an encoded array of one dimension."""
     size = count * dtype.itemsize
     tag, width = (b'\xc4', 1) if size < 1 << 8 else (b'\xc5', 2) if size < 1 << 16 else (b'\xc6', 4)
-    head: bytes = b'\x93' + msgpack.packb(dtype.str) + msgpack.packb([count])
+    head: bytes = b'\x93' + msgpack.packb(dtype_text(dtype)) + msgpack.packb([count])
     return head + tag + size.to_bytes(width, 'big')
 
 
@@ -335,7 +340,7 @@ def decode_tree(buffer: Buffer) -> Any:
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """Return the parts of an array or numpy scalar: its ``dtype.str``, shape and bytes.
+    """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes.
 
     Raises:
       EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
@@ -343,18 +348,48 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     if isinstance(value, np.ma.MaskedArray):
         raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
     array = np.asarray(value)
-    if array.dtype.kind not in _ARRAY_KINDS or array.dtype.names is not None:
-        raise EncodeError(f'expected an array of numbers or fixed-width text, got dtype {array.dtype}')
+    text = dtype_text(array.dtype)
+    if text == array.dtype.name:  # a name without a byte order
+        array = array.astype(array.dtype.newbyteorder('='), copy=False)
     # Bytes rather than a buffer: dates and times export none, and that of an array of zero size or dimensions is not
     # contiguous.
-    return array.dtype.str, array.shape, array.tobytes()
+    return text, array.shape, array.tobytes()
+
+
+def dtype_text(dtype: np.dtype[Any]) -> str:
+    """Return the text by which an encoded array names its dtype: ``dtype.str``, or the name of a type of ml_dtypes.
+
+    Raises:
+      EncodeError: for a dtype that no text describes.
+    """
+    if dtype.type.__module__ == 'ml_dtypes':
+        return dtype.name
+    # The `dtype.str` of other types defined outside numpy is that of raw bytes, as which they would be read.
+    foreign = dtype.kind == 'V' and dtype.type is not np.void
+    if dtype.kind not in _ARRAY_KINDS or dtype.names is not None or foreign:
+        raise EncodeError(f'expected an array of numbers or fixed-width text, got dtype {dtype}')
+    return dtype.str
 
 
 @functools.lru_cache(maxsize=256)
 def _dtype(text: Any) -> np.dtype[Any]:
-    if type(text) is not str or not _DTYPE.fullmatch(text):
+    if type(text) is not str:
+        raise ValueError(f'its dtype is {text!r:.80}')
+    if _EXTENSION.fullmatch(text):
+        return _extension_dtype(text)
+    if not _DTYPE.fullmatch(text):
         raise ValueError(f'its dtype is {text!r:.80}')
     return np.dtype(text)
+
+
+def _extension_dtype(name: str) -> np.dtype[Any]:
+    """Return a type of ml_dtypes by its name."""
+    if (ml_dtypes := import_if_installed('ml_dtypes')) is None:
+        raise ValueError(f'its dtype is {name!r}: install ml_dtypes to read it')
+    kind = getattr(ml_dtypes, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, np.generic)):
+        raise ValueError(f'its dtype is {name!r}, which ml_dtypes {ml_dtypes.__version__} does not have')
+    return np.dtype(kind)
 
 
 def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:

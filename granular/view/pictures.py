@@ -18,7 +18,7 @@ from granular.config import MiB
 from granular.errors import DecodeError, UnsupportedError
 from granular.formats import decode_array
 from granular.formats.media import rgb_converter
-from granular.formats.plain import array_of
+from granular.formats.plain import array_of, dtype_text
 from granular.view.kinds import MAGIC, family_of, media_type
 from granular.view.previews import array_head
 
@@ -197,7 +197,7 @@ def show_plane(plane: Plane, data: bytes, side: int) -> tuple[Picture | None, di
         'dtype': str(plane.dtype), 'shape': plane.shape, 'rows': plane.rows, 'columns': plane.columns,
         'planes': plane.planes,
     }  # fmt: skip
-    values = array_of(plane.dtype.str, shape if plane.planes else [0, 0], data)
+    values = array_of(dtype_text(plane.dtype), shape if plane.planes else [0, 0], data)
     if values.dtype.kind not in 'biufc':
         facts['numbers'] = [str(item) for item in values.ravel()[:_NUMBERS].tolist()]
         return None, facts

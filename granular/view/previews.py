@@ -11,7 +11,7 @@ import numpy as np
 
 from granular.errors import DecodeError
 from granular.formats import decode_json, decode_tree, decoders
-from granular.formats.plain import UNPACKING, array_of
+from granular.formats.plain import UNPACKING, array_of, dtype_text
 from granular.view.kinds import MAGIC, family_of
 from granular.view.sources import Value
 
@@ -114,7 +114,7 @@ def _array_line(value: Value, head: bytes) -> str:
     count = min(_NUMBERS, (len(head) - start) // dtype.itemsize) if dtype.itemsize else 0
     if count <= 0 or 0 in shape:
         return text
-    values = array_of(dtype.str, [count], head[start : start + count * dtype.itemsize]).tolist()
+    values = array_of(dtype_text(dtype), [count], head[start : start + count * dtype.itemsize]).tolist()
     more = ', …' if count * dtype.itemsize < value.size - start else ''
     return f'{text}: {", ".join(_number(item) for item in values)}{more}'
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 
+import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
@@ -172,6 +173,24 @@ def test_non_contiguous_array_round_trips():
     assert np.array_equal(through('array', value), value)
 
 
+@pytest.mark.parametrize('kind', ['array', 'tree'])
+@pytest.mark.parametrize('name', ['bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'int4', 'complex32'])
+def test_arrays_of_ml_dtypes_round_trip(kind, name):
+    values = np.arange(-3, 5).reshape(2, 4).astype(np.dtype(getattr(ml_dtypes, name)))
+    for value in values, values.T[::2], values[0, 0], values[:0], values.astype(values.dtype.newbyteorder('>')):
+        decoded = through(kind, value)
+        assert decoded.dtype == values.dtype
+        assert decoded.shape == value.shape
+        assert np.array_equal(decoded.astype(complex), value.astype(complex))
+
+
+def test_arrays_of_ml_dtypes_need_ml_dtypes(monkeypatch):
+    record = encoders['msgpack'](['float8_e3m4', [1], b'1'])  # no other test uses it: dtypes are cached by name
+    monkeypatch.setitem(sys.modules, 'ml_dtypes', None)
+    with pytest.raises(DecodeError, match="its dtype is 'float8_e3m4': install ml_dtypes to read it"):
+        decoders['array'](record)
+
+
 @settings(max_examples=50)
 @given(
     st.recursive(
@@ -281,7 +300,8 @@ def test_encoders_reject_unsupported_values(kind, value):
     ('kind', 'record'),
     [('utf8', b'\xff'), ('int', bytes(17)), ('i64', bytes(7)), ('msgpack', b'\xc1'), ('msgpack', b''),
      ('array', b'\x01'), ('array', encoders['msgpack'](['<i8', [3], bytes(8)])),
-     ('array', encoders['msgpack'](['O', [1], bytes(8)])), ('tree', encoders['msgpack'](['_', '<i8', [3], b'1'])),
+     ('array', encoders['msgpack'](['O', [1], bytes(8)])), ('array', encoders['msgpack'](['int99', [1], b'1'])),
+     ('array', encoders['msgpack'](['float64', [1], bytes(8)])), ('tree', encoders['msgpack'](['_', '<i8', [3], b'1'])),
      ('png', b'no image'), ('mp4', b'no video'), ('jpg', encoders['png'](np.zeros((4, 4), np.uint8))[:40])],
 )  # fmt: skip
 def test_decoders_reject_invalid_records(kind, record):
