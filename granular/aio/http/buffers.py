@@ -1,6 +1,7 @@
 """Memory for received data: bytes objects that are filled before other code sees them, so that nothing is copied."""
 
 import ctypes
+import os
 import sys
 from typing import Any, Final, NamedTuple
 
@@ -16,8 +17,11 @@ _WRITE: Final = 0x200  # PyBUF_WRITE
 
 # glibc returns freed memory to the system on every free, and must fetch it again page by page for the next batch, which
 # takes longer than reading it. It adapts to the largest block freed (M_TRIM_THRESHOLD in mallopt(3)): allocating and
-# freeing this block costs two system calls, and up to twice its size may stay with the process afterwards.
+# freeing this block costs two system calls, and up to twice its size may stay with each arena afterwards.
 _LESSON: Final = (32 << 20) - (64 << 10)
+# glibc gives each thread an arena of its own, up to eight per core. With as many, a Loader would keep a gigabyte.
+_ARENAS: Final = max(2, min(8, os.cpu_count() or 1))
+_M_ARENA_MAX: Final = -8
 
 
 class Space(NamedTuple):
@@ -55,5 +59,8 @@ def blank(size: int, name: str = '') -> Space:
 
 
 def keep_freed() -> None:
-    """Make the allocator keep freed memory, up to some tens of megabytes, for the next batch."""
+    """Make the allocator keep freed memory for the next batch: up to 64 MB in each of a few arenas."""
+    chosen = 'MALLOC_ARENA_MAX' in os.environ or 'arena_max' in os.environ.get('GLIBC_TUNABLES', '')
+    if sys.platform == 'linux' and not chosen and (mallopt := getattr(ctypes.CDLL(None), 'mallopt', None)) is not None:
+        mallopt(_M_ARENA_MAX, _ARENAS)
     blank(_LESSON)
