@@ -277,9 +277,33 @@ def test_read_ahead_is_bounded_by_memory():
 
     dataset = MapDataset.range(1000).map(make)
     with iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=80, memory=30_000_000))) as iterator:
-        for _ in range(100):
+        for taken in range(100):
             next(iterator)
-        assert len(fetched) <= 100 + 30 + 2 * 10 + 80  # the first chunks start before their size is known
+            assert len(fetched) <= taken + 1 + 30
+
+
+@pytest.mark.parametrize('stored', [False, True])
+def test_read_ahead_of_large_elements_is_bounded_from_the_first_one_on(tmp_path, stored):
+    taken, ahead = 0, []
+
+    def make(element):
+        ahead.append(len(ahead) + 1 - taken)
+        return np.zeros(2_000_000, np.uint8)
+
+    dataset = MapDataset.range(60)
+    if stored:
+        with granular.DatasetWriter(tmp_path / 'data', {'x': 'bytes'}, granular.encoders) as writer:
+            for _ in range(60):
+                writer.append({'x': bytes(2_000_000)}, flush=False)
+        dataset = MapDataset.source(granular.DatasetReader(tmp_path / 'data', granular.decoders))
+    for stream, size in (dataset.map(make), 1), (dataset.map(make).batch(3), 3):
+        taken = 0
+        ahead.clear()
+        with iter(stream.to_iter_dataset(ReadOptions(memory=8_000_000))) as iterator:
+            for _ in iterator:
+                taken += size
+        assert taken == len(ahead) == 60
+        assert max(ahead) <= size + max(4 * size, 4)  # and the element that the consumer waits for
 
 
 @pytest.mark.parametrize('num_threads', [0, 1, 2, 16])

@@ -49,7 +49,7 @@ async def test_early_exit_leaves_no_task(data):
     assert granular.io_stats()['bytes'] == got
 
 
-@of(100, MiB)
+@pytest.mark.parametrize('data', [(100, MiB), (10, 6 * MiB)], indirect=True)
 async def test_read_ahead_memory_is_bounded(data):
     reader = await aio.DatasetReader.open(data[0], granular.decoders)
     before = granular.io_stats()['bytes']

@@ -27,11 +27,13 @@ async def pages(
     Args:
       fetch: returns the items at some indices.
       length: the number of items.
-      size: the bytes of all items. A page has about 4 MiB, and at most eight pages are in flight, which bounds memory.
+      size: the bytes of all items. A page has about 4 MiB, and at most eight pages are in flight, or two of larger
+        items, which bounds memory.
       local: True if items come without waiting; then nothing is prefetched.
     """
     step = max(1, min(_MAX_ITEMS, _PAGE * length // max(1, size)))
-    async with contextlib.aclosing(whole_pages(fetch, length, step, 0 if local else _AHEAD)) as fetched:
+    ahead = max(2, min(_AHEAD, _AHEAD * _PAGE * length // max(1, step * size)))
+    async with contextlib.aclosing(whole_pages(fetch, length, step, 0 if local else ahead)) as fetched:
         async for items in fetched:
             for item in items:
                 yield item

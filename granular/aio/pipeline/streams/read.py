@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CHUNK: Final = 64  # datapoints per fetch, unless they are small; the first fetches are of fewer
 _CHUNKS: Final = 8  # minimum number of chunks that the read-ahead is divided into
+_BLIND: Final = 1  # chunks ahead while the size of elements is unknown: four elements before it is limited by memory
 _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick and waits for nothing
 
 
@@ -179,7 +180,9 @@ class Reading(Flow):
             make, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         self._deepest = depth
-        self._largest = 1  # bytes of an element
+        # The bytes of the largest element, and until one is read, of a stored one; 0 if neither is known.
+        self._largest = int(read.source.stored_nbytes() or 0)
+        self._measured = False
         self._set_buffer(options.prefetch_buffer_size)
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
@@ -213,11 +216,11 @@ class Reading(Flow):
 
     def _set_buffer(self, size: int) -> None:
         """Divide the read-ahead into chunks."""
+        self._buffer = size
         self._most = max(1, size // _CHUNKS)
         self.ahead.most = min(self._chunk_size, self._most)
         self._depth = self.ahead.depth = min(self._deepest, -(-size // self.ahead.most))
-        if self._largest > 1:
-            self._limit_memory()
+        self._limit_memory()
 
     def ready(self) -> list[Any]:
         return self._chunk_rest if self._plain else []
@@ -268,6 +271,9 @@ class Reading(Flow):
         ahead = self.ahead
         size = estimate_nbytes(chunk)
         self._bytes += size
+        if not self._measured and any(element is not None for element in chunk):
+            self._measured, self._largest = True, size // len(chunk)
+            self._set_buffer(self._buffer)
         if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
             ahead.most = min(self._most, 2 * ahead.most)  # each fetch has the same overhead
         elif size <= self._largest * len(chunk):
@@ -277,6 +283,9 @@ class Reading(Flow):
 
     def _limit_memory(self) -> None:
         ahead, memory = self.ahead, self._read.options.memory
+        if not self._largest:
+            ahead.depth = min(self._depth, _BLIND)
+            return
         ahead.most = max(1, min(ahead.most, memory // (2 * self._largest)))
         if self._depth:
             ahead.depth = max(1, min(self._depth, memory // (self._largest * ahead.most) - 1))
