@@ -89,19 +89,6 @@ class ShardOpener:
             await Snapshot.save(self._snapshot_name, states)
         return shards
 
-    async def _warn_of_unread(self, count: int) -> None:
-        """Log that only the first ``count`` shards are read, and why."""
-        numbers = await shards_in(self._directory)
-        if count in numbers or not numbers[count:]:
-            reason = 'is not finished: it is being appended, or its writer was killed'
-            remedy = 'open the writer again to continue, or remove its shard with `granular clean --remove`'
-        else:
-            later = len(numbers) - count
-            reason = f'is missing, and {later} {"shard follows" if later == 1 else "shards follow"} it'
-            remedy = 'a writer with shardstep has not finished, or wrote fewer shards than the others'
-        name = shard_name(count)
-        logger.warning('%s: shard %s %s: reading the %d shards before it; %s', self._name, name, reason, count, remedy)
-
     def state_of(self, shards: Shards) -> SharedIndex | Snapshot | None:
         """Return the state of open shards for copies of the reader in worker processes; None unless it is complete."""
         if isinstance(shards, IndexedShards):

@@ -308,10 +308,6 @@ class Batch(Node):
         stored = super().stored_nbytes()
         return None if stored is None else stored * self.size
 
-    def stored_nbytes(self) -> float | None:
-        stored = super().stored_nbytes()
-        return None if stored is None else stored * self.size
-
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices, np.int64)
         check_not_empty(self, self._length, steps)
