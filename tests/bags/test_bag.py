@@ -284,6 +284,20 @@ def test_removed_or_truncated_local_file_is_an_error(tmp_path):
                 ask()
 
 
+def test_bag_without_its_table_is_written_anew(bucket):
+    path = bucket / 'x.bag'
+    fill(path, [b'old'], 3)
+    path.with_suffix('.idx').unlink()  # as if the writer was killed before its last request
+    with pytest.raises(AlreadyExistsError, match=r"without its table x\.idx.*resume='discard'"):
+        granular.BagWriter(path, 3)
+    with granular.BagWriter(path, 3, resume='discard') as writer:
+        writer.append(b'new')
+    with granular.BagReader(path) as reader:
+        assert list(reader) == [b'new']
+    with pytest.raises(AlreadyExistsError, match='cannot be appended to'):
+        granular.BagWriter(path, 3, resume='discard')
+
+
 def test_object_replaced_by_one_of_equal_size_is_detected(bucket):
     fill(bucket / 'x.bag', [b'aaaa', b'bbbb'])
     with granular.BagReader(bucket / 'x.bag') as reader:

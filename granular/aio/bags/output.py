@@ -92,9 +92,16 @@ class BagOutput(AsyncResource):
             await self._open_local(self.path.store)
             return
         paths = [self.path] if self.version < 3 else [self.path, self._index_path]
-        for path in paths:
-            if not self.has_copies and await path.exists():
-                raise AlreadyExistsError(f'{path}: exists already, and bags in a bucket cannot be appended to')
+        existing = [] if self.has_copies else [path for path in paths if await path.exists()]
+        if existing == [self.path] and self.version == 3:  # its writer was killed before it published the table
+            if self._resume != 'discard':
+                raise AlreadyExistsError(
+                    f'{self.path}: exists already, without its table {self._index_path.name}: another writer is '
+                    f"writing it, or was killed: if no other writer is running, pass resume='discard' to write it anew"
+                )
+            await self.path.store.delete([self.path.key])
+        elif existing:
+            raise AlreadyExistsError(f'{existing[0]}: exists already, and bags in a bucket cannot be appended to')
         self._writers = [await path.store.open_writer(path.key, new=not self.has_copies) for path in paths]
 
     async def _open_local(self, store: LocalStore) -> None:

@@ -18,7 +18,8 @@ class BagWriter(Publishing):
       path: the ``.bag`` file, which must not exist, except for a local bag of version 3.
       version: 1, 2 or 3. A version 2 bag with an empty record is written as version 1, which can represent it.
       resume: how to treat bytes after the last limit of a version 3 bag, as a crash leaves them. ``'check'``: check
-        that the records appended next equal those bytes; ``'discard'``: drop them.
+        that the records appended next equal those bytes; ``'discard'``: drop them. In a bucket, ``'discard'`` also
+        replaces a version 3 bag without a table, as a killed writer leaves it.
       checksums: write a CRC32C of each record beside the bag, for readers with ``verify``. A bag that is appended to
         and has none gets those of its existing records first, which reads all of it and is logged; a bag that has
         checksums gets them in any case.
