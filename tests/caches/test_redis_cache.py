@@ -294,7 +294,8 @@ def test_slow_server_costs_one_timeout(source):
             start = time.monotonic()
             for _ in range(3):
                 assert cache.fetch(range(8)) == list(range(8))
-            assert 0.2 <= time.monotonic() - start < 1
+            assert time.monotonic() - start >= 0.2
+            assert cache.stats()['errors'] == 1  # the other fetches do not ask
             assert cache.stats()['bypassed'] == 24
 
 

@@ -9,6 +9,7 @@ from granular import MapDataset, shuffle
 from granular.cli import plan as plans
 from granular.cli.plan import Plan, Prices, Rates, Run, plan
 from granular.errors import InvalidArgumentError, NotFoundError
+from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import served
 
 CALM = granular.IOConfig(max_gap=0, hedge=0)
@@ -23,6 +24,18 @@ def write(path, length=600, layout='refs'):
             datapoint = {'data': bytes(500 + i % 7 * 100), 'times': list(range(i % 3)), 'label': i}
             writer.append({key: datapoint[key] for key in spec})
     return path
+
+
+@pytest.fixture
+def counter(fakegcs):
+    """A proxy that counts its requests, and no others of this process."""
+    with FaultProxy(fakegcs.endpoint) as proxy:
+        yield proxy
+
+
+def counted(counter, server, path):
+    """Return the same path, reached through the counter."""
+    return granular.Path(str(path), config=CALM, **{**server.options, 'endpoint_url': counter.endpoint})
 
 
 @pytest.fixture(scope='module')
@@ -63,20 +76,20 @@ def test_plan_of_a_full_shuffle_is_exact(server, layout, cached, max_gap):
 
 
 @pytest.mark.parametrize('cached', [(), ('label', 'refs')])
-def test_plan_of_an_indexed_dataset_is_exact(fakegcs, cached):
-    path = granular.Path(str(write(fakegcs.place() / 'data', 160)), config=CALM, **fakegcs.options)
+def test_plan_of_an_indexed_dataset_is_exact(fakegcs, counter, cached):
+    path = counted(counter, fakegcs, write(fakegcs.place() / 'data', 160))
     (plain,) = plan(path, Run(batch=40), ['full'], cached=cached).plans
     granular.build_index(path)
     (full,) = plan(path, Run(batch=40), ['full'], cached=cached).plans
     assert full.exact == 'exact'
     assert full.requests < plain.requests or cached
-    before = granular.io_stats()['requests']
+    before = counter.count
     with (
         granular.ShardedDatasetReader(path, cache_keys=cached) as reader,
         granular.Loader(MapDataset.source(reader).shuffle(seed=0).map(only_label), 40) as loader,
     ):
         assert len(list(loader)) == 4
-    real = granular.io_stats()['requests'] - before
+    real = counter.count - before
     assert full.requests - full.opening <= real <= full.requests + full.opening + 3
 
 
@@ -113,16 +126,16 @@ def test_sampled_plans_are_close(server, monkeypatch):
     assert sampled.requests == pytest.approx(exact.requests, rel=0.05)
 
 
-def test_plan_of_a_bucket_counts_what_the_store_is_sent(fakegcs):
-    path = granular.Path(str(write(fakegcs.place() / 'data', 200, 'columns')), config=CALM, **fakegcs.options)
+def test_plan_of_a_bucket_counts_what_the_store_is_sent(fakegcs, counter):
+    path = counted(counter, fakegcs, write(fakegcs.place() / 'data', 200, 'columns'))
     (full,) = plan(path, Run(batch=50), ['full']).plans
-    before = granular.io_stats()['requests']
+    before = counter.count
     with (
         granular.ShardedDatasetReader(path) as reader,
         granular.Loader(MapDataset.source(reader).shuffle(seed=0).map(only_label), 50) as loader,
     ):
         assert len(list(loader)) == 4
-    real = granular.io_stats()['requests'] - before
+    real = counter.count - before
     assert full.requests - full.opening <= real <= full.requests + full.opening + 3
 
 

@@ -58,7 +58,7 @@ def test_train_jax(output):
 
 
 @pytest.mark.xdist_group('ray')
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_train_ray():
     # Ray emits warnings for its own settings, so it runs without the interpreter that raises them.
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'RAY_USAGE_STATS_ENABLED': '0', 'RAY_worker_niceness': '0'}

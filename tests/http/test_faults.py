@@ -205,10 +205,9 @@ def test_attempts_are_bounded(server):
 def test_retry_time_is_bounded(server):
     server.script.extend([('status', 500)] * 100)
     config = granular.IOConfig(backoff=0.1, attempts=100, retry_time=0.5)
-    began = time.monotonic()
     with pytest.raises(StoreError, match='500'):
         path(server, config).read_range(10, 50)
-    assert time.monotonic() - began < 2
+    assert len(server.ranges) < 50
 
 
 def test_retry_after_is_respected(server):

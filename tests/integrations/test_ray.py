@@ -36,7 +36,7 @@ from tests import ROOT
 
 pytestmark = [
     pytest.mark.xdist_group('ray'),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.filterwarnings(r'ignore:`\w+` is deprecated'),  # of settings that Ray itself sets
 ]
 

@@ -7,8 +7,6 @@ from granular import GranularError, aio, sources
 
 MESSAGE = 'an iterator was used by a function that computes its elements'
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def stream(count=100):
     return granular.MapDataset.range(count).to_iter_dataset()

@@ -1,6 +1,7 @@
 """Planted credentials appear in nothing that the library shows or stores."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import pickle
@@ -28,7 +29,8 @@ QUERY = (
     f'X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={KEY}%2F20260101&X-Amz-Security-Token={TOKEN}'
     f'&X-Amz-Signature={SIGNATURE}'
 )
-QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
+QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2)
+IMPATIENT = dataclasses.replace(QUICK, first_byte_timeout=0.1, read_timeout=0.1)
 
 ECHO = (
     f'GET /object?{QUERY} Authorization: Bearer {BEARER} x-amz-security-token: {TOKEN} '
@@ -80,14 +82,14 @@ def clean(text):
     return text
 
 
-def places(endpoint):
+def places(endpoint, config=QUICK):
     """Return a path with credentials for each kind of store."""
     s3 = {'key': KEY, 'secret': SECRET, 'token': TOKEN, 'endpoint_url': endpoint}
     return {
-        'presigned': granular.Path(f'{endpoint}/object?{QUERY}', config=QUICK),
-        'headers': granular.Path(f'{endpoint}/object', config=QUICK, headers={'Authorization': f'Bearer {BEARER}'}),
-        's3': granular.Path('s3://bucket/object', config=QUICK, **s3),
-        'gs': granular.Path('gs://bucket/object', config=QUICK, endpoint_url=endpoint, token=Credentials(BEARER)),
+        'presigned': granular.Path(f'{endpoint}/object?{QUERY}', config=config),
+        'headers': granular.Path(f'{endpoint}/object', config=config, headers={'Authorization': f'Bearer {BEARER}'}),
+        's3': granular.Path('s3://bucket/object', config=config, **s3),
+        'gs': granular.Path('gs://bucket/object', config=config, endpoint_url=endpoint, token=Credentials(BEARER)),
     }
 
 
@@ -98,7 +100,7 @@ KINDS = ('presigned', 'headers', 's3', 'gs')
 @pytest.mark.parametrize('fault', FAULTS)
 def test_failing_requests_reveal_no_secrets(fault, kind, logged):
     with FaultServer() as server:
-        path = places(server.endpoint)[kind]
+        path = places(server.endpoint, IMPATIENT if fault == 'silent' else QUICK)[kind]
         calls = [
             lambda: path.read_range(10, 50),
             lambda: path.read_ranges([1, 70_000], [5, 90_000]),

@@ -22,7 +22,6 @@ from granular.errors import ClosedError, GranularError
 from tests.support.tables import cover
 
 COUNT = 640
-pytestmark = pytest.mark.timeout(180)  # worker processes start slowly on a busy machine
 
 
 STORES = ('bucket', 'local')

@@ -113,10 +113,8 @@ def test_offload_and_gather():
 
 async def test_blocking_calls_use_the_entire_pool():
     assert await map_threads(lambda i: i * i, 1000) == [i * i for i in range(1000)]
-    start = time.monotonic()
-    seen = set(await map_threads(lambda i: time.sleep(0.1) or current_thread(), 8))
-    assert len(seen) >= 7  # one thread may run two calls
-    assert time.monotonic() - start < 0.7
+    others = threading.Barrier(7)  # they run at the same time, or none of them ends
+    assert len(await map_threads(lambda i: others.wait() if i else time.sleep(0.1), 8)) == 8
 
 
 async def test_first_error_stops_map_threads():
@@ -263,7 +261,7 @@ async def wait():
     await ensure_event_loop()
     print('waiting', flush=True)
     try:
-        await asyncio.sleep(30)
+        await asyncio.sleep(3600)
     finally:
         print('cleaned up', flush=True)
 try:
@@ -273,12 +271,10 @@ except KeyboardInterrupt:
 """
     with interpreter.start(INTERRUPTIBLE + code) as process:
         assert process.stdout.readline() == 'waiting\n'
-        start = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert out == 'cleaned up\ninterrupted\n'
     assert (process.returncode, err) == (0, '')
-    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize('uvloop', [True, False])
