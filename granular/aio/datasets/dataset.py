@@ -213,5 +213,5 @@ async def _try_open(bag: Bag) -> GranularError | None:
     try:
         await bag.open()
     except (NotFoundError, CorruptBagError) as error:
-        return error
+        return error.with_traceback(None)  # whose frames refer to the error: a cycle in memory for each shard
     return None

@@ -18,11 +18,15 @@ from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.tasks import gather, gather_few
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
+
+# Shards that are opened at a time: requests enough for a distant store. The garbage collector would traverse the
+# objects of more again and again, which took half of the time.
+_TOGETHER: Final = 128
 
 Shards = IndexedShards | ListedShards
 
@@ -171,7 +175,7 @@ class ShardOpener:
         self._snapshot = snapshot = self._check_snapshot(snapshot, names)
         shards = self._shards = ListedShards([self._create(name) for name in names])
         try:
-            await gather([dataset.open(snapshot) for dataset in shards])
+            await gather_few(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
         except ObjectChangedError:
             if snapshot is not None:
                 await snapshot.forget()
@@ -208,7 +212,7 @@ class ShardOpener:
         if isinstance(self._shards, IndexedShards):
             await self._shards.prove()
         elif self._snapshot is None and self.numbers:
-            await gather([self._check_numbers(), *(dataset.prove() for dataset in self._shards)])
+            await gather([self._check_numbers(), gather_few(self._shards, Dataset.prove, _TOGETHER)])
 
     async def _check_numbers(self) -> None:
         now = await self._list()

@@ -45,8 +45,10 @@ def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:
     Raises:
       InvalidArgumentError: if the environment names a proxy that is not ``http://host:port``.
     """
-    settings = tuple(os.environ.get(name) for name in _VARIABLES)
-    return _proxy_of(settings, secure, host, port) if any(settings) else None
+    lower, upper = ('https_proxy', 'HTTPS_PROXY') if secure else ('http_proxy', 'HTTP_PROXY')
+    if not (os.environ.get(lower) or os.environ.get(upper)):
+        return None
+    return _proxy_of(tuple(os.environ.get(name) for name in _VARIABLES), secure, host, port)
 
 
 @functools.lru_cache(1024)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
@@ -74,6 +74,17 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def gather_few(items: Collection[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
+    """Run a coroutine for each item, at most ``limit`` at a time. The first error ends them all."""
+    todo = iter(items)
+
+    async def work() -> None:
+        for item in todo:
+            await fn(item)
+
+    await gather([work() for _ in range(min(limit, len(items)))])
 
 
 async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
