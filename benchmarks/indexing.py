@@ -136,7 +136,7 @@ def opened(job: Mapping[str, Any]) -> dict[str, float]:
     with _open(job) as reader:
         seconds, busy = time.perf_counter() - started, time.process_time() - busy
         requests, grown = granular.io_stats()['requests'] - before, _memory() - memory
-        tables: Any = reader.aio._indexed
+        tables: Any = reader.aio._shards
         for _ in tables:  # all shards are used, but no records are in flight
             pass
         after = _memory() - memory
