@@ -1,0 +1,88 @@
+"""The functions of the compositions. They pickle, have stable names, and lose no atom."""
+
+import zlib
+from typing import Any
+
+import numpy as np
+
+from tests.pipeline.compositions.atoms import MARKS, atoms, divided, document
+
+
+def marked(element: Any, mark: int) -> Any:
+    """Return an element whose marks depend on their former values and on a number."""
+    if isinstance(element, dict):
+        keys = [key for key in ('tokens', 'ids') if key in element]
+        return {**element, **{key: marked(element[key], mark) for key in keys}}
+    if isinstance(element, list | tuple):
+        return type(element)(marked(part, mark) for part in element)
+    if isinstance(element, np.ndarray) and element.dtype == object:
+        return np.array([marked(part, mark) for part in element], object)
+    names, marks = element // MARKS, element % MARKS
+    values = names * MARKS + (marks * 31 + mark) % MARKS
+    return np.where(element > 0, values, element) if isinstance(element, np.ndarray) else values
+
+
+def keep(element: Any) -> Any:
+    return marked(element, 1)
+
+
+def with_index(index: int, element: Any) -> Any:
+    return marked(element, int(index) + 2)
+
+
+def at_random(element: Any, rng: np.random.Generator) -> Any:
+    return marked(element, int(rng.integers(MARKS)))
+
+
+def is_kept(element: Any) -> bool:
+    """Drop about a quarter of the elements, by their first atom."""
+    return not element_number(element) % 4 == 1
+
+
+def any_element(element: Any) -> bool:
+    return True
+
+
+def element_number(element: Any) -> int:
+    """Return a number that depends on the name of an element's first atom only."""
+    names = atoms(element)
+    return zlib.crc32(names[0].to_bytes(8, 'little')) % 1013 if names else 0
+
+
+def parts(element: Any) -> list[Any]:
+    """Return one to four parts of an element, which together are all of it."""
+    if isinstance(element, int | np.integer):
+        return divided(int(element), 1 + element_number(element) % 4)
+    if isinstance(element, dict) and 'label' in element:
+        tokens = element['tokens'].tolist()
+        half = (len(tokens) + 1) // 2
+        return [document(part) for part in (tokens[:half], tokens[half:]) if part]
+    return [element]
+
+
+def singles(element: Any) -> list[int]:
+    """Return the atoms of an element, one by one, with marks of 0."""
+    return [name * MARKS for name in atoms(element)]
+
+
+def as_document(element: Any) -> dict[str, Any]:
+    return document([name * MARKS for name in atoms(element)] or [0])
+
+
+class Failed(ValueError):
+    """The error of a datapoint that cannot be computed."""
+
+
+def fails_for_some(element: Any) -> Any:
+    if element_number(element) % 5 == 2:
+        raise Failed(f'element {element_number(element)}')
+    return element
+
+
+def as_datapoint(element: Any) -> dict[str, Any]:
+    """Return an element as a Loader takes it: a dict of arrays of fixed shapes."""
+    return {'tokens': np.int64(element)}
+
+
+def with_seed(datapoint: Any, seed: Any) -> Any:
+    return marked(datapoint, int(np.random.default_rng(seed).integers(MARKS)))
