@@ -1,8 +1,8 @@
 """Values that name themselves: the atoms that an element of any composition consists of can be read off it.
 
-An atom is a positive integer: the number of its stream, its index there, its position within its document (or within the
-datapoint that ``flat_map`` divided), and a mark that random and numbered maps change, which does not belong to its name.
-Zero is padding.
+An atom is a positive integer: the number of its stream, its index there, its position within its document or within
+the datapoint that ``flat_map`` divided, and a mark that random and numbered maps change, which does not belong to its
+name. Zero is padding.
 """
 
 from collections.abc import Iterator, Sequence
