@@ -39,6 +39,7 @@ class Loader(core.LoaderHandle, Closing):
         return run(self._core.spec())
 
     def __iter__(self) -> Self:
+        self._core.begin_epoch()
         return self
 
     def __next__(self) -> Batch:

@@ -76,12 +76,26 @@ def test_length_is_the_number_of_batches():
             len(endless)
 
 
-def test_finite_source_ends():
+def test_finite_source_ends_and_begins_again():
+    epoch = [[0, 1, 2, 3], [4, 5, 6, 7]]
     with granular.Loader(Numbers(10), batch=4) as loader:
-        assert [batch['x'].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert list(loader) == []
-        loader.load({'step': 4})
-        assert steps(loader, 1) == [[4, 5, 6, 7]]
+        for _ in range(3):
+            assert [batch['x'].tolist() for batch in loader] == epoch
+            assert next(loader, None) is None
+        for step, rest in ((4, epoch[1:]), (8, [])):
+            loader.load({'step': step})
+            assert [batch['x'].tolist() for batch in loader] == rest  # finishes its epoch first
+            assert [batch['x'].tolist() for batch in loader] == epoch
+        assert loader.save()['step'] == 8
+        for _ in loader:
+            break
+        assert [batch['x'].tolist() for batch in loader] == epoch[1:]  # left in the middle, it continues
+
+
+async def test_finite_source_begins_again_in_the_async_api():
+    async with granular.aio.Loader(Numbers(10), batch=4) as loader:
+        for _ in range(2):
+            assert [batch['x'].tolist() async for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_shards_share_every_global_batch():
@@ -100,10 +114,10 @@ def test_states_resume_exactly():
     source = sources.Epochs(Numbers(30), seed=2)
     with granular.Loader(source, 4) as loader:
         stages = loader.fingerprint()[:-1]
-        assert loader.save() == {'step': 0, 'seed': 2, 'pipeline': stages}
+        assert loader.save() == {'version': 2, 'step': 0, 'seed': 2, 'pipeline': stages}
         steps(loader, 3)
         state = json.loads(json.dumps(loader.save()))
-        assert state == loader.state_dict() == {'step': 12, 'seed': 2, 'pipeline': stages}
+        assert state == loader.state_dict() == {'version': 2, 'step': 12, 'seed': 2, 'pipeline': stages}
         expected = steps(loader, 5)
         loader.load(state)
         assert steps(loader, 5) == expected

@@ -169,7 +169,7 @@ def test_numbers_of_states_from_other_shards_and_mixes_are_refused():
     for saved, other, message in (
         (state_of(mix, 4), other_mix, r'mix of .* element 4 with other .*expected elements \[2, 2\].* got \[1, 3\]'),
         (state_of(mix, 6), halves, 'expected a multiple of 2|got'),
-        (state_of(windows, 10), half_windows, 'expected a multiple of 2'),
+        (state_of(windows, 9), half_windows, 'expected a multiple of 2'),
         (state_of(windows, 6), half_windows, r'window_shuffle.* window 2 at element 3: expected element 6'),
     ):
         with iter(other) as iterator:
@@ -178,6 +178,8 @@ def test_numbers_of_states_from_other_shards_and_mixes_are_refused():
                 iterator.get_next_index()
             iterator.set_next_index(1)
             assert iterator.get_next_index() == 1
+    with pytest.raises(StateError, match=r'window_shuffle\(3, seed=1\): the state was saved on 1 host, .* has 2, and it'):
+        iter(half_windows).set_state(state_of(windows, 10))
 
 
 async def test_numbers_in_the_async_api():

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.position import bare
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.errors import NotFoundError, StateError
 
@@ -79,10 +80,11 @@ async def load_state(directory: Path | str | Any, process: ShardOptions | None =
         raise NotFoundError(f'{directory}: contains no state: {missing}') from missing
     states = [_parse(await path.read_text(), path) for path in files]
     for path, state in zip(files, states, strict=True):
-        if _position(state) != _position(states[0]):
+        if bare(state) != bare(states[0]):
             raise StateError(
                 f'{path} is at {_outline(state)}, {files[0]} at {_outline(states[0])}: to resume with another '
-                f'number of processes, save all of them after the same number of elements'
+                f'number of processes, save all of them after the same number of elements, of a pipeline whose states '
+                f'fit any number'
             )
     return states[0]
 
@@ -103,9 +105,4 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def _outline(state: Mapping[str, Any]) -> str:
-    return f'{json.dumps(_position(state)):.200}'
-
-
-def _position(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state without the description of its pipeline, which may have another path on another machine."""
-    return {key: value for key, value in state.items() if key != 'pipeline'}
+    return f'{json.dumps(bare(state)):.200}'

@@ -13,6 +13,7 @@ from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
+from granular.aio.pipeline.position import VERSION, Turns, version_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.user_functions import await_user
@@ -55,10 +56,10 @@ class LoaderHandle(abc.ABC):
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
-        ``'step'``, ``'seed'``, and the stages of the source as ``'pipeline'``.
+        ``'step'``, ``'seed'``, the stages of the source as ``'pipeline'``, and the ``'version'`` of the state.
         """
         source = self._core.source
-        return {'step': self.consumed, 'seed': source.seed, 'pipeline': fingerprint(source)}
+        return {'version': VERSION, 'step': self.consumed, 'seed': source.seed, 'pipeline': fingerprint(source)}
 
     @abc.abstractmethod
     def load(self, state: Mapping[str, Any], strict: bool = True) -> Any:
@@ -108,7 +109,7 @@ def remaining_batches(loader: LoaderHandle) -> int | None:
     core = loader._core
     if core.batches is None:
         return None
-    return max(0, length_of(core.source) - core.ahead.position) // core.stride
+    return core.turns.rounds(core.ahead.position, length_of(core.source))
 
 
 class Loader(LoaderHandle):
@@ -123,7 +124,8 @@ class Loader(LoaderHandle):
 
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
     source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every
-    shard a full batch, and has a length.
+    shard a full batch, and has a length. Iterated again after its end, it begins again; one that resumed from a state
+    first finishes its epoch.
 
     Memory is bounded by ``prefetch + 1`` batches and the data in flight for them.
 
@@ -195,6 +197,7 @@ class Loader(LoaderHandle):
                 f'the state was saved with another batch size: its step {step} is not a multiple of this '
                 f"loader's {self.batch} datapoints per batch"
             )
+        version_of(state)
         self._check_source(state, strict)
         self._core.check()
         self._core.seek(step)
@@ -221,6 +224,7 @@ class Loader(LoaderHandle):
         return await self._core.spec()
 
     def __aiter__(self) -> Self:
+        self._core.begin_epoch()
         return self
 
     async def __anext__(self) -> Batch:
@@ -259,12 +263,13 @@ class _Core(Running):
     ) -> None:
         super().__init__()
         self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
-        self._first, self._recycle_after = shard_id * batch, recycle_after
+        self._recycle_after = recycle_after
+        self.turns = Turns(shard_id, num_shards, batch, whole=True)
         self._start = 0  # the step from which shards take turns
+        self._ended = False  # True once the consumer was told the end of the epoch
         self._processes: Workers | None = None
-        self.stride = batch * num_shards
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self.stride, batch, workers, 'loader', on_error != 'raise'
+            self._make, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
@@ -283,28 +288,32 @@ class _Core(Running):
         """
         if self.source.endless:
             return None
-        length = length_of(self.source)
-        if length < self.stride:
-            shards = self.stride // self.batch
-            of_shards = f' of each of {shards} shards' if shards > 1 else ''
+        length, turns = length_of(self.source), self.turns
+        if length < turns.stride:
+            of_shards = f' of each of {turns.count} shards' if turns.count > 1 else ''
             raise InvalidArgumentError(
-                f'{self.source.describe()}: expected {self.stride} datapoints or more for a batch of {self.batch}'
+                f'{self.source.describe()}: expected {turns.stride} datapoints or more for a batch of {self.batch}'
                 f'{of_shards}, got {length}: choose a smaller batch, or repeat the source'
             )
-        return length // self.stride
+        return turns.rounds(0, length)
 
     def seek(self, step: int) -> None:
         """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
         self.ahead.drop()
         self.ahead.position = self._start = step
+        self._ended = False
         if self._assembly is not None:
             self._set_stop()
+
+    def begin_epoch(self) -> None:
+        """Continue from the first step, if the last iteration came to its end."""
+        if self._ended:
+            self.seek(0)  # nothing is prefetched, which could only be dropped on the loop
 
     def _set_stop(self) -> None:
         """Let a finite source end where a shard would get no whole batch."""
         if self.batches is not None:
-            left = max(0, length_of(self.source) - self._start)
-            self.ahead.stop = self._start + left // self.stride * self.stride
+            self.ahead.stop = self.turns.stop(self._start, length_of(self.source))
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
@@ -339,6 +348,7 @@ class _Core(Running):
             self.check()
             await self.settle()
             batch = await await_user(self.compute(self._next(asked)))
+            self._ended = batch is END
             return batch, self.ahead.position
 
     def take_back(self, taken: tuple[Any, int]) -> None:
@@ -347,7 +357,7 @@ class _Core(Running):
         if batch is END or self.ahead.position != position:
             return
         self.ahead.drop()
-        self.ahead.position -= self.stride
+        self.ahead.position -= self.turns.stride
         for name, number in self._added.items():
             self.counts[name] -= number
 
@@ -379,7 +389,7 @@ class _Core(Running):
         return batch
 
     async def _make(self, step: int, _: int) -> LoadedBatch:
-        first = step + self._first
+        first = step + self.turns.offset
         if self._processes is not None:
             loaded: LoadedBatch = await self._processes.make(first)
             return loaded

@@ -253,7 +253,7 @@ class IterDataset(Generic[Element_co]):
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        return self._staged(description, Rebatching, batch_size, drop_remainder)
+        return self._staged(description, Rebatching, batch_size, drop_remainder, description)
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.

@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
+from granular.aio.pipeline.position import VERSION, restoring, version_of
 from granular.aio.pipeline.streams.flow import Flow, restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
@@ -120,7 +121,7 @@ class Cursor(Running):
             moves = self._moves
             state = self.flow.unmark(self._before) if self._astray else self.flow.state()
             if moves == self._moves:
-                return {'state': state, 'pipeline': self._fingerprint}
+                return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
 
     def next_index(self) -> int:
         """Return the number of the next element."""
@@ -132,7 +133,7 @@ class Cursor(Running):
         index = check_integer('index', index, 0)
         if index > length:
             raise OutOfRangeError(f'index {index} is out of range: the stream has {length} elements')
-        await self.restore({'state': self._stream.state_at(index)}, True)
+        await self.restore({'version': VERSION, 'state': self._stream.state_at(index)}, True)
 
     async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
         """Continue from a state.
@@ -143,13 +144,14 @@ class Cursor(Running):
         """
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
+        terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread
         async with self.turn():
             self.check()
             try:
                 check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
                 self.flow.set_strict(strict)
                 await self._begin_move()
-                await restore_checked(self.flow, state['state'])
+                await restore_checked(self.flow, state['state'], terms)
                 self._astray = False
             finally:
                 await self.settle()

@@ -15,6 +15,7 @@ from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import Source, convert
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Read, Reading
 from granular.aio.pipeline.transforms import ReadOptions
@@ -160,8 +161,11 @@ class ParquetRows(Source):
         count = min(self.cycle, len(self.data.paths))
         return {'files': {str(number): _file_state(0, 0) for number in range(count)}, 'next_file': count}
 
-    def state_of(self, layout: _FileLayout, position: int) -> Any:
-        """Return the state before a row: the position in each file."""
+    def state_of(self, layout: _FileLayout, state: Any) -> Any:
+        """Return the state of a ``Reading`` with the position in each file in place of the row."""
+        if isinstance(state, Mapping):
+            return {**state, 'at': self.state_of(layout, state['at'])}
+        position: int = state
         if not position:
             return self.start()
         taken, unopened = layout.order.consumed(position)
@@ -265,9 +269,9 @@ def _replace_rows(source: Source, rows: ParquetRows) -> Source:
 
 
 class _Mark(NamedTuple):
-    """A position that is converted to a state on demand: it is requested before every row, and a state takes longer."""
+    """A state of the inner reading, converted on demand: it is requested before every row, and files take longer."""
 
-    position: int
+    state: Any
 
 
 class ReadingRows(Flow):
@@ -276,9 +280,25 @@ class ReadingRows(Flow):
     def __init__(self, read: Read) -> None:
         self._read, self._rows = read, rows_of(read.source)
         self._inner: tuple[_FileLayout, Reading] | None = None
-        self._start = self._rows.start()
+        self._turns, self._keeps_host = read.turns, read.drops
         self._token: object = None
         self.calls_functions: bool = callable(read.on_error)
+
+    @property
+    def _start(self) -> Any:
+        return self._turns.state(self._rows.start(), self._keeps_host)
+
+    @property
+    def hosts(self) -> int:
+        return self._turns.count
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1 if self._inner is None else super().even
+
+    def keep_host(self) -> None:
+        self._keeps_host = True
+        super().keep_host()
 
     def bind(self, token: object) -> None:
         self._token = token
@@ -293,6 +313,8 @@ class ReadingRows(Flow):
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
             reading = Reading(read, chunk)
             reading.bind(self._token)
+            if self._keeps_host:
+                reading.keep_host()
             self._inner, self.parents = (layout, reading), (reading,)
         return self._inner
 
@@ -314,13 +336,19 @@ class ReadingRows(Flow):
     def unmark(self, mark: Any) -> Any:
         if type(mark) is not _Mark or self._inner is None:
             return mark
-        return self._rows.state_of(self._inner[0], mark.position)
+        return self._rows.state_of(self._inner[0], mark.state)
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         if self._inner is None and state == self._start:
             return
         layout, reading = await self._ready()
-        await reading.restore(state.position if type(state) is _Mark else self._rows.position_of(layout, state))
+        if type(state) is _Mark:
+            state = state.state
+        elif isinstance(state, Mapping) and 'at' in state:
+            state = {**state, 'at': self._rows.position_of(layout, state['at'])}
+        else:
+            state = self._rows.position_of(layout, state)
+        await reading.restore(state, terms)
 
     async def begin(self) -> None:
         await (await self._ready())[1].begin()

@@ -10,7 +10,8 @@ from granular.aio.execution.prefetch import END
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.position import FREE, Terms, Turns
+from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
@@ -38,7 +39,8 @@ class TFRecordIterDataset(IterDataset[bytes]):
 
     A state is ``{'file': f, 'offset': o, 'record': r, 'position': p}``: of the next record, its file, its first byte
     there, decompressed, and the numbers of records before it in that file and in all. Resuming reads from that byte on,
-    or decompresses the file up to it. A shard takes every ``shard_count``-th record, but reads them all.
+    or decompresses the file up to it. A shard takes every ``shard_count``-th record, but reads them all; its state is
+    ``{'at': state, 'hosts': shard_count, 'turn': t}``, with the number of records from which shards take turns.
 
     Memory: 64 MiB of read-ahead and records, or the largest record.
 
@@ -85,28 +87,41 @@ class _Reading(Flow):
     """Reads the records. The state is the position of the next record."""
 
     def __init__(self, files: _Files) -> None:
-        self._paths, self._shard = files.paths, files.shard
+        self._paths, self._turns, self._keeps_host = files.paths, Turns.of(files.shard), False
         self._windows: AsyncGenerator[bytes, None] | None = None
-        self._seek(dict(_START))
+        self._seek(_START, 0)
 
-    def _seek(self, state: Mapping[str, int]) -> None:
+    @property
+    def hosts(self) -> int:
+        return self._turns.count
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1  # the number of records is not known
+
+    def keep_host(self) -> None:
+        self._keeps_host = True
+
+    def _seek(self, state: Mapping[str, int], turn: int) -> None:
+        self._turn = turn  # the position from which the hosts take the next turn
         self._file, self._offset, self._record, self._position = (state[key] for key in _START)
         self._parser: Records | None = None
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields above are of the last one
 
     async def next(self) -> Any:
-        shard = self._shard
+        turns = self._turns
         while True:
             while not self._rest:
                 if self._file == len(self._paths):
                     return END
                 await self._read()
             record = self._rest.pop()
-            mine = self._position % shard.shard_count == shard.shard_index
+            mine = self._position == self._turn + turns.offset
             self._position += 1
             self._record += 1
             self._offset += len(record) + 16
             if mine:
+                self._turn += turns.stride
                 return record
 
     async def _read(self) -> None:
@@ -156,19 +171,23 @@ class _Reading(Flow):
         if windows is not None:
             await windows.aclose()
 
-    def state(self) -> dict[str, int]:
-        values = self._file, self._offset, self._record, self._position
-        return dict(zip(_START, values, strict=True))
+    def state(self) -> Any:
+        at = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
+        state = self._turns.state(at, self._keeps_host)
+        return state if state is at else {**state, 'turn': self._turn}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        at = self._turns.at(state, terms)
+        turn = number_of(at if at is state else state, 'position' if at is state else 'turn')
+        state, current = at, self.state()
         valid = isinstance(state, Mapping) and state.keys() == _START.keys()
         if not valid or not all(type(value) is int and value >= 0 for value in state.values()):
             raise StateError(f'expected a state such as {_START}, got {state!r:.200}')
         if state['file'] > len(self._paths):
             raise StateError(f'the state is of file {state["file"]}, there are {len(self._paths)} files')
-        if dict(state) != self.state():
+        if turn != self._turn or state != self._turns.at(current, FREE):
             await self._stop()
-            self._seek(state)
+            self._seek(state, turn)
 
     async def aclose(self) -> None:
         await self._stop()

@@ -8,7 +8,9 @@ import numpy as np
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.stacking import combine, stack, stacked
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
@@ -88,54 +90,57 @@ class Batching(Flow):
     def state(self) -> Any:
         return self._parent.state()
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         self._count, self._resumed = 0, ' since a state was restored'
-        await self._parent.restore(state)
+        await self._parent.restore(state, terms)
 
 
 class Rebatching(Flow):
     """Batches of another size, cut out of the batches of a stream."""
 
-    def __init__(self, parents: Sequence[Flow], size: int, drop: bool) -> None:
+    def __init__(self, parents: Sequence[Flow], size: int, drop: bool, description: str) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
-        self._parent, self._size, self._drop = parents[0], size, drop
+        self._held, self._size, self._drop = Held(parents[0], description, 'rebatch'), size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0
-        self._before = self._parent.state()
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1
 
     async def next(self) -> Any:
         parts: list[Any] = []
         missing = self._size
         while missing:
             if self._batch is None or self._next_row >= self._rows:
-                before = self._parent.state()
-                batch = await self._parent.next()
+                batch = await self._held.next()
                 if batch is END:
                     break
                 rows = _rows_of(batch)
                 if self._batch is not None:
                     self._next_row = 0
-                self._batch, self._rows, self._before = batch, rows, before
+                self._batch, self._rows = batch, rows
             stop = min(self._rows, self._next_row + missing)
             if stop > self._next_row:
                 part = slice(self._next_row, stop)
                 parts.append(_cut(self._batch, part))
                 missing -= stop - self._next_row
                 self._next_row = stop
+            if stop == self._rows:
+                self._held.release()
         if not parts or (missing and self._drop):
             return END
         return parts[0] if len(parts) == 1 else await stacked(_concatenate, parts)
 
     def state(self) -> Any:
-        if self._batch is not None and self._next_row >= self._rows:
-            return {'parent': self._parent.state(), 'place': 0}
-        return {'parent': self._before, 'place': self._next_row}
+        place = self._next_row if self._batch is None or self._next_row < self._rows else 0
+        return {**self._held.state(place > 0), 'place': place}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         row = number_of(state, 'place')
-        await self._parent.restore(state['parent'])
-        self._before, self._next_row, self._batch = state['parent'], row, None
+        await self._held.restore(state, row > 0, terms)
+        self._next_row, self._batch = row, None
 
 
 def _rows_of(batch: Any) -> int:

@@ -9,8 +9,10 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import generator
 from granular.aio.pipeline.nodes.functions import method_of, name_of
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
+from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions
@@ -108,8 +110,14 @@ class Applying(Flow):
     ) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
-        self._check, self._counter = check, Counter(description)
+        self._check, self._counter, self._stage = check, Counter(description), description
+        if name == 'filter':
+            parent.keep_host()
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
+
+    @property
+    def even(self) -> bool:
+        return super().even if self._name != 'filter' else self.hosts == 1
 
     async def next(self) -> Any:
         call = self._counter.call
@@ -138,13 +146,13 @@ class Applying(Flow):
             return self._parent.state()
         return {'parent': self._parent.state(), 'count': self._count}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         self._counter.restart()
         if self._name in ('map', 'filter'):
-            await self._parent.restore(state)
+            await self._parent.restore(state, terms.of(self._stage, self._name, False))
         else:
             count = number_of(state, 'count')
-            await self._parent.restore(state['parent'])
+            await self._parent.restore(state['parent'], terms)
             self._count = count
 
 
@@ -155,37 +163,43 @@ class FlatMapping(Flow):
 
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
-        self._parent, self._fn = parents[0], fn
-        self._stage = f'flat_map({name_of(fn)})'
+        self._fn, self._stage = fn, f'flat_map({name_of(fn)})'
+        self._held = Held(parents[0], self._stage, 'flat_map')
         self._counter = Counter(self._stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
-        self._before = self._parent.state()
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1
 
     async def next(self) -> Any:
         if self._computed is None:
-            element = await self._parent.next()
+            element = await self._held.next()
             self._computed = () if element is END else await self._parts(element)
         while self._next_index >= len(self._computed):
-            self._before, self._computed, self._next_index = self._parent.state(), (), 0
-            element = await self._parent.next()
+            self._computed, self._next_index = (), 0
+            self._held.release()
+            element = await self._held.next()
             if element is END:
                 return END
             self._computed = await self._parts(element)
+        part = self._computed[self._next_index]
         self._next_index += 1
-        return self._computed[self._next_index - 1]
+        if self._next_index == len(self._computed):
+            self._held.release()
+        return part
 
     async def _parts(self, element: Any) -> list[Any]:
         return elements.parts_of(await self._counter.call(self._fn, element), self._stage)
 
     def state(self) -> Any:
-        if self._computed is not None and self._next_index >= len(self._computed):
-            return {'parent': self._parent.state(), 'place': 0}
-        return {'parent': self._before, 'place': self._next_index}
+        place = self._next_index if self._computed is None or self._next_index < len(self._computed) else 0
+        return {**self._held.state(place > 0), 'place': place}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         self._counter.restart()
         next_index = number_of(state, 'place')
-        await self._parent.restore(state['parent'])
-        self._before, self._next_index = state['parent'], next_index
-        self._computed = None if self._next_index else ()
+        await self._held.restore(state, next_index > 0, terms)
+        self._next_index = next_index
+        self._computed = None if next_index else ()

@@ -4,6 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
 from granular.errors import StateError
@@ -48,11 +49,31 @@ class Flow(abc.ABC):
       parents: the previous stages.
       calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
       strict: True if ``restore`` refuses the state of a different pipeline.
+      adapts: True if a stage before may continue with other weights than those of its state.
+      hosts: the number of hosts that share the elements.
+      even: True if all of them get equally many.
     """
 
     parents: 'tuple[Flow, ...]' = ()
     calls_functions = False
     strict = True
+
+    @property
+    def adapts(self) -> bool:
+        return any(parent.adapts for parent in self.parents)
+
+    @property
+    def hosts(self) -> int:
+        return max((parent.hosts for parent in self.parents), default=1)
+
+    @property
+    def even(self) -> bool:
+        return all(parent.even for parent in self.parents)
+
+    def keep_host(self) -> None:
+        """Let states name this host, because a later stage does not take equally many elements on all hosts."""
+        for parent in self.parents:
+            parent.keep_host()
 
     def inputs(self) -> 'Sequence[Flow]':
         """Return the stages whose elements this one uses: its parents, or those that an iterator of the user's runs."""
@@ -67,8 +88,12 @@ class Flow(abc.ABC):
         """Return the state from which the next element follows: plain JSON."""
 
     @abc.abstractmethod
-    async def restore(self, state: Any) -> None:
-        """Continue from a state."""
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        """Continue from a state, under the terms of the later stages.
+
+        Raises:
+          StateError: if it is not one of this pipeline, or the terms exclude it.
+        """
 
     def ready(self) -> list[Any]:
         """Return the next elements that need no further work, in reverse: removing the last one takes it.
@@ -133,14 +158,14 @@ def sum_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-async def restore_checked(flow: Flow, state: Any) -> None:
+async def restore_checked(flow: Flow, state: Any, terms: Terms) -> None:
     """Continue from a state that may be another flow's, or no state at all.
 
     Raises:
       StateError: if it is not one of this flow.
     """
     try:
-        await flow.restore(state)
+        await flow.restore(state, terms)
     except StateError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:

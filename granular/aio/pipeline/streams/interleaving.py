@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
@@ -114,6 +115,7 @@ class Interleaving(Flow):
     """Elements of several streams in turn. A stream is started shortly before its turn, and closed at its end."""
 
     calls_functions = True
+    adapts = True  # streams that are made later may be mixes by name
 
     def __init__(self, stage: Interleaved) -> None:
         self._stage, self._count = stage, len(stage)
@@ -128,10 +130,21 @@ class Interleaving(Flow):
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: list[tuple[int, str]] = []
+        self._terms = FREE  # those under which the saved streams continue
+        self._keeps_host = False
+        self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
     @property
     def parents(self) -> tuple[Flow, ...]:  # type: ignore[override]
         return tuple(self._flows.values())
+
+    @property
+    def even(self) -> bool:
+        return super().even and not self._uneven
+
+    def keep_host(self) -> None:
+        self._keeps_host = True
+        super().keep_host()
 
     def bind(self, token: object) -> None:
         self._token = self._ahead.token = token
@@ -146,6 +159,8 @@ class Interleaving(Flow):
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
+        if self._keeps_host or not flow.even:
+            flow.keep_host()
         self._started.add(flow)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
         await flow.begin()
@@ -167,6 +182,7 @@ class Interleaving(Flow):
             if element is END:
                 self._open[self._turn] = None
                 if flow is not None:
+                    self._uneven = self._uneven or not flow.even
                     del self._flows[number]
                     await self._close([flow])
             self._turn = (self._turn + 1) % len(self._open)
@@ -180,7 +196,7 @@ class Interleaving(Flow):
             flow = await self._made_now(number)
             if flow is not None and number in self._saved:
                 flow.set_strict(self.strict)
-                await restore_checked(flow, self._saved[number])
+                await restore_checked(flow, self._saved[number], self._terms)
         else:
             flow = await self._ahead.take()
         self._saved.pop(number, None)
@@ -218,9 +234,10 @@ class Interleaving(Flow):
             for number in self._open
             if number in self._flows or number in self._saved
         }
-        return {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
+        uneven = {'uneven': True} if self._uneven else {}
+        return {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states, **uneven}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         numbers, begun = list(state['open']), number_of(state, 'begun')
         if len(numbers) != len(self._open):
             raise StateError(f'{self._stage.describe()}: expected {len(self._open)} streams, got {len(numbers)}')
@@ -228,12 +245,15 @@ class Interleaving(Flow):
             raise StateError(f'{self._stage.describe()}: expected numbers of {begun} streams, got {numbers!r:.200}')
         turn = number_of(state, 'turn', len(numbers))
         states = {int(number): saved for number, saved in state['parents'].items()}
-        self._flows, flows = {}, self._flows
+        self._uneven = bool(state.get('uneven'))
+        if self._uneven:
+            terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
+        self._flows, flows, self._terms = {}, self._flows, terms
         self._saved = {number: states[number] for number in numbers if number in states}
         self._open, self._turn, self._begun = numbers, turn, begun
         for number, flow in flows.items():
             if number in self._saved:
-                await flow.restore(self._saved.pop(number))
+                await flow.restore(self._saved.pop(number), terms)
                 self._flows[number] = flow
         # Streams that begin are made in order, before their turn.
         while begun and begun - 1 in numbers and begun - 1 not in states:

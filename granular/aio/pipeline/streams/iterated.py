@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.position import FREE, Terms, restoring
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
@@ -37,7 +38,7 @@ class Iterated(Stream):
         raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
 
     def flow(self) -> Flow:
-        return Iterating(self._dataset)
+        return Iterating(self._dataset, self.describe())
 
     def describe(self) -> str:
         return type(self._dataset).__qualname__.replace('<locals>.', '')
@@ -48,11 +49,22 @@ class Iterating(Flow):
 
     calls_functions = True
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, description: str) -> None:
+        self._stage = description
         self._iterator = call_user(iter, dataset)
         for name in ('get_state', 'set_state'):
             if not callable(getattr(self._iterator, name, None)):
                 raise InvalidArgumentError(f'an iterator of {type(dataset).__name__} has no method {name}')
+        for flow in self.inputs():
+            flow.keep_host()
+
+    @property
+    def hosts(self) -> int:
+        return max((flow.hosts for flow in self.inputs()), default=1)
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1
 
     def inputs(self) -> Sequence[Flow]:
         return _flows_of(self._iterator)
@@ -63,8 +75,13 @@ class Iterating(Flow):
     def state(self) -> Any:
         return call_user(self._iterator.get_state)
 
-    async def restore(self, state: Any) -> None:
-        await offload(self._iterator.set_state, state)
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        # The streams that it reads are restored within, by iterators of their own.
+        token = restoring.set(terms.of(self._stage, 'subclass of IterDataset', True))
+        try:
+            await offload(self._iterator.set_state, state)
+        finally:
+            restoring.reset(token)
 
     async def aclose(self) -> None:
         close = getattr(self._iterator, 'close', None)

@@ -6,6 +6,7 @@ from typing import Any, cast
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.nodes.indices import ENDLESS, turns_before
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
@@ -47,10 +48,10 @@ class _Combining(Flow):
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
-            await parent.restore(parent_state)
+            await parent.restore(parent_state, terms)
         self._count = count
 
 
@@ -59,16 +60,20 @@ class Zipping(_Combining):
 
     def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
         super().__init__(parents)
-        self._strict = strict
+        self._strict, self._ended = strict, False
 
     async def next(self) -> Any:
+        if self._ended:
+            return END
         elements: list[Any] = []
         for parent in self.parents:
             elements.append(await parent.next())
             if elements[-1] is END and not self._strict:
+                self._ended = True
                 return END
         ended = [element is END for element in elements]
         if all(ended):
+            self._ended = True
             return END
         if any(ended):
             raise DatapointError(
@@ -77,6 +82,14 @@ class Zipping(_Combining):
             )
         self._count += 1
         return tuple(elements)
+
+    def state(self) -> Any:
+        # One that ended has taken elements in vain from the first streams: it stays at its end.
+        return {**super().state(), 'ended': True} if self._ended else super().state()
+
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        await super().restore(state, terms)
+        self._ended = bool(state.get('ended'))
 
 
 class Mixed(Stream):
@@ -131,6 +144,7 @@ class Mixing(_Combining):
 
     def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
         super().__init__(parents)
+        self._mixed: Sequence[Flow] = self.parents
         self._weights, self._ended = weights, False
 
     async def next(self) -> Any:
@@ -138,13 +152,13 @@ class Mixing(_Combining):
             return END
         before, after = turns_before(self._count, self._weights), turns_before(self._count + 1, self._weights)
         owner = next(i for i, counts in enumerate(zip(before, after, strict=True)) if counts[0] != counts[1])
-        element = await self.parents[owner].next()
+        element = await self._mixed[owner].next()
         self._ended = element is END
         self._count += not self._ended
         return element
 
-    async def restore(self, state: Any) -> None:
-        await super().restore(state)
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        await super().restore(state, terms)
         self._ended = False
 
 
@@ -170,11 +184,12 @@ class NamedMix(Mixed):
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)
         parents = zip(self._lines().items(), state['parents'], strict=True)
-        return {**state, 'parents': {name: {'state': parent, 'pipeline': lines} for (name, lines), parent in parents}}
+        states = {name: {'state': parent, 'pipeline': lines} for (name, lines), parent in parents}
+        return {'parents': states, 'count': index, 'weights': dict(zip(self._names, self._weights, strict=True))}
 
     def flow(self) -> Flow:
         flows = {name: parent.flow() for name, parent in zip(self._names, self.parents, strict=True)}
-        return NamedMixing(flows, self._weights, self._lines())
+        return NamedMixing(flows, self._weights, self._lines(), self.describe())
 
     def describe(self) -> str:
         weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
@@ -182,24 +197,62 @@ class NamedMix(Mixed):
 
 
 class NamedMixing(Mixing):
-    """A mix whose streams are restored by name; one that a state does not name begins."""
+    """A mix whose streams are restored by name; one that a state does not name begins.
 
-    def __init__(self, parents: Mapping[str, Flow], weights: Sequence[int], lines: Mapping[str, Sequence[str]]) -> None:
+    A later stage that holds elements reads them again with the streams and weights of the state.
+    """
+
+    adapts = True
+
+    def __init__(
+        self,
+        parents: Mapping[str, Flow],
+        weights: Sequence[int],
+        lines: Mapping[str, Sequence[str]],
+        description: str,
+    ) -> None:
         super().__init__(list(parents.values()), weights)
-        self._named, self._lines = parents, lines
+        self._named, self._lines, self._description = parents, lines, description
         self._starts = {name: parent.state() for name, parent in parents.items()}
+        self._own = dict(zip(parents, weights, strict=True))
+        self._current: Mapping[str, int] = self._own
 
     def state(self) -> Any:
-        states = {
-            name: {'state': parent.state(), 'pipeline': list(self._lines[name])} for name, parent in self._named.items()
-        }
-        return {'parents': states, 'count': self._count}
+        states = {name: {'state': self._named[name].state(), 'pipeline': self._lines[name]} for name in self._current}
+        return {'parents': states, 'count': self._count, 'weights': self._current}
 
-    async def restore(self, state: Any) -> None:
-        count = number_of(state, 'count')
-        for name, parent in self._named.items():
-            saved = state['parents'].get(name)
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        count, current = number_of(state, 'count'), self._chosen(state, terms)
+        for name in current:
+            parent, saved = self._named[name], state['parents'].get(name)
             if saved is not None:
                 check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
-            await parent.restore(self._starts[name] if saved is None else saved['state'])
-        self._count, self._ended = count, False
+            await parent.restore(self._starts[name] if saved is None else saved['state'], terms)
+        self._mixed, self._weights = [self._named[name] for name in current], tuple(current.values())
+        self._current, self._count, self._ended = current, count, False
+
+    def _chosen(self, state: Mapping[str, Any], terms: Terms) -> Mapping[str, int]:
+        """Return the weights to continue with.
+
+        Raises:
+          StateError: if a later stage needs others.
+        """
+        saved = state.get('weights')
+        if terms.weights == 'own' or saved == self._own:
+            return self._own
+        if not isinstance(saved, Mapping) or not all(type(weight) is int and weight > 0 for weight in saved.values()):
+            raise StateError(
+                f'{terms.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
+                f'save: continue with that release, or from the start of an epoch'
+            )
+        if terms.weights == 'same':
+            raise StateError(
+                f'{terms.stage}: the state was saved with the weights {dict(saved)} of a {self._description}, and may '
+                f'hold elements of it: continue with these weights, or mix after {terms.stage}'
+            )
+        if missing := sorted(saved.keys() - self._named.keys()):
+            raise StateError(
+                f'{terms.stage}: holds elements of {missing}, which a {self._description} does not have: remove '
+                f'streams when it holds none'
+            )
+        return saved

@@ -8,8 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.bins import Array, Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.packing_options import Feature, Recipe
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import offload
@@ -24,46 +26,64 @@ class Packing(Flow):
     """Sequences packed into rows of fixed lengths.
 
     A pack is computed as a whole, and its rows are built one by one. The state is the state before the pack, and the
-    next row: its number counts all rows of the stream, so that a state fits any number of shards.
+    next row: its number is the position in the ``Turns`` of the shards of rows.
     """
 
     def __init__(self, parents: Sequence[Flow], recipe: Recipe) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
-        self._parent, self._recipe, self._features = parents[0], recipe, recipe.features
-        # The state before the pack. The document that the pack begins with is that after the state of the parent,
-        # from these offsets on.
-        self._base: dict[str, Any] = {
-            'parent': self._parent.state(), 'offsets': [0] * len(self._features), 'document': 0, 'rows': 0,
-        }  # fmt: skip
+        self._recipe, self._features, self._turns = recipe, recipe.features, Turns.of(recipe.shard)
+        self._held = Held(parents[0], recipe.description, 'pack', last=True)
+        self._keeps_host = False
+        # Where the pack begins: in the first document that is held, at these offsets.
+        self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
         self._rows: list[list[Segment]] | None = None  # of the pack; None until it is computed
-        self._after = self._base
+        self._after = self._base  # where the next pack begins
         self._pending: Document | None = None  # the document that the next pack begins with
         self._dtypes: list[tuple[Any, tuple[int, ...]] | None] = []
         self._positions = np.arange(max(feature.length for feature in self._features), dtype=np.int32)
 
+    @property
+    def hosts(self) -> int:
+        return super().hosts * self._turns.count
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1
+
+    def keep_host(self) -> None:
+        self._keeps_host = True
+        super().keep_host()
+
     async def next(self) -> Any:
-        row = self._row + self._recipe.shard.shard_index
+        row = self._row + self._turns.offset
         while True:
             if self._rows is None:
                 await self._compute()
             if not self._rows:
+                self._row = max(self._row, self._base['rows'])
                 return END
             at = row - self._base['rows']
             if at < len(self._rows):
                 break
-            self._base, self._rows = self._after, None
+            self._begin_next()
         element = self._build(self._rows[at])
         self._rows[at] = []  # free its documents
-        self._row += self._recipe.shard.shard_count
+        self._row += self._turns.stride
+        if self._row >= self._base['rows'] + len(self._rows):
+            self._begin_next()
         return element
+
+    def _begin_next(self) -> None:
+        """Let the next pack follow, which begins with the document that had no space in this one."""
+        self._base, self._rows = self._after, None
+        self._held.release(last=self._pending is not None)
 
     async def _compute(self) -> None:
         """Compute the rows of the pack that begins at the base."""
         recipe, features, base = self._recipe, self._features, self._base
         pack = Concatenated(recipe) if recipe.strategy == 'concat_then_split' else Bins(recipe)
         document, number = self._pending, base['document']
-        before: Any = base['parent']
         self._pending, self._dtypes = None, [None] * len(features)
         if document is not None:
             self._check_dtypes(document, number)
@@ -71,8 +91,7 @@ class Packing(Flow):
         longest, began = max(feature.length for feature in features), time.perf_counter()
         while True:
             if document is None:
-                before = self._parent.state()
-                element = await self._parent.next()
+                element = await self._held.next()
                 if element is END:
                     break
                 document = self._document(element, number)
@@ -96,7 +115,6 @@ class Packing(Flow):
             order = np.random.default_rng(recipe.seed + base['rows']).permuted(range(len(rows)))
             rows = [rows[i] for i in order.tolist()]
         self._after = {
-            'parent': before,
             'offsets': [0] * len(features) if document is None else list(document.offsets),
             'document': number,
             'rows': base['rows'] + len(rows),
@@ -205,27 +223,29 @@ class Packing(Flow):
     # --- states
 
     def state(self) -> Any:
-        done = self._rows is not None and self._row >= self._base['rows'] + len(self._rows)
-        return {**(self._after if done else self._base), 'row': self._row}
+        holds = self._row > self._base['rows'] or any(self._base['offsets'])
+        row = self._turns.state(self._row, self._keeps_host)
+        return {**self._held.state(holds), **self._base, 'row': row}
 
-    async def restore(self, state: Any) -> None:
-        expected = {*self._base, 'row'}
-        if not isinstance(state, Mapping) or set(state) != expected:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        expected = {'parent', *self._base, 'row'}
+        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
             raise StateError(
                 f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}: states saved by earlier '
                 f'versions of granular cannot be continued: start again at the beginning of an epoch'
             )
-        offsets, numbers = state['offsets'], [state[key] for key in ('document', 'rows', 'row')]
+        row = self._turns.at(state['row'], terms)
+        offsets, numbers = state['offsets'], [state['document'], state['rows'], row]
         if len(offsets) != len(self._features):
             raise StateError(f'pack: expected {len(self._features)} offsets, got {offsets!r:.200}')
         if not all(type(number) is int and number >= 0 for number in [*offsets, *numbers]):
             raise StateError(f'pack: expected integers >= 0, got offsets {offsets!r:.200} and {numbers}')
-        if state['row'] < state['rows']:
-            raise StateError(f'pack: expected a row >= {state["rows"]}, got {state["row"]}')
-        await self._parent.restore(state['parent'])
+        if row < state['rows']:
+            raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
+        await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
-        self._after, self._row, self._rows, self._pending = self._base, state['row'], None, None
+        self._after, self._row, self._rows, self._pending = self._base, row, None, None
 
 
 def _array(value: Any, number: int, feature: Feature) -> Array:

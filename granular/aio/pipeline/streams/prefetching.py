@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.runtime.loops import ensure_event_loop
@@ -33,6 +34,7 @@ class Prefetching(Flow):
         self._parent, self._size = parent, size
         self.calls_functions: bool = not size
         self._after = self._parent.state()
+        self._terms = FREE
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them
         self._room = asyncio.Event()  # set if the task may compute another element
@@ -100,12 +102,12 @@ class Prefetching(Flow):
     def state(self) -> Any:
         return self._after
 
-    async def restore(self, state: Any) -> None:
-        if self._ready is not None and self._task is not None and state == self._after:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        if self._ready is not None and self._task is not None and state == self._after and terms == self._terms:
             return  # what is made ahead follows from there
         await self._stop()
-        await self._parent.restore(state)
-        self._after = state
+        await self._parent.restore(state, terms)
+        self._after, self._terms = state, terms
 
     async def begin(self) -> None:
         if not self._size and self._task is None:

@@ -10,6 +10,7 @@ from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import ENDLESS, IndexNode, Repeat, Slice, part_of
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
+from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.filtered import FilterCheck
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
@@ -56,7 +57,10 @@ class Read(Stream):
         self.parents: tuple[Any, ...] = (source,)
         self.source, self.options, self.allow_nones = source, as_read_options(options), allow_nones
         self.shard, self.workers, self.filters = as_shard(shard), workers, filters or DatasetOptions()
+        self.turns = Turns.of(self.shard)
         self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
+        # Hosts do not advance equally if elements are dropped, after which others come in their place.
+        self.drops: bool = self.on_error != 'raise' or (source.sparse and not allow_nones)
 
     def replaced(self, **changes: Any) -> 'Read':
         """Return a copy with some arguments changed."""
@@ -103,24 +107,22 @@ class Read(Stream):
             raise InvalidArgumentError(f'{_filters_of(self.source)}: elements that remain after a filter have no index')
         if self.on_error != 'raise':
             raise InvalidArgumentError('on_error: elements that remain after failed ones have no index')
-        length, shard = len(self.source), self.shard
-        if shard.drop_remainder:
-            return length // shard.shard_count
-        return len(range(shard.shard_index, length, shard.shard_count))
+        return self.turns.rounds(0, len(self.source))
 
     def index_of(self, state: Any) -> int:
-        length, count = self.length(), self.shard.shard_count
-        if state >= len(self.source):
+        length, turns = self.length(), self.turns
+        position = turns.at(state, FREE)
+        if position >= len(self.source):
             return length
-        if state % count:
+        if position % turns.stride:
             raise StateError(
-                f'elements have no index since the stream resumed at element {state} of the whole with '
-                f'{count} shards: expected a multiple of {count}'
+                f'elements have no index since the stream resumed at element {position} of the whole with '
+                f'{turns.count} shards: expected a multiple of {turns.count}'
             )
-        return min(length, int(state) // count)
+        return min(length, int(position) // turns.stride)
 
     def state_at(self, index: int) -> Any:
-        return min(len(self.source), index * self.shard.shard_count)
+        return self.turns.state(min(len(self.source), index * self.turns.stride), False)
 
     def flow(self) -> Flow:
         return Reading(self)
@@ -135,22 +137,21 @@ class _ChunkTask:
 
     captures = True
 
-    def __init__(self, source: Source, stride: int) -> None:
-        self._source, self._stride = source, stride
+    def __init__(self, source: Source, turns: Turns) -> None:
+        self._source, self._offset, self._stride = source, turns.offset, turns.stride
 
     def stages(self) -> list[Source]:
         return all_stages(self._source)
 
     async def make(self, position: int, count: int) -> list[Any]:
-        return await self._source.fetch(np.arange(position, position + self._stride * count, self._stride))
+        first = position + self._offset
+        return await self._source.fetch(np.arange(first, first + self._stride * count, self._stride))
 
 
 class Reading(Flow):
     """Reads a source.
 
-    Its state is the number of elements that all shards have read from the beginning of the source on. From there on,
-    shards take turns: shard ``i`` continues with the ``i``-th element. So the state is the same in all shards after the
-    same number of elements, and fits any number of shards.
+    Its state is the position in the ``Turns`` of the shards, which take turns from there on.
     """
 
     errors: Errors
@@ -160,13 +161,14 @@ class Reading(Flow):
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
         self.calls_functions: bool = callable(read.on_error)
-        shard, options = read.shard, read.options
-        self._stride = shard.shard_count
+        self._turns, options = read.turns, read.options
+        self._stride = self._turns.stride
+        self._keeps_host = read.drops
         self._length = len(read.source)
         self._ended = False
         weight = _weight(read.source)
         self._chunk_size = max(1, chunk // weight)
-        task = _ChunkTask(read.source, self._stride)
+        task = _ChunkTask(read.source, self._turns)
         self._workers = None
         depth = _CHUNKS
         if read.workers is not None and read.workers.num_workers:
@@ -187,10 +189,21 @@ class Reading(Flow):
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
         self._plain = False  # True if all elements of the chunk are returned as they are
-        self.ahead.position, self.ahead.stop = shard.shard_index, self._stop_from(0)
+        self.ahead.stop = self._turns.stop(0, self._length)
         self._elements, self._bytes = 0, 0  # elements include those that are left
         drops = read.source.sparse and not read.allow_nones
         self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
+
+    @property
+    def hosts(self) -> int:
+        return self._turns.count
+
+    @property
+    def even(self) -> bool:
+        return self.hosts == 1 or (not self._read.drops and self._turns.even(self._length))
+
+    def keep_host(self) -> None:
+        self._keeps_host = True
 
     def stats(self) -> dict[str, float]:
         ready, in_flight = self.ahead.counts()
@@ -293,27 +306,26 @@ class Reading(Flow):
     def bind(self, token: object) -> None:
         self.ahead.token = token
 
-    def state(self) -> int:
+    def state(self) -> Any:
         # At the end, shards may have read different numbers of elements.
-        return self._length if self._ended else min(self._length, self._position() - self._read.shard.shard_index)
+        at = self._length if self._ended else min(self._length, self._position())
+        return self._turns.state(at, self._keeps_host)
 
     def _position(self) -> int:
         rest = len(self._chunk_rest)
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
-    def _stop_from(self, start: int) -> int:
-        """Return the position after the last element, if shards begin to take turns at a position."""
-        left = max(0, self._length - start)
-        return start + left // self._stride * self._stride if self._read.shard.drop_remainder else self._length
-
-    async def restore(self, state: Any) -> None:
-        if type(state) is not int or not 0 <= state < 1 << 63:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        if self._read.drops:
+            stage = _filters_of(self._read.source) if self._read.on_error == 'raise' else 'on_error'
+            terms = terms.of(f'to_iter_dataset, after {stage}', 'to_iter_dataset, elements dropped', False)
+        position = self._turns.at(state, terms)
+        if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'expected the position of an element, got {state!r:.100}')
-        position = state + self._read.shard.shard_index
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             await self._seek(position)
-            self.ahead.stop = self._stop_from(state)
+            self.ahead.stop = self._turns.stop(position, self._length)
 
     async def _seek(self, position: int) -> None:
         self._elements -= len(self._chunk_rest)

@@ -5,7 +5,9 @@ from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.position import FREE, Terms, bare
 from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 
@@ -31,7 +33,7 @@ class Repeated(Stream):
         return {'parent': super().state_at(index), 'epoch': epoch, 'empty': not index}
 
     def flow(self) -> Flow:
-        return Repeating(self.parents[0].flow(), self._epochs)
+        return Repeating(self.parents[0].flow(), self._epochs, self.describe())
 
     def describe(self) -> str:
         return f'repeat({self._epochs})'
@@ -65,11 +67,15 @@ class Limited(Stream):
 class Repeating(Flow):
     """The elements of a stream, again and again."""
 
-    def __init__(self, parent: Flow, epochs: int | None) -> None:
+    def __init__(self, parent: Flow, epochs: int | None, description: str) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._epochs = parent, epochs
-        self._start = self._parent.state()
+        self._parent, self._epochs, self._stage = parent, epochs, description
+        self._own = self._start = parent.state()  # the state before an epoch, and that with the weights of this mix
+        self._terms = FREE
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
+        self._uneven = False  # True if hosts have returned different numbers of elements in their epochs
+        if not parent.even:
+            parent.keep_host()
 
     async def next(self) -> Any:
         while self._epochs is None or self._epoch < self._epochs:
@@ -79,17 +85,27 @@ class Repeating(Flow):
                 return element
             if self._empty:
                 break
-            await self._parent.restore(self._start)
+            self._uneven = self._uneven or not self._parent.even
+            await self._parent.restore(self._start, self._terms)
             self._epoch, self._empty = self._epoch + 1, True
         return END
 
     def state(self) -> Any:
-        return {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
+        state = {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
+        if self._uneven:
+            state['uneven'] = True
+        if self._parent.adapts:
+            state['start'] = self._start
+        return state
 
-    async def restore(self, state: Any) -> None:
-        epoch = number_of(state, 'epoch')
-        await self._parent.restore(state['parent'])
-        self._epoch, self._empty = epoch, bool(state['empty'])
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        epoch, uneven = number_of(state, 'epoch'), bool(state.get('uneven'))
+        if uneven:
+            terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
+        await self._parent.restore(state['parent'], terms)
+        self._epoch, self._empty, self._uneven = epoch, bool(state['empty']), uneven
+        # What a later stage holds is read again with the weights that it was read with, also beyond this epoch.
+        self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
 
 
 class Limiting(Flow):
@@ -109,9 +125,9 @@ class Limiting(Flow):
     def state(self) -> Any:
         return {'parent': self._parent.state(), 'count': self._count}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         count = number_of(state, 'count')
-        await self._parent.restore(state['parent'])
+        await self._parent.restore(state['parent'], terms)
         self._count = count
 
 
@@ -121,6 +137,7 @@ class Caching(Flow):
     def __init__(self, parents: Sequence[Flow]) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent = parents[0]
+        self._held = Held(self._parent, 'cache()', 'cache')
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0
@@ -132,9 +149,9 @@ class Caching(Flow):
             if self._complete:
                 return END
             if self._astray:
-                await self._parent.restore(self._after)
+                await self._held.go_back(self._after)
             self._astray = True
-            element = await self._parent.next()
+            element = await self._held.next()
             self._after, self._astray = self._parent.state(), False
             if element is END:
                 self._complete = True
@@ -143,10 +160,23 @@ class Caching(Flow):
         self._next_index += 1
         return self._cached[self._next_index - 1]
 
-    def state(self) -> int:
-        return self._next_index
+    def state(self) -> Any:
+        if not self._next_index:
+            return {'parent': self._held.before, 'place': 0}
+        return {**self._held.state(True), 'place': self._next_index}
 
-    async def restore(self, state: Any) -> None:
-        if type(state) is not int or not 0 <= state < 1 << 63:
-            raise StateError(f'expected the number of an element, got {state!r:.100}')
-        self._next_index = state
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        if type(state) is int:  # of version 1
+            if state and (self._parent.adapts or self._parent.hosts > 1):
+                raise StateError(
+                    'cache(): an earlier release saved the state, without the number of hosts or the weights that the '
+                    'elements depend on: continue with that release, or from the start of an epoch'
+                )
+            state = {'parent': self._held.before, 'place': state}
+        place, own = number_of(state, 'place'), self._held.before
+        same = state['parent'] is own or (bare(state['parent']) == bare(own) and not (place and self._parent.adapts))
+        if not same:
+            await self._held.restore(state, place > 0, terms)
+            self._cached, self._complete, self._astray = [], False, False
+            self._after = self._parent.state()
+        self._next_index = place

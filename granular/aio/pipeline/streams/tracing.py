@@ -11,6 +11,7 @@ from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import Interleaved
 from granular.aio.pipeline.streams.read import Read
@@ -123,8 +124,8 @@ class Tracing(Flow):
     def unmark(self, mark: Any) -> Any:
         return self._flow.unmark(mark)
 
-    async def restore(self, state: Any) -> None:
-        await self._flow.restore(state)
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        await self._flow.restore(state, terms)
 
     def summary(self) -> Iterator[StageSummary]:
         """Yield a summary of each stage that was merged into this one, and of this one."""

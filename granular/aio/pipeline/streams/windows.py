@@ -5,7 +5,9 @@ from typing import Any, cast
 import numpy as np
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 from granular.shuffle import permute
@@ -36,7 +38,7 @@ class WindowShuffled(Stream):
         return {'parent': super().state_at(window * self._size), 'window': window, 'place': place}
 
     def flow(self) -> Flow:
-        return WindowShuffling(self.parents[0].flow(), self._size, self._seed)
+        return WindowShuffling(self.parents[0].flow(), self._size, self._seed, self.describe())
 
     def describe(self) -> str:
         return f'window_shuffle({self._size}, seed={self._seed})'
@@ -45,12 +47,11 @@ class WindowShuffled(Stream):
 class WindowShuffling(Flow):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
-    def __init__(self, parent: Flow, size: int, seed: int) -> None:
+    def __init__(self, parent: Flow, size: int, seed: int, description: str) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._size, self._seed = parent, size, seed
+        self._held, self._size, self._seed = Held(parent, description, 'window_shuffle'), size, seed
         self._window: list[Any] = []
         self._number = 0
-        self._before = self._parent.state()
         self._length = 0
         self._skipped = 0  # elements of the next window that came before a state that was restored
 
@@ -60,25 +61,26 @@ class WindowShuffling(Flow):
         element = self._window.pop()
         if not self._window:
             self._number += 1
+            self._held.release()
         return element
 
     async def _fill(self) -> bool:
-        before = self._parent.state()
         window: list[Any] = []
-        while len(window) < self._size and (element := await self._parent.next()) is not END:
+        while len(window) < self._size and (element := await self._held.next()) is not END:
             window.append(element)
         order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
-        self._window, self._before, self._length = [window[position] for position in order], before, len(window)
+        self._window, self._length = [window[position] for position in order], len(window)
         del self._window[max(0, len(window) - self._skipped) :]
         self._skipped = 0
+        if not self._window:
+            self._held.release()
         return bool(self._window)
 
     def state(self) -> Any:
-        if not self._window:
-            return {'parent': self._parent.state(), 'window': self._number, 'place': self._skipped}
-        return {'parent': self._before, 'window': self._number, 'place': self._length - len(self._window)}
+        place = self._length - len(self._window) if self._window else self._skipped
+        return {**self._held.state(place > 0), 'window': self._number, 'place': place}
 
-    async def restore(self, state: Any) -> None:
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size + 1)
-        await self._parent.restore(state['parent'])
+        await self._held.restore(state, skipped > 0, terms)
         self._window, self._number, self._skipped = [], number, skipped

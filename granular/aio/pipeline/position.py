@@ -1,0 +1,226 @@
+"""Positions: where a pipeline stands, how hosts take turns over its elements, and what a state fits.
+
+The state of a stage is plain JSON: the position of the stages before it, and what the stage itself counts. A stage that
+holds elements back saves them by reference: the position before them, and how many were read from there on
+(``streams/held.py``). ``docs/states.md`` describes the states for users; its table is made from ``FITS``.
+"""
+
+import contextvars
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from granular.aio.pipeline.transforms import ShardOptions
+from granular.errors import StateError
+
+logger: Final = logging.getLogger('granular')
+
+VERSION: Final = 2
+"""The version of the states that are saved. Those of version 1 have no number."""
+
+
+def version_of(state: Mapping[str, Any]) -> int:
+    """Return the version of a state.
+
+    Raises:
+      StateError: if a later release saved it.
+    """
+    version = state.get('version', 1)
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise StateError(
+            f'the state has version {version!r:.100}, this release reads those up to {VERSION}: continue with the '
+            f'release that saved it'
+        )
+    return version
+
+
+def bare(state: Any) -> Any:
+    """Return a state as plain JSON, without what may differ where the position is the same.
+
+    That is the description of its pipeline, which may have another path on another machine, and the number of its host.
+    """
+    if isinstance(state, Mapping):
+        return {
+            key: bare(value)
+            for key, value in state.items()
+            if not (key == 'pipeline' and isinstance(value, list)) and not (key == 'host' and isinstance(value, int))
+        }
+    return [bare(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+class Fit(NamedTuple):
+    """What the states of a stage fit, besides the same pipeline. All of them fit other prefetches, threads and workers.
+
+    Attributes:
+      in_step: True if all hosts have taken equally many elements of the stages before it when they have returned
+        equally many, so that the state of one host is that of all.
+      holds: what the stage may hold back, which another number of hosts would divide differently; '' for nothing.
+      weights: True if the stages before it may continue with other weights and streams of a mix by name.
+      remedy: how to shard or save so that states fit another number of hosts.
+    """
+
+    in_step: bool = True
+    holds: str = ''
+    weights: bool = True
+    remedy: str = ''
+
+
+_LATER: Final = 'continue on as many hosts as before, each from its own state'
+FITS: Final[Mapping[str, Fit]] = {
+    'to_iter_dataset': Fit(),
+    'to_iter_dataset, elements dropped': Fit(
+        in_step=False, remedy='filter before shuffle(), or keep dropped elements by allow_nones=True'
+    ),
+    'map': Fit(),
+    'filter': Fit(in_step=False, remedy='filter the MapDataset, and keep dropped elements by allow_nones=True'),
+    'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset'),
+    'batch': Fit(),
+    'rebatch': Fit(False, 'the rest of a batch', remedy='call batch instead'),
+    'window_shuffle': Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows'),
+    'pack': Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)'),
+    'cache': Fit(True, 'an epoch', remedy='save between two epochs'),
+    'repeat': Fit(),
+    'repeat, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
+    'limit': Fit(),
+    'prefetch': Fit(),
+    'zip': Fit(),
+    'mix': Fit(),
+    'interleave': Fit(),
+    'interleave, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
+    'subclass of IterDataset': Fit(False, 'what it likes', weights=False, remedy='shard after it'),
+}
+"""What the states of each stage fit, by the name of the operation."""
+
+
+class Terms(NamedTuple):
+    """The terms under which stages continue from a state, because a later stage needs the elements that follow.
+
+    Attributes:
+      stage: the description of the later stage, for errors; '' if there are no terms.
+      kind: its name in ``FITS``.
+      held: True if it holds elements, so that no other number of hosts may read them again.
+      in_step: False if the state of each host is its own.
+      weights: 'own' to continue with the weights of this pipeline, 'saved' to read again with those of the state,
+        'same' to refuse other ones.
+      version: the version of the state.
+    """
+
+    stage: str = ''
+    kind: str = ''
+    held: bool = False
+    in_step: bool = True
+    weights: Literal['own', 'saved', 'same'] = 'own'
+    version: int = VERSION
+
+    def of(self, stage: str, kind: str, held: bool) -> 'Terms':
+        """Return these terms, and those of a stage before the later one."""
+        fit = FITS[kind]
+        weights: Literal['own', 'saved', 'same'] = 'saved' if held else self.weights
+        if not fit.weights or self.weights == 'same':
+            weights = 'same'
+        if fit.in_step and not held:
+            return self._replace(weights=weights)
+        if self.held and not held:
+            return self._replace(in_step=fit.in_step, weights=weights)
+        return Terms(stage, kind, held, fit.in_step and self.in_step, weights, self.version)
+
+
+FREE: Final = Terms()
+restoring: Final[contextvars.ContextVar[Terms]] = contextvars.ContextVar('restoring', default=FREE)
+"""The terms under which an iterator of the user's restores the streams that it reads."""
+
+
+class Turns:
+    """Hosts that take turns over the elements of a whole: in each round, one element each, or one batch.
+
+    A position is the number of elements that all hosts have taken; from there on they take turns, however many they
+    are. So it is the same on all hosts after the same number of rounds, and fits any number of them.
+
+    Args:
+      index: number of this host.
+      count: number of hosts.
+      unit: elements that a host takes in its turn.
+      whole: True to end before a round that is not complete, so that all hosts take equally many.
+
+    Attributes:
+      stride: elements of a round.
+      offset: elements of a round before those of this host.
+    """
+
+    stride: int
+    offset: int
+
+    def __init__(self, index: int, count: int, unit: int = 1, whole: bool = False) -> None:
+        self.index, self.count, self.unit, self.whole = index, count, unit, whole
+        self.stride, self.offset = unit * count, unit * index
+
+    @classmethod
+    def of(cls, shard: ShardOptions) -> 'Turns':
+        """Return the turns of the shards of a stream."""
+        return cls(shard.shard_index, shard.shard_count, 1, shard.drop_remainder)
+
+    def stop(self, start: int, length: int) -> int:
+        """Return the position at which this host ends, if hosts take turns from another one on."""
+        if self.whole:
+            return start + max(0, length - start) // self.stride * self.stride
+        return max(start, length - self.offset)
+
+    def rounds(self, start: int, length: int) -> int:
+        """Return the number of rounds in which this host takes something, from a position on."""
+        return max(0, -(-(self.stop(start, length) - start) // self.stride))
+
+    def even(self, length: int) -> bool:
+        """Return whether all hosts take equally many elements of a whole."""
+        return self.whole or length % self.stride == 0
+
+    def state(self, at: Any, own: bool) -> Any:
+        """Return the state of a position: with the number of hosts, if there are several.
+
+        Args:
+          at: the position.
+          own: True to name this host, because its state is not that of the others.
+        """
+        if self.count == 1:
+            return at
+        return {'at': at, 'hosts': self.count, **({'host': self.index} if own else {})}
+
+    def at(self, state: Any, terms: Terms) -> Any:
+        """Return the position of a state.
+
+        Raises:
+          StateError: if the terms exclude its number of hosts, or its host.
+        """
+        if not isinstance(state, Mapping) or 'at' not in state:
+            hosts, host, at = 1, None, state
+            if terms.version == 1 and (terms.held or not terms.in_step):
+                self._judge_unknown(terms)
+        else:
+            hosts, host, at = state.get('hosts', 1), state.get('host'), state['at']
+            if type(hosts) is not int or hosts < 1 or not (host is None or type(host) is int):
+                raise StateError(f'expected the position of one of several hosts, got {state!r:.200}')
+        if hosts != self.count:
+            if terms.held or (hosts > 1 and not terms.in_step):
+                raise StateError(_of_other_hosts(terms, hosts, self.count))
+        elif host not in (None, self.index) and not terms.in_step:
+            raise StateError(
+                f'{terms.stage}: the state is of host {host} of {hosts}, this is host {self.index}: hosts do not '
+                f'advance equally through this stage: load the state of this host'
+            )
+        return at
+
+    def _judge_unknown(self, terms: Terms) -> None:
+        """Refuse a state of version 1, which has no number of hosts; without shards, take it for that of one host."""
+        earlier = f'{terms.stage}: an earlier release saved the state, without the number of hosts'
+        if self.count > 1:
+            raise StateError(f'{earlier}: continue with that release, or from the start of an epoch')
+        logger.warning('%s: it is taken for that of a single host', earlier)
+
+
+def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
+    fit = FITS[terms.kind]
+    reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'
+    later = _LATER if saved > 1 else 'continue on one host'
+    return (
+        f'{terms.stage}: the state was saved on {saved} host{"s" if saved > 1 else ""}, this pipeline has {own}, and '
+        f'{reason}: {later}; for states that fit any number, {fit.remedy}'
+    )
