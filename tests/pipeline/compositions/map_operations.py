@@ -6,7 +6,7 @@ import granular
 from granular import MapDataset, shuffle
 from tests.pipeline.compositions import functions as f
 from tests.pipeline.compositions.atoms import Stream, atom
-from tests.pipeline.compositions.plans import DOCUMENT, ITEM, Node, Setting, joined
+from tests.pipeline.compositions.plans import DOCUMENT, ITEM, Node, joined
 from tests.pipeline.compositions.rules import Draw, Operation, drawn
 
 _ENDLESS: Final = 1 << 60
@@ -14,7 +14,7 @@ LENGTH: Final = 12  # sources of several hosts are multiples of it, so that all 
 
 
 def length_of(node: Node) -> int:
-    return len(node.build(Setting()))
+    return len(node.built)
 
 
 def leaf(draw: Draw, kind: str | None = None, length: int | None = None) -> Node:

@@ -1,6 +1,7 @@
 """Pipelines as plans: trees of operations which can be built again and again, with other weights, hosts and workers."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -107,6 +108,11 @@ class Node:
         if setting.unmixed and self.mixed and self.neutral and self.parents[0].mixed:
             return self.parents[0].build(setting)
         return self.make([parent.build(setting) for parent in self.parents], setting)
+
+    @functools.cached_property
+    def built(self) -> Any:
+        """The dataset with the usual setting."""
+        return self.make([parent.built for parent in self.parents], Setting())
 
     @property
     def kind(self) -> str:

@@ -159,15 +159,27 @@ class Sequences:
         faults = []
         for leaf, sequence in self._sequences.items():
             own = Counter({name: count for name, count in counts.items() if stream_of(name) == leaf})
-            if self._node.epochs == 1 or len(set(sequence)) < len(sequence):
-                expected = Counter(sequence[: own.total()])
-                if own != expected:
-                    faults.append(f'stream {leaf}: {difference(own, expected)}')
-                continue
-            numbers = [own.pop(name, 0) for name in sequence]
-            if own or sorted(numbers, reverse=True) != numbers or max(numbers, default=0) > self._node.epochs:
-                faults.append(f'stream {leaf}: atoms came {numbers} times, and others: {shown(own)}')
+            if not _is_sum(own, sequence, self._node.epochs):
+                # Equal epochs are what it comes to, or nearly.
+                each, over = divmod(own.total(), self._node.epochs)
+                expected = counted([sequence[: each + (epoch < over)] for epoch in range(self._node.epochs)])
+                faults.append(f'stream {leaf}: {difference(own, expected)}')
         return '; '.join(faults)
+
+
+def _is_sum(given: Counter[int], sequence: list[int], epochs: int) -> bool:
+    """Return whether atoms are those of several epochs, each a beginning of a sequence."""
+    if epochs == 1:
+        return given == Counter(sequence[: given.total()])
+    if len(set(sequence)) == len(sequence):
+        numbers = [given[name] for name in sequence]
+        whole = sum(numbers) == given.total()
+        return whole and sorted(numbers, reverse=True) == numbers and max(numbers, default=0) <= epochs
+    for stop in range(len(sequence) + 1):
+        first = Counter(sequence[:stop])
+        if first <= given and _is_sum(given - first, sequence[:stop], epochs - 1):
+            return True
+    return False
 
 
 def _refused(node: Node, refused: Refused, text: str) -> Result:
