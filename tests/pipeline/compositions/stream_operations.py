@@ -156,7 +156,7 @@ JOINS: Final = [
     Operation(('mix',), _mix, may_lose),
     Operation(('mix',), mixed_by_name, may_lose),
     Operation(('interleave',), _interleave),
-    Operation(('interleave',), _interleave_lazily, share=0.7),
+    Operation(('interleave',), _interleave_lazily, lambda draw, node: not node.mixed, share=0.7),
     Operation(('zip',), _zip, may_lose),
 ]
 
