@@ -91,3 +91,13 @@ def as_datapoint(element: Any) -> dict[str, Any]:
 
 def with_seed(datapoint: Any, seed: Any) -> Any:
     return marked(datapoint, int(np.random.default_rng(seed).integers(MARKS)))
+
+
+def replaced(index: int, error: Exception) -> Any:
+    """Give out nothing for a datapoint that failed: a policy for errors."""
+    return None
+
+
+def is_something(element: Any) -> bool:
+    """Drop what a filter of a MapDataset left."""
+    return element is not None

@@ -1,0 +1,72 @@
+"""A cover of the random compositions; ``python -m tests.pipeline.compositions`` tries any number of them."""
+
+import inspect
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import granular
+from tests.pipeline.compositions.generator import composition
+from tests.pipeline.compositions.rules import KINDS
+from tests.pipeline.compositions.trials import TRIALS
+from tests.support.tables import FULL_TABLES
+
+pytestmark = pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')  # forked workers
+
+CANDIDATES = 300
+NO_OPERATIONS = {'aio', 'fetch', 'node', 'parents'}  # of a MapDataset
+
+
+def cover(kind):
+    """Return numbers of compositions that hold all pairs of operations on streams which the candidates hold."""
+    if FULL_TABLES:
+        return range(5 * CANDIDATES)
+    pairs = {
+        seed: {pair for pair in composition(kind, seed)[1].pairs() if of_streams(pair)} for seed in range(CANDIDATES)
+    }
+    missing, chosen = set().union(*pairs.values()), []
+    while missing:
+        chosen.append(max(pairs, key=lambda seed: len(pairs[seed] & missing)))
+        missing -= pairs[chosen[-1]]
+    return chosen
+
+
+def of_streams(pair):
+    return all(name.startswith('IterDataset.') for name in pair)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_states_are_continued_exactly_or_are_refused(kind, caplog):
+    caplog.set_level(logging.CRITICAL, 'granular')  # datapoints fail on purpose
+    results = {seed: TRIALS[kind](seed) for seed in cover(kind)}
+    wrong = [f'seed {seed}: {r.node.text}: {r.text}' for seed, r in results.items() if r.verdict == 'wrong']
+    assert not wrong, '\n'.join([f'{len(wrong)} of {len(results)}', *wrong])
+    checked = [result for result in results.values() if result.verdict == 'refused' or result.checked]
+    assert len(checked) > 0.8 * len(results)  # the others were only searched for duplicates
+
+
+def test_all_public_operations_are_composed():
+    composed = {
+        name for kind in KINDS for seed in range(CANDIDATES) for name in composition(kind, seed)[1].operations()
+    }
+    for kind in (granular.MapDataset, granular.IterDataset):
+        public = {name for name, _ in inspect.getmembers(kind) if not name.startswith('_')} - NO_OPERATIONS
+        assert public - {name.split('.')[1] for name in composed if name.startswith(kind.__name__)} == set()
+
+
+def test_compositions_are_the_same_in_each_process():
+    script = (
+        'from tests.pipeline.compositions.generator import composition\n'
+        'from tests.pipeline.compositions.rules import KINDS\n'
+        'print([composition(kind, seed)[1].text for kind in KINDS for seed in range(20)])'
+    )
+    texts = [
+        subprocess.run(
+            [sys.executable, '-c', script], env={'PYTHONHASHSEED': seed, 'PYTHONPATH': ':'.join(sys.path)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ('1', '2')
+    ]  # fmt: skip
+    assert texts[0] == texts[1] == f'{[composition(kind, seed)[1].text for kind in KINDS for seed in range(20)]}\n'
