@@ -178,7 +178,9 @@ def test_numbers_of_states_from_other_shards_and_mixes_are_refused():
                 iterator.get_next_index()
             iterator.set_next_index(1)
             assert iterator.get_next_index() == 1
-    with pytest.raises(StateError, match=r'window_shuffle\(3, seed=1\): the state was saved on 1 host, .* has 2, and it'):
+    with pytest.raises(
+        StateError, match=r'window_shuffle\(3, seed=1\): the state was saved on 1 host, .* has 2, and it'
+    ):
         iter(half_windows).set_state(state_of(windows, 10))
 
 

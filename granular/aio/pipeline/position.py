@@ -34,16 +34,20 @@ def version_of(state: Mapping[str, Any]) -> int:
     return version
 
 
+_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'cached': dict}
+
+
 def bare(state: Any) -> Any:
     """Return a state as plain JSON, without what may differ where the position is the same.
 
-    That is the description of its pipeline, which may have another path on another machine, and the number of its host.
+    That is the description of its pipeline, which may have another path on another machine, the number of its host, and
+    what a cache has read ahead of it.
     """
     if isinstance(state, Mapping):
         return {
             key: bare(value)
             for key, value in state.items()
-            if not (key == 'pipeline' and isinstance(value, list)) and not (key == 'host' and isinstance(value, int))
+            if not isinstance(value, _VARYING.get(key, ()))
         }
     return [bare(value) for value in state] if isinstance(state, list | tuple) else state
 

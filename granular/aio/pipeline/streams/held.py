@@ -41,6 +41,11 @@ class Held:
         """The state of the parent before the elements."""
         return self._before
 
+    @property
+    def restoring(self) -> bool:
+        """True until elements are read again that are to be compared with the state."""
+        return self._again is not None
+
     async def next(self) -> Any:
         """Return the next element of the parent, or ``END``; it is held until ``release`` is called."""
         if self._last:
@@ -64,7 +69,7 @@ class Held:
             raise StateError(
                 f'{self._stage}: the elements that it held could not be read again: {self._count} of '
                 f'{again["count"]} were found, and then {self._parent.state()!r:.200}, not {again["after"]!r:.200}: '
-                f'continue with the weights that saved the state'
+                f'continue with the weights and the number of hosts that saved the state'
             )
         self._again, self._current = None, self._terms
         await self._parent.restore(again['after'], self._terms)

@@ -196,7 +196,10 @@ class Interleaving(Flow):
             flow = await self._made_now(number)
             if flow is not None and number in self._saved:
                 flow.set_strict(self.strict)
-                await restore_checked(flow, self._saved[number], self._terms)
+                try:
+                    await restore_checked(flow, self._saved[number], self._terms)
+                except StateError as error:
+                    raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
         else:
             flow = await self._ahead.take()
         self._saved.pop(number, None)
@@ -263,6 +266,8 @@ class Interleaving(Flow):
             await self._close([flow for flow in self._started if flow not in self._flows.values()])
         else:
             await self._close([flow for number, flow in flows.items() if number not in self._flows])
+        for number in list(self._saved):  # now, so that a state that does not fit is refused at once
+            await self._first_turn(number)
 
     async def begin(self) -> None:
         await ensure_event_loop()

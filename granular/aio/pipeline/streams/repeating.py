@@ -145,7 +145,7 @@ class Caching(Flow):
         self._astray = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
-        while self._next_index >= len(self._cached):
+        while self._next_index >= len(self._cached) or self._held.restoring:
             if self._complete:
                 return END
             if self._astray:
@@ -163,7 +163,10 @@ class Caching(Flow):
     def state(self) -> Any:
         if not self._next_index:
             return {'parent': self._held.before, 'place': 0}
-        return {**self._held.state(True), 'place': self._next_index}
+        state = self._held.state(True)
+        if 'held' in state:
+            state['cached'] = state.pop('held')  # may be more than what was given out
+        return {**state, 'place': self._next_index}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         if type(state) is int:  # of version 1
@@ -174,9 +177,9 @@ class Caching(Flow):
                 )
             state = {'parent': self._held.before, 'place': state}
         place, own = number_of(state, 'place'), self._held.before
-        same = state['parent'] is own or (bare(state['parent']) == bare(own) and not (place and self._parent.adapts))
-        if not same:
-            await self._held.restore(state, place > 0, terms)
+        keeps = not place or not self._parent.adapts or state['parent'] is own or state == self.state()
+        if not keeps or bare(state['parent']) != bare(own):
+            await self._held.restore({**state, 'held': state.get('cached')}, place > 0, terms)
             self._cached, self._complete, self._astray = [], False, False
             self._after = self._parent.state()
         self._next_index = place
