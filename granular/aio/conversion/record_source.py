@@ -18,7 +18,7 @@ from granular.aio.conversion.infer import JSONText
 from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
 from granular.aio.pipeline.nodes.elements import Map
@@ -267,10 +267,8 @@ def _read_file(path: str) -> bytes:
 
 
 async def _open_address(path: Path, format: Format | None) -> RecordSource:
-    if any(char in path.name for char in '*?['):
-        paths = sorted([match async for match in path.parent.glob(path.name)])
-        if not paths:
-            raise NotFoundError(f'{path}: matches no files')
+    if await is_pattern(path):
+        paths = await matches_of(path)
         return await _open_files(paths, format or _format_of(paths), f'{path}')
     if not (await path.stat()).is_dir:
         return await _open_files([path], format or _format_of([path]), f'{path}')

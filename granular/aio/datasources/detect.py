@@ -17,7 +17,7 @@ from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
@@ -35,7 +35,6 @@ CLASSES: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 
 _SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
-_PATTERN: Final = '*?['
 
 
 def format_of(name: str) -> str:
@@ -68,7 +67,8 @@ async def open(  # noqa: A001
 
     The last four are also opened from a folder that has files of one of these formats, from a pattern such as
     ``s3://bucket/train-*.tar``, and from a sequence of files; several files are sorted by name, unless they are given
-    as a sequence. Names may end in ``-00000-of-00010``.
+    as a sequence. Names may end in ``-00000-of-00010``. What exists under a name such as ``x[1].tar`` is opened; only
+    otherwise is the name a pattern.
 
     Args:
       path: a file, a folder, a pattern or a sequence of files.
@@ -85,11 +85,8 @@ async def open(  # noqa: A001
         return await _open_files(files, f'{len(files)} files', decoders, options)
     folder = Path(path)
     await folder.store.ready()
-    if any(char in folder.name for char in _PATTERN):
-        files = sorted([file async for file in folder.parent.glob(folder.name)])
-        if not files:
-            raise NotFoundError(f'{folder}: matches no files')
-        return await _open_files(files, f'{folder}', decoders, options)
+    if await is_pattern(folder):
+        return await _open_files(await matches_of(folder), f'{folder}', decoders, options)
     if not format_of(folder.name) and folder.suffix != '.bag':
         # A server that lists no folders can still have a dataset.
         # A listing of ten thousand shards takes ten requests, which an index saves.
