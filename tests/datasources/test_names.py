@@ -1,5 +1,7 @@
 """Names of files: what exists under a name with wildcards is opened, and is a pattern only otherwise."""
 
+import re
+
 import pytest
 
 import granular
@@ -74,3 +76,52 @@ def test_existing_name_is_no_pattern(stored, kind, tmp_path):
     assert read('x?*') == [1, 1, 1, 5, 6, 7, 8]
     with pytest.raises(NotFoundError, match='matches no files'):
         read('x[3]')
+
+
+# Names as tfds, Beam and Hugging Face make them; the last one counts from 1.
+NAMES = {
+    'x{end}-{n:05}-of-00003': 0, 'x-{n:05}-of-00003{end}': 0, 'x-y-{n:05}-of-00003-{n}f31{end}': 0, 'x-{n}-of-3{end}': 1
+}  # fmt: skip
+
+
+@pytest.fixture(params=['local', 'fakegcs'])
+def files_of_several(request, tmp_path):
+    """A function that writes three files of a format, and returns their folder and their names."""
+
+    def write(suffix, names):
+        folder = empty_folder(request, tmp_path) / 'files'
+        folder.mkdir(parents=True)
+        files = [names.format(n=NAMES[names] + i, end=f'.{suffix}') for i in range(3)]
+        for i, name in enumerate(files):
+            (folder / name).write_bytes(FILES[suffix]([10 * i, 10 * i + 1]))
+        return folder, files
+
+    return write
+
+
+@pytest.mark.parametrize('names', NAMES)
+@pytest.mark.parametrize('suffix', FILES)
+def test_missing_files_of_several_are_named(files_of_several, suffix, names, tmp_path):
+    folder, files = files_of_several(suffix, names)
+    paths = [folder, folder / 'x*', folder / '*-of-*']
+    for path in paths:
+        with granular.open(path) as reader:
+            assert numbers_in(reader) == [0, 1, 10, 11, 20, 21]
+    (folder / files[1]).unlink()
+    lost = files[1].replace('1f31', '0f31')  # the hash of a missing file is unknown
+    for i, path in enumerate(paths):
+        for read in (granular.open, lambda path, i=i: granular.convert(path, tmp_path / f'out{i}')):
+            with pytest.raises(NotFoundError, match=f'has 2 of 3 files: {re.escape(lost)} missing'):
+                read(path)
+    # Chosen files are read.
+    with granular.open([folder / files[0], folder / files[2]]) as reader:
+        assert numbers_in(reader) == [0, 1, 20, 21]
+    chosen = names.replace('{n:05}', '0000[02]').replace('{n}-of-3', '[13]-of-3').replace('{n}f31', '*')
+    with granular.open(folder / chosen.format(end=f'.{suffix}')) as reader:
+        assert numbers_in(reader) == [0, 1, 20, 21]
+
+
+def test_many_missing_files_are_counted(tmp_path):
+    (tmp_path / 'x.tfrecord-00007-of-00500').write_bytes(FILES['tfrecord']([1]))
+    with pytest.raises(NotFoundError, match=r'x\.tfrecord-00002-of-00500 and 496 more missing: copy all of them'):
+        granular.open(tmp_path)
