@@ -22,6 +22,7 @@ from granular.aio.runtime.bridge import run
 from granular.errors import (
     CorruptDatasetError,
     CorruptError,
+    DatapointError,
     GranularError,
     InvalidArgumentError,
     MissingExtraError,
@@ -510,6 +511,37 @@ def test_damaged_row_group_can_be_skipped(tmp_path):
         with pytest.raises(CorruptError, match='row group 1'):
             next(iterator)
         assert iterator.get_state()['state'] == {'row_group': 1, 'index_within_row_group': 0}
+
+
+def not_utf8(column):
+    """Columns of text, of which row 3 of each row group of four is not UTF-8, in several types."""
+    texts = [b'd\xff' if i % 4 == 3 else b'text' for i in range(12)]
+    text = pa.Array.from_buffers(pa.string(), 12, pa.array(texts, pa.binary()).buffers())
+    offsets = pa.array(range(13), pa.int32())
+    return {
+        'text': lambda: text,
+        'large': lambda: pa.Array.from_buffers(pa.large_string(), 12, pa.array(texts, pa.large_binary()).buffers()),
+        'dictionary': text.dictionary_encode,
+        'list': lambda: pa.ListArray.from_arrays(offsets, text),
+        'struct': lambda: pa.StructArray.from_arrays([text], ['x']),
+        'map': lambda: pa.MapArray.from_arrays(offsets, pa.array(['k'] * 12), text),
+    }[column]()
+
+
+@pytest.mark.parametrize('column', ['text', 'large', 'dictionary', 'list', 'struct', 'map'])
+def test_text_that_is_not_utf8_names_file_row_and_column(tmp_path, column):
+    table = pa.table({'id': range(12), column: not_utf8(column)})
+    paths = [write(granular.Path(tmp_path / name), table, row_group_size=4) for name in ('a', 'b')]
+    with granular.ParquetDataSource(paths) as source:
+        for indices in ([19], [16, 17, 18, 19], [22, 19, 0], range(16, 20)):
+            with pytest.raises(DatapointError, match=rf"/b: row 7, column '{column}': .*UTF8.*: write text") as caught:
+                source.fetch(indices)
+        assert isinstance(caught.value.__cause__, pa.ArrowException)
+        assert source[19, ['id']] == {'id': 7}
+        stream = granular.MapDataset.source(source).to_iter_dataset(on_error='skip')
+        assert [row['id'] for row in stream] == 2 * [i for i in range(12) if i % 4 != 3]
+    with pytest.raises(DatapointError, match='/a: row 3'):
+        list(granular.ParquetIterDataset(paths[0]))
 
 
 def test_replaced_file_is_an_error(data_root):
