@@ -182,6 +182,44 @@ def test_rows_equal_those_of_grain(tmp_path):
             equal(one[key], other[key])
 
 
+@pytest.mark.parametrize('part', [slice(0, None, 2), slice(1, None, 2), slice(2, 3), slice(None)])
+@pytest.mark.parametrize('sequential', [False, True])
+def test_slices_of_a_stream_are_those_of_grain(tmp_path, part, sequential):
+    import grain.experimental
+
+    paths = [str(write(granular.Path(tmp_path / f'{i}'), numbers(10, 10 * i), row_group_size=4)) for i in range(4)]
+    reference = grain.experimental.ParquetIterDataset(paths)
+    reference.set_slice(part, sequential)
+    expected = [int(row['id']) for row in reference]
+    stream = granular.ParquetIterDataset(paths)
+    mapped = granular.ParquetIterDataset(paths).map(lambda row: row['id'])
+    for one in (stream, mapped):
+        if not sequential or part.stop is None:
+            one.set_slice(part, sequential)
+        else:
+            one.set_slice(part)
+    assert [int(row['id']) for row in stream] == [int(number) for number in mapped] == expected
+    with iter(stream) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        assert [int(row['id']) for row in iterator] == expected[1:]
+
+
+def test_slices_and_positions_that_a_stream_does_not_have_are_errors(tmp_path):
+    paths = [write(granular.Path(tmp_path / f'{i}'), numbers(10, 10 * i)) for i in range(2)]
+    with pytest.raises(InvalidArgumentError, match='has 2 files, of which .* selects none'):
+        granular.ParquetIterDataset(paths).set_slice(slice(2, None))
+    with iter(granular.ParquetIterDataset(paths)) as iterator:
+        next(iterator)
+        with pytest.raises(InvalidArgumentError, match='rows of a stream have no index'):
+            iterator.get_next_index()
+    options = granular.MultiprocessingOptions(2, start_method='fork')
+    parts = granular.ParquetIterDataset(paths).mp_prefetch(options, sequential_slice=True)
+    assert sorted(int(row['id']) for row in parts) == list(range(20))
+
+
 def test_times_equal_those_of_numpy(tmp_path):
     table = times()
     path = write(granular.Path(tmp_path / 'x'), table, row_group_size=3)

@@ -177,6 +177,18 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
         return names_in(mask, self._columns if available is None else available, 'columns', self._name)
 
 
+def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[Any]:
+    """Return a source of some of the files of a source.
+
+    Raises:
+      InvalidArgumentError: if there is none.
+    """
+    paths, requested, cache_bytes = source._arguments()
+    if not paths[part]:
+        raise InvalidArgumentError(f'{source!r}: has {len(paths)} files, of which {part} selects none')
+    return ParquetDataSource(paths[part], requested, cache_bytes)
+
+
 def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:
     """Return the names of the columns of an open source that are encrypted in any file."""
     return sorted({name for footer in source._groups.footers for name in encrypted_names(footer)})
