@@ -141,8 +141,8 @@ class Errors:
         """Log how many datapoints failed since the last summary, one line for each reason."""
         reasons, self._reasons = self._reasons, collections.Counter()
         for reason, count in reasons.most_common():
-            done = 'skipped' if self.on_error == 'skip' else 'skipped or replaced'
-            logger.warning('on_error %s %d datapoints: %s', done, count, reason)
+            replaced = '' if self.on_error == 'skip' else ' or replaced'
+            logger.warning('on_error skipped%s %d datapoints: %s', replaced, count, reason)
 
 
 def outline(failure: Failure) -> tuple[int, str]:
