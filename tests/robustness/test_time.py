@@ -24,8 +24,7 @@ def message(number, body):
     return bytes([number << 3 | 2]) + length + bytes([size]) + body
 
 
-@pytest.mark.parametrize('part', ['list', 'feature'])
-@pytest.mark.parametrize('kind', LISTS)
+@pytest.mark.parametrize(('kind', 'part'), [*((kind, 'list') for kind in LISTS), ('bytes', 'feature')])
 def test_example_of_many_parts(kind, part):
     number, value = LISTS[kind]
     count = 400_000
