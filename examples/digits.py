@@ -9,7 +9,7 @@ import numpy as np
 import granular
 from granular import testing
 
-SPEC = {'image': 'png', 'label': 'int'}
+SPEC = {'image': 'array', 'label': 'int'}
 PARTS = {'train': lambda i: i % 6 > 0, 'test': lambda i: i % 6 == 0}
 
 

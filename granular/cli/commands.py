@@ -17,7 +17,7 @@ from granular.cli.describe import Description, describe, printable, readable, re
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
 
-_KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d*):(\d*)\]')
+_KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d{0,18}):(\d{0,18})\]')
 
 
 app = typer.Typer(

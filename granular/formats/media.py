@@ -5,7 +5,7 @@ import io
 import math
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgpack
 import numpy as np
@@ -21,8 +21,8 @@ Buffer = bytes | bytearray | memoryview
 _IMAGES: Final = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP')
 _JPEG: Final = b'\xff\xd8\xff'
 _SCALES: Final = (8, 4, 2)  # the divisors of both sides at which libjpeg decodes directly
-# Colour spaces of JPEG files, and those of their arrays. CMYK is left to Pillow, which knows Adobe's inverted files.
-_COLOURS: Final = {'YCbCr': 'RGB', 'RGB': 'RGB', 'Gray': 'GRAY'}
+# Colour spaces of JPEG files that simplejpeg decodes. CMYK is left to Pillow, which knows Adobe's inverted files.
+_COLOURS: Final = ('YCbCr', 'RGB', 'Gray')
 _MATROSKA: Final = b'\x1aE\xdf\xa3'
 _MAX_VIDEO: Final = 4 << 30
 _RAW: Final = b'raw1'
@@ -93,10 +93,13 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
     return stream.getvalue()
 
 
-def decode_image(buffer: Buffer, min_size: tuple[int, int] | None = None) -> NDArray[Any]:
-    """Decode an image as a new array of shape (height, width) or (height, width, channels), uint8 for 8-bit images.
+def decode_image(
+    buffer: Buffer, min_size: tuple[int, int] | None = None, mode: Literal['RGB', 'original'] = 'RGB'
+) -> NDArray[Any]:
+    """Decode an image as a new array of shape (height, width, 3) and dtype uint8, whatever the mode of the file.
 
-    A palette image is returned as its indices, and CMYK as four channels. The file is a JPEG, PNG, WebP, GIF or BMP of
+    Gray values are repeated, colours of palettes looked up, CMYK and YCCK converted, and 16 bits reduced to their upper
+    8; alpha is dropped, and the orientation in EXIF data is not applied. The file is a JPEG, PNG, WebP, GIF or BMP of
     at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number).
 
     JPEG files are decoded by simplejpeg, if it is installed, and otherwise by Pillow; the pixels differ by one level at
@@ -112,16 +115,20 @@ def decode_image(buffer: Buffer, min_size: tuple[int, int] | None = None) -> NDA
       min_size: least height and width of the result: both sides of a JPEG are divided by 8, 4 or 2 (rounded up), by
         the largest of these that leaves at least this size. Smaller images, and other formats, keep their size; None
         keeps that of all.
+      mode: ``'original'`` for the channels and the dtype of the file, as granular 0.21 returns them: gray, masks and
+        palette indices of shape (height, width), alpha and CMYK of four channels, 16 bits as uint16.
 
     Raises:
       DecodeError: if it is not such a file.
-      InvalidArgumentError: if ``min_size`` is not a pair of integers >= 1.
+      InvalidArgumentError: if ``min_size`` is not a pair of integers >= 1, or there is no such mode.
     """
+    if mode not in ('RGB', 'original'):
+        raise InvalidArgumentError(f"mode: expected 'RGB' or 'original', got {mode!r:.100}")
     image_module = _pillow()
     if min_size is not None:
         min_size = _check_size(min_size)
     limit = image_module.MAX_IMAGE_PIXELS
-    pixels = _decode_by_simplejpeg(buffer, min_size, limit)
+    pixels = _decode_by_simplejpeg(buffer, min_size, mode, limit)
     if pixels is not None:
         return pixels
     try:
@@ -131,7 +138,7 @@ def decode_image(buffer: Buffer, min_size: tuple[int, int] | None = None) -> NDA
             if min_size is not None:
                 image.draft(None, min_size[::-1])  # of effect for JPEG only
             image.load()
-            return np.array(image)
+            return np.array(image if mode == 'original' else _in_rgb(image))
     except DecodeError:
         raise
     except image_module.UnidentifiedImageError as error:
@@ -143,8 +150,16 @@ def decode_image(buffer: Buffer, min_size: tuple[int, int] | None = None) -> NDA
         raise DecodeError(f'{len(buffer)} bytes are not an image that Pillow supports: {error!r:.200}') from error
 
 
+def _in_rgb(image: Any) -> Any:
+    """Return a PIL image in mode RGB."""
+    if image.mode.startswith('I'):  # 16 bits, which Pillow would cut off at 255
+        image = _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image.info.pop('transparency', None)  # dropped, as alpha is; Pillow would warn
+    return image.convert('RGB')
+
+
 def _decode_by_simplejpeg(
-    buffer: Buffer, min_size: tuple[int, int] | None, limit: int | None
+    buffer: Buffer, min_size: tuple[int, int] | None, mode: str, limit: int | None
 ) -> NDArray[np.uint8] | None:
     """Decode a JPEG as Pillow does, but faster; None for whatever is left to Pillow."""
     library = _simplejpeg()
@@ -160,11 +175,12 @@ def _decode_by_simplejpeg(
             scale = next((s for s in _SCALES if height // s >= min_size[0] and width // s >= min_size[1]), 1)
             if scale > 1:
                 sides = {'min_height': -(-height // scale), 'min_width': -(-width // scale)}
+        gray = space == 'Gray' and mode == 'original'
         # Decoding is strict: it fails where libjpeg would warn and return pixels that are not in the file.
-        pixels: NDArray[np.uint8] = library.decode_jpeg(buffer, _COLOURS[space], **sides)
+        pixels: NDArray[np.uint8] = library.decode_jpeg(buffer, 'GRAY' if gray else 'RGB', **sides)
     except Exception:  # Pillow decides whether the file is damaged, and describes the damage
         return None
-    return pixels[..., 0] if space == 'Gray' else pixels
+    return pixels[..., 0] if gray else pixels
 
 
 def _check_size(size: Any) -> tuple[int, int]:

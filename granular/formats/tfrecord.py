@@ -23,6 +23,7 @@ OVERHEAD: Final = 16
 _HEADER: Final = struct.Struct('<QI')
 _MASK: Final = 0xA282EAD8
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # fields of a Feature
 _FEW: Final = 24  # up to this many bytes, numbers are parsed one by one
 _LONGEST: Final = 10  # bytes of a varint of 64 bits
 _LONGEST_TAG: Final = 5
@@ -105,7 +106,7 @@ def decode_example(record: Buffer) -> dict[str, Any]:
 
 
 def _entry(data: bytes, start: int, stop: int) -> tuple[str, Value]:
-    name, value = '', None
+    name, values = '', _Values()
     for number, wire, first, last in _fields(data, start, stop):
         if number == 1:
             _expect(wire, 'name of a feature')
@@ -115,33 +116,38 @@ def _entry(data: bytes, start: int, stop: int) -> tuple[str, Value]:
                 raise DecodeError(f'not an Example: name of a feature at byte {first}: {error}') from None
         elif number == 2:
             _expect(wire, 'value of a feature')
-            value = _merged(value, _feature(data, first, last))
+            for kind, list_wire, list_first, list_last in _fields(data, first, last):
+                if kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
+                    _expect(list_wire, 'list of values')
+                    values.add(kind, data, list_first, list_last)
         else:
             raise DecodeError(
                 f'not an Example: field {number} at byte {first} is neither the name nor value of a feature'
             )
-    return name, value
+    return name, values.value()
 
 
-def _feature(data: bytes, start: int, stop: int) -> Value:
-    value: Value = None
-    for number, wire, first, last in _fields(data, start, stop):
-        if number in (1, 2, 3):
-            _expect(wire, 'list of values')
-            parse = (_bytes_list, _float_list, _int64_list)[number - 1]
-            value = _merged(value, parse(data, first, last))
-    return value
+class _Values:
+    """The values of a feature. Lists of one kind that follow each other are joined, and the last kind counts."""
 
+    def __init__(self) -> None:
+        self._kind = 0
+        self._parts: list[Any] = []
 
-def _merged(before: Value, value: Value) -> Value:
-    """Merge a message that occurs twice: lists of one kind are joined, and the last kind counts."""
-    if value is None:
-        return before
-    if isinstance(before, list) and isinstance(value, list):
-        return before + value
-    if isinstance(before, np.ndarray) and isinstance(value, np.ndarray) and before.dtype == value.dtype:
-        return np.concatenate([before, value])
-    return value
+    def add(self, kind: int, data: bytes, start: int, stop: int) -> None:
+        """Add a list of values."""
+        if kind != self._kind:
+            self._kind, self._parts = kind, []
+        parse = (_bytes_list, _float_list, _int64_list)[kind - 1]
+        self._parts += parse(data, start, stop)
+
+    def value(self) -> Value:
+        """Return the values; None if there is no list."""
+        if self._kind in (0, _BYTES_LIST):
+            return self._parts if self._kind else None
+        if self._kind == _FLOAT_LIST:
+            return np.frombuffer(b''.join(self._parts), '<f4').astype(np.float32)
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate([np.zeros(0, np.int64), *self._parts])
 
 
 def _bytes_list(data: bytes, start: int, stop: int) -> list[bytes]:
@@ -153,7 +159,7 @@ def _bytes_list(data: bytes, start: int, stop: int) -> list[bytes]:
     return values
 
 
-def _float_list(data: bytes, start: int, stop: int) -> NDArray[np.float32]:
+def _float_list(data: bytes, start: int, stop: int) -> list[bytes]:
     parts = []
     for number, wire, first, last in _fields(data, start, stop):
         if number != 1:
@@ -161,10 +167,10 @@ def _float_list(data: bytes, start: int, stop: int) -> NDArray[np.float32]:
         if wire not in (_BYTES, _FIXED32) or (last - first) % 4:
             raise DecodeError(f'not an Example: {last - first} bytes of wire type {wire} at byte {first} are no floats')
         parts.append(data[first:last])
-    return np.frombuffer(b''.join(parts), '<f4').astype(np.float32)
+    return parts
 
 
-def _int64_list(data: bytes, start: int, stop: int) -> NDArray[np.int64]:
+def _int64_list(data: bytes, start: int, stop: int) -> list[NDArray[np.int64]]:
     parts: list[NDArray[np.int64]] = []
     for number, wire, first, last in _fields(data, start, stop):
         if number != 1:
@@ -172,7 +178,7 @@ def _int64_list(data: bytes, start: int, stop: int) -> NDArray[np.int64]:
         if wire not in (_BYTES, _VARINT):
             raise DecodeError(f'not an Example: wire type {wire} at byte {first} is no integer')
         parts.append(_varints(data, first, last))
-    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+    return parts
 
 
 def _varints(data: bytes, start: int, stop: int) -> NDArray[np.int64]:

@@ -72,6 +72,11 @@ class Fields(Disposable):
         """The names of the fields, sorted; None if they cannot be determined."""
         return self.aio.fields
 
+    @property
+    def parents(self) -> tuple[Any, ...]:
+        """The wrapped datasets."""
+        return tuple(self._wraps())
+
     def has(self, field: str) -> bool:
         """Return whether the field exists, as far as this can be determined."""
         return self.aio.has(field)
@@ -111,10 +116,14 @@ class FieldWrapper(core.FieldWrapper):
 
     Args:
       dataset: a dataset of fields, or a reader, whose fields are its keys.
+
+    Attributes:
+      dataset: the wrapped dataset; a reader, and a dataset with coroutine functions, is given the methods above.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset if isinstance(dataset, Fields) else _Wrapped(dataset)
+        blocking = isinstance(dataset, Fields) or core.is_blocking(dataset)
+        self.dataset = dataset if blocking else _Wrapped(dataset)
 
     def dispose(self) -> None:  # type: ignore[override]
         """Dispose of the wrapped dataset: close it, if it is a reader."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from granular.aio.datasources import detect
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, is_pattern
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from granular.formats.layout import shard_numbers
@@ -71,7 +71,7 @@ class Library:
         path = self.path(relative)
         names: list[dict[str, Any]] = []
         more = False
-        if any(char in path.name for char in '*?[') or (await _is_file(path)):
+        if await is_pattern(path) or await _is_file(path):
             return {'path': relative, 'entries': [], 'more': False, 'kind': 'data'}
         async with contextlib.aclosing(path.store.scan(path.key)) as entries:  # type: ignore[type-var]
             async for entry in entries:

@@ -18,7 +18,7 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.detect import Opened
-from granular.aio.datasources.parquet.source import ParquetDataSource
+from granular.aio.datasources.parquet.source import ParquetDataSource, encrypted_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
@@ -285,7 +285,9 @@ class ForeignSource(Source):
             self._format = 'ArrayRecord' if isinstance(reader, ArrayRecordDataSource) else 'TFRecord'
             names = ('record',)
         elif isinstance(reader, ParquetDataSource):
-            self._format, names = 'Parquet', reader.columns
+            encrypted = encrypted_of(reader)
+            self._format = f'Parquet, without the encrypted {", ".join(encrypted)}' if encrypted else 'Parquet'
+            names = tuple(name for name in reader.columns if name not in encrypted)
         else:
             self._format, names = 'WebDataset', reader.fields
         # Members of tar files have the ending of a type; the types of other values are known when they are read.

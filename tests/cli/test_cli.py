@@ -59,7 +59,7 @@ def test_cat_prints_datapoints_and_keys(granular_cli, path):
     assert code == 0
     info = json.loads(out)
     assert (info['label'], info['text'], info['times']) == (4, 'nümber 4', [4, 5, 6])
-    assert info['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6], 'head': [4] * 8}
+    assert info['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6, 3], 'head': [4] * 8}
     assert info['raw'] == {'type': 'bytes', 'bytes': 3}
     assert granular_cli('cat', path, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
 

@@ -17,10 +17,13 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.sharing import sharing
 from granular.aio.stores.base import Entry
 from granular.aio.stores.fsspec import FsspecStore
+from granular.aio.stores.local import files, store
+from granular.aio.stores.local.files import version_of
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import CorruptBagError, GranularError, ObjectChangedError, UnsupportedError
 from tests.support.faults import FaultServer, md5_etag
+from tests.support.files import FILES, numbers_in
 from tests.support.servers import KEY, SECRET
 from tests.support.tables import pairwise
 
@@ -439,6 +442,16 @@ def overwrite(path, data):
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))  # as clocks of disks tell some milliseconds
 
 
+def overwrite_with_the_same_time(path, data):
+    """Overwrite a file as ``cp --preserve=timestamps`` does, once the clock of the disk has moved on."""
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        with open(path, 'r+b') as file:
+            file.write(data)
+            file.truncate()
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def rename_over(path, data):
     path.with_suffix('.new').write_bytes(data)
     path.with_suffix('.new').rename(path)
@@ -446,6 +459,7 @@ def rename_over(path, data):
 
 HARMS = {
     'overwritten': overwrite,
+    'overwritten, with its former time': overwrite_with_the_same_time,
     'overwritten by a longer one': lambda path, other: overwrite(path, other + bytes(800)),
     'overwritten by a shorter one': lambda path, other: overwrite(path, other[:-9]),
     'cut': lambda path, other: os.truncate(path, 9),
@@ -481,6 +495,99 @@ def test_local_files_written_in_place_are_detected(tmp_path, contents, kind, har
             assert {read_name(reader, read) for read in READS} == {expected}
         fill(put, contents[kind, 'a'])
         assert asyncio.run(read_async(options, file)) == expected
+
+
+def change_rights(path):
+    mode = path.stat().st_mode
+    while path.stat().st_ctime_ns == path.stat().st_mtime_ns:
+        path.chmod(mode ^ 0o111)
+        path.chmod(mode ^ 0o011)
+
+
+HARMLESS = {
+    'rights': change_rights,
+    'a link': lambda path: os.link(path, f'{path}.linked'),
+    'both': lambda path: (change_rights(path), os.link(path, f'{path}.linked')),
+}
+
+
+@pytest.mark.parametrize('change', HARMLESS)
+@pytest.mark.parametrize('kind', KINDS)
+def test_readers_go_on_when_rights_and_links_change(tmp_path, contents, kind, change):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    fill(put, contents[kind, 'a'])
+    with open_reader(kind, put.root) as reader:
+        for file in contents[kind, 'a']:
+            HARMLESS[change](tmp_path / 'ds' / file)
+        assert {read_name(reader, read) for read in READS} == {'a'}
+
+
+def write_texts(kind, layout):
+    def write(path, numbers):
+        # The records of all numbers have one size together, but other limits.
+        with kind(path, {'n': 'utf8'}, layout=layout) as writer:
+            for number in numbers:
+                writer.append({'n': '0' * number + str(number)})
+
+    return write
+
+
+FORMER = {
+    **{
+        f'.{suffix}': lambda path, numbers, make=make: path.write_bytes(make(numbers)) for suffix, make in FILES.items()
+    },
+    **{
+        f'-{kind.__name__}-{layout}': write_texts(kind, layout)
+        for kind in (granular.DatasetWriter, granular.ShardedDatasetWriter)
+        for layout in ('refs', 'columns')
+    },
+    '-indexed-refs': lambda path, numbers: (
+        write_texts(granular.ShardedDatasetWriter, 'refs')(path, numbers),
+        granular.build_index(path),
+    ),
+    '-indexed-columns': lambda path, numbers: (
+        write_texts(granular.ShardedDatasetWriter, 'columns')(path, numbers),
+        granular.build_index(path),
+    ),
+}
+
+
+@pytest.mark.parametrize('kind', FORMER)
+def test_file_with_the_former_time_is_another_one(tmp_path, kind):
+    def files(name):
+        path = tmp_path / f'{name}{kind}'
+        found = [file for file in (path.rglob('*') if path.is_dir() else [path]) if file.is_file()]
+        return {file.relative_to(path): file for file in found if file.name != '.granular-index'}
+
+    for name, numbers in {'a': [5, 6, 7], 'b': [7, 5, 6]}.items():
+        FORMER[kind](granular.Path(tmp_path / f'{name}{kind}'), numbers)
+    before, after = files('a'), files('b')
+    with granular.open(tmp_path / f'a{kind}') as reader:
+        assert numbers_in(reader) == [5, 6, 7]
+        pickled = pickle.dumps(reader)
+    for name, file in before.items():
+        assert file.stat().st_size == after[name].stat().st_size
+        overwrite_with_the_same_time(file, after[name].read_bytes())
+    with granular.open(tmp_path / f'a{kind}') as reader:
+        assert numbers_in(reader) == [7, 5, 6]
+    if not kind.startswith('.'):
+        with pytest.raises(ObjectChangedError):
+            numbers_in(pickle.loads(pickled))
+
+
+@pytest.mark.parametrize('kind', [kind for kind in FORMER if not kind.startswith('.')])
+def test_indices_and_pickles_of_1_0_0a1_still_fit(tmp_path, kind, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        for module in (files, store):
+            patch.setattr(module, 'version_of', lambda info: version_of(info).rpartition('-')[0])
+        FORMER[kind](granular.Path(tmp_path / 'ds'), [5, 6, 7])
+        with granular.open(tmp_path / 'ds') as reader:
+            pickled = pickle.dumps(reader)
+    for reader in (pickle.loads(pickled), granular.open(tmp_path / 'ds')):
+        with reader:
+            assert numbers_in(reader) == [5, 6, 7]
+    assert granular.verify(tmp_path / 'ds').problems == []
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

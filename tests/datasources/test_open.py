@@ -72,8 +72,8 @@ async def test_open_gives_the_reader_of_what_is_there(folder, name):
 
 
 def test_open_decodes_by_default(folder):
-    assert granular.open(folder / 'sharded')[7]['image'].tolist() == [[7, 7], [7, 7]]
-    assert granular.open(folder / 'a.tar')[7]['png'].tolist() == [[7, 7], [7, 7]]
+    assert granular.open(folder / 'sharded')[7]['image'].tolist() == [[[7] * 3] * 2] * 2
+    assert granular.open(folder / 'a.tar')[7]['png'].tolist() == [[[7] * 3] * 2] * 2
     assert type(granular.open(folder / 'sharded', None)[7]['image']) is bytes
 
 

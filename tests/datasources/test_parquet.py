@@ -22,6 +22,7 @@ from granular.aio.runtime.bridge import run
 from granular.errors import (
     CorruptDatasetError,
     CorruptError,
+    DatapointError,
     GranularError,
     InvalidArgumentError,
     MissingExtraError,
@@ -179,6 +180,44 @@ def test_rows_equal_those_of_grain(tmp_path):
         assert list(one) == list(other)
         for key in keys:
             equal(one[key], other[key])
+
+
+@pytest.mark.parametrize('part', [slice(0, None, 2), slice(1, None, 2), slice(2, 3), slice(None)])
+@pytest.mark.parametrize('sequential', [False, True])
+def test_slices_of_a_stream_are_those_of_grain(tmp_path, part, sequential):
+    import grain.experimental
+
+    paths = [str(write(granular.Path(tmp_path / f'{i}'), numbers(10, 10 * i), row_group_size=4)) for i in range(4)]
+    reference = grain.experimental.ParquetIterDataset(paths)
+    reference.set_slice(part, sequential)
+    expected = [int(row['id']) for row in reference]
+    stream = granular.ParquetIterDataset(paths)
+    mapped = granular.ParquetIterDataset(paths).map(lambda row: row['id'])
+    for one in (stream, mapped):
+        if not sequential or part.stop is None:
+            one.set_slice(part, sequential)
+        else:
+            one.set_slice(part)
+    assert [int(row['id']) for row in stream] == [int(number) for number in mapped] == expected
+    with iter(stream) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        assert [int(row['id']) for row in iterator] == expected[1:]
+
+
+def test_slices_and_positions_that_a_stream_does_not_have_are_errors(tmp_path):
+    paths = [write(granular.Path(tmp_path / f'{i}'), numbers(10, 10 * i)) for i in range(2)]
+    with pytest.raises(InvalidArgumentError, match='has 2 files, of which .* selects none'):
+        granular.ParquetIterDataset(paths).set_slice(slice(2, None))
+    with iter(granular.ParquetIterDataset(paths)) as iterator:
+        next(iterator)
+        with pytest.raises(InvalidArgumentError, match='rows of a stream have no index'):
+            iterator.get_next_index()
+    options = granular.MultiprocessingOptions(2, start_method='fork')
+    parts = granular.ParquetIterDataset(paths).mp_prefetch(options, sequential_slice=True)
+    assert sorted(int(row['id']) for row in parts) == list(range(20))
 
 
 def test_times_equal_those_of_numpy(tmp_path):
@@ -510,6 +549,37 @@ def test_damaged_row_group_can_be_skipped(tmp_path):
         with pytest.raises(CorruptError, match='row group 1'):
             next(iterator)
         assert iterator.get_state()['state'] == {'row_group': 1, 'index_within_row_group': 0}
+
+
+def not_utf8(column):
+    """Columns of text, of which row 3 of each row group of four is not UTF-8, in several types."""
+    texts = [b'd\xff' if i % 4 == 3 else b'text' for i in range(12)]
+    text = pa.Array.from_buffers(pa.string(), 12, pa.array(texts, pa.binary()).buffers())
+    offsets = pa.array(range(13), pa.int32())
+    return {
+        'text': lambda: text,
+        'large': lambda: pa.Array.from_buffers(pa.large_string(), 12, pa.array(texts, pa.large_binary()).buffers()),
+        'dictionary': text.dictionary_encode,
+        'list': lambda: pa.ListArray.from_arrays(offsets, text),
+        'struct': lambda: pa.StructArray.from_arrays([text], ['x']),
+        'map': lambda: pa.MapArray.from_arrays(offsets, pa.array(['k'] * 12), text),
+    }[column]()
+
+
+@pytest.mark.parametrize('column', ['text', 'large', 'dictionary', 'list', 'struct', 'map'])
+def test_text_that_is_not_utf8_names_file_row_and_column(tmp_path, column):
+    table = pa.table({'id': range(12), column: not_utf8(column)})
+    paths = [write(granular.Path(tmp_path / name), table, row_group_size=4) for name in ('a', 'b')]
+    with granular.ParquetDataSource(paths) as source:
+        for indices in ([19], [16, 17, 18, 19], [22, 19, 0], range(16, 20)):
+            with pytest.raises(DatapointError, match=rf"/b: row 7, column '{column}': .*UTF8.*: write text") as caught:
+                source.fetch(indices)
+        assert isinstance(caught.value.__cause__, pa.ArrowException)
+        assert source[19, ['id']] == {'id': 7}
+        stream = granular.MapDataset.source(source).to_iter_dataset(on_error='skip')
+        assert [row['id'] for row in stream] == 2 * [i for i in range(12) if i % 4 != 3]
+    with pytest.raises(DatapointError, match='/a: row 3'):
+        list(granular.ParquetIterDataset(paths[0]))
 
 
 def test_replaced_file_is_an_error(data_root):

@@ -223,6 +223,9 @@ def test_damaged_files_are_errors(tmp_path, caplog):
     damaged += [intact[: headers[5] + 124] + b'77777777777\0' + intact[headers[5] + 136 :]]
     pax = archive([(info, b'') for info in [tarfile.TarInfo('é' * 200)]], tarfile.PAX_FORMAT)
     damaged += [pax[:512] + b'999 ' + pax[516:], pax[:512] + b'xyz ' + pax[516:]]
+    long = tarfile.TarInfo('a.x')
+    long.pax_headers = {'size': '9' * 5000}
+    damaged += [archive([(long, b'')], tarfile.PAX_FORMAT)]
     for data in damaged:
         path.write_bytes(data)
         with pytest.raises(CorruptError, match=r'damaged\.tar'):

@@ -206,7 +206,7 @@ def test_wrappers_delegate_other_attributes():
     assert dataset.dataset.dataset.class_names == ('a', 'b', 'c')
     assert dataset.dataset.getitems_x([1, 2], [{}, {}]) == [11, 21]
     assert not hasattr(dataset, 'getitem_z')
-    assert not hasattr(dataset, 'getitems_x')
+    assert dataset.getitems_x([1, 2], [{}, {}]) == [16, 26]
     assert not hasattr(dataset, 'other')
 
 
@@ -499,3 +499,62 @@ async def test_async_api(bucket, fetched):
         assert await dataset.getitem_label(0) == 1
         with pytest.raises(ClosedError, match='not open yet'):
             len(aio.OversamplingWrapper(reader))
+
+
+class Pairs(granular.FieldDataset):
+    """Fields by each kind of method: of one datapoint, of many, and coroutine functions."""
+
+    def __len__(self):
+        return 9
+
+    def getitem_one(self, index, ctx=None):
+        return index
+
+    def getitems_many(self, indices, ctxs):
+        return [10 * index for index in indices]
+
+
+class Awaiting(Pairs):
+    async def getitem_waits(self, index, ctx=None):
+        return 100 * index
+
+
+class Doubled(granular.FieldWrapper):
+    def getitem_one(self, index, ctx=None):
+        return 2 * self.dataset.getitem_one(index, ctx)
+
+    def getitems_many(self, indices, ctxs):
+        return [2 * value for value in self.dataset.getitems_many(indices, ctxs)]
+
+
+@pytest.mark.parametrize(
+    'wrap',
+    [lambda dataset: dataset, lambda dataset: granular.SubsetWrapper(dataset, range(9)), granular.FieldWrapper, Doubled,
+     lambda dataset: granular.FieldConcat([dataset])],
+)  # fmt: skip
+@pytest.mark.parametrize('make', [Pairs, Awaiting])
+def test_wrapped_dataset_is_the_one_that_was_passed(make, wrap):
+    dataset = wrap(make())
+    wrapper = Doubled(dataset)
+    assert wrapper.root_dataset is dataset.root_dataset
+    if type(dataset) is not Awaiting:  # which is given methods that block
+        assert wrapper.dataset is dataset
+    for other in (granular.SubsetWrapper(dataset, [1]), granular.RepeatWrapper(dataset, 2)):
+        assert other.dataset is other.parents[0] is dataset
+    assert granular.ModeWrapper(dataset, 'one').dataset is dataset
+    times = 4 if type(dataset) is Doubled else 2
+    assert wrapper.getitem_one(3) == wrapper.getitems_one([3])[0] == 3 * times
+    assert wrapper.getitem_many(3) == wrapper.getitems_many([3], [{}])[0] == 30 * times
+    assert granular.ModeWrapper(wrapper, 'one many')[2] == (2 * times, 20 * times)
+    assert pickle.loads(pickle.dumps(wrapper)).getitems_one([1, 2]) == [times, 2 * times]
+    if make is Awaiting:
+        assert wrapper.getitem_waits(3) == 300
+
+
+def test_parents_of_a_map_dataset_are_those_it_was_made_of():
+    one, two = MapDataset.range(3), MapDataset.range(4)
+    assert one.map(str).parents[0] is one.shuffle(seed=1).parents[0] is one
+    assert MapDataset.concatenate([one, two]).parents == [one, two]
+    assert one.map(str).batch(2).parents[0].parents[0] is one
+    twin = granular.aio.MapDataset.range(3)
+    assert twin.map(str).parents[0] is twin

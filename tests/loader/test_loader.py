@@ -316,3 +316,52 @@ async def test_exhausted_loader_leaves_no_task():
     await anext(loader)
     await loader.aclose()
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+
+
+def broken(datapoint):
+    if datapoint['x'] == 19:
+        raise TypeError('the last one')
+    if datapoint['x'] % 5 == 2:
+        raise ValueError(f'{datapoint["x"]} is bad')
+    return datapoint
+
+
+SKIPPING = {
+    'Loader': lambda dataset: granular.Loader(dataset, 5, on_error='skip'),
+    'Loader in processes': lambda dataset: granular.Loader(dataset, 5, workers=1, mp='fork', on_error='skip'),
+    'stream': lambda dataset: iter(dataset.to_iter_dataset(on_error='skip')),
+}
+
+
+@pytest.mark.parametrize('end', ['read to its end', 'closed'])
+@pytest.mark.parametrize('kind', SKIPPING)
+def test_failed_datapoints_are_summarised_by_reason(kind, end, caplog):
+    def summary():
+        return [text for text in (record.getMessage() for record in caplog.records) if text.startswith('on_error')]
+
+    length = 20 if end == 'read to its end' else 40
+    dataset = granular.MapDataset.range(length).map(lambda x: {'x': x}).map(broken)
+    expected = [
+        'on_error skipped 4 datapoints: ValueError: … is bad',
+        'on_error skipped 1 datapoints: TypeError: the last one',
+    ]
+    with SKIPPING[kind](dataset) as batches:
+        if end == 'read to its end':
+            assert list(batches)
+            assert summary() == expected
+        else:
+            for _ in range(4 if kind != 'stream' else 16):
+                next(batches)
+            assert summary() == []
+    assert summary() == expected
+
+
+def test_summary_tells_a_bounded_number_of_reasons_apart(caplog):
+    def fail(x):
+        raise ValueError('bad' * x)
+
+    with iter(granular.MapDataset.range(120).map(fail).to_iter_dataset(on_error=lambda step, error: step)) as stream:
+        assert len(list(stream)) == 120
+    summary = [record.getMessage() for record in caplog.records if record.getMessage().startswith('on_error')]
+    assert summary[0] == 'on_error skipped or replaced 20 datapoints: other reasons'
+    assert len(summary) == 101

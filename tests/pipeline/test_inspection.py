@@ -29,7 +29,7 @@ def test_spec_follows_from_the_stages():
     assert get_element_spec(dataset) == element
     assert get_element_spec(dataset.shuffle(seed=1).repeat()[3:]) == element
     assert get_element_spec(dataset.filter(Scale().map)) == element
-    batch = {'x': struct((4, 2, 3), 'uint8'), 'n': (struct((4,), 'int64'), struct((4,), 'float64'))}
+    batch = {'x': struct((None, 2, 3), 'uint8'), 'n': (struct((None,), 'int64'), struct((None,), 'float64'))}
     stream = dataset.to_iter_dataset()
     for pipeline in (
         dataset.batch(4),
@@ -42,8 +42,8 @@ def test_spec_follows_from_the_stages():
     assert get_element_spec(dataset.map(Scale())) == scaled
     assert get_element_spec(stream.map(Scale())) == scaled
     batched = get_element_spec(dataset.map(Scale()).batch(5))
-    assert batched['x'] == struct((5, 2, 3), 'float32')
-    assert get_element_spec(stream.batch(5).map(Scale()))['x'] == struct((5, 2, 3), 'float32')
+    assert batched['x'] == struct((None, 2, 3), 'float32')
+    assert get_element_spec(stream.batch(5, drop_remainder=True).map(Scale()))['x'] == struct((5, 2, 3), 'float32')
 
 
 class Half(granular.MapTransform):
@@ -52,9 +52,26 @@ class Half(granular.MapTransform):
 
     def output_spec(self, spec):
         return {
-            'x': struct((4, *spec['x'].shape[2:]), 'uint8'),
-            'n': (struct((4,), 'int64'), struct((4,), 'float64')),
+            'x': struct((None, *spec['x'].shape[2:]), 'uint8'),
+            'n': (struct((None,), 'int64'), struct((None,), 'float64')),
         }
+
+
+BATCHED = (
+    'd.batch(5)', 'd.batch(4)', 'd.batch(5, drop_remainder=True)', 'd.batch(50)', 'd.to_iter_dataset().batch(5)',
+    'd.to_iter_dataset().batch(4)', 'd.to_iter_dataset().batch(5, drop_remainder=True)', 'd.batch(2).batch(3)',
+    'd.batch(2, drop_remainder=True).batch(3)', 'd.repeat(2).batch(5)', 'd.repeat().batch(5)', 'd.batch(5).repeat()',
+    'd.batch(5)[:1]', 'd.filter(lambda x: True).to_iter_dataset().batch(5)', 'd.shuffle(seed=1).batch(5)',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('text', BATCHED)
+def test_spec_of_batches_is_that_of_grain(text):
+    import grain.experimental
+
+    expected = grain.experimental.get_element_spec(eval(text, {'d': grain.MapDataset.range(12)}))
+    spec = get_element_spec(eval(text, {'d': MapDataset.range(12)}))
+    assert (spec.shape, spec.dtype) == (expected.shape, expected.dtype)
 
 
 def test_spec_is_that_of_the_first_element_where_it_does_not_follow():
@@ -62,14 +79,14 @@ def test_spec_is_that_of_the_first_element_where_it_does_not_follow():
     dataset = MapDataset.range(10).map(lambda x: calls.append(x) or {'t': 'ab', 'a': np.zeros(x + 1, np.int8)})
     assert get_element_spec(dataset) == {'t': struct((), object), 'a': struct((1,), 'int8')}
     assert calls == [0]
-    assert get_element_spec(MapDataset.source(['a', 'bc']).batch(2)) == struct((2,), '<U2')
+    assert get_element_spec(MapDataset.source(['a', 'bc']).batch(2)) == struct((None,), '<U2')
     packed = dataset.map(lambda point: {'a': point['a']}).to_iter_dataset().pack({'a': 16})
     assert get_element_spec(packed)['a_segment_ids'] == struct((16,), 'int32')
     assert get_element_spec(MapDataset.source([None, np.int16(3)])) == struct((), 'int16')
     loader = granular.DataLoader(
         data_source=[np.zeros(3)] * 5, sampler=granular.SequentialSampler(5), operations=[granular.Batch(2)]
     )
-    assert get_element_spec(loader) == struct((2, 3), 'float64')
+    assert get_element_spec(loader) == struct((None, 3), 'float64')
     for empty in (
         MapDataset.range(0),
         MapDataset.range(3).filter(lambda x: False).map(str).to_iter_dataset().rebatch(2),
@@ -81,7 +98,7 @@ def test_spec_is_that_of_the_first_element_where_it_does_not_follow():
 
 
 async def test_spec_in_the_async_api():
-    assert await granular.aio.get_element_spec(granular.aio.MapDataset.range(5).batch(2)) == struct((2,), 'int64')
+    assert await granular.aio.get_element_spec(granular.aio.MapDataset.range(5).batch(2)) == struct((None,), 'int64')
 
 
 def slow(x):

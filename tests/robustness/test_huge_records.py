@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from granular.config import MiB
 from granular.formats import layout
@@ -24,6 +25,8 @@ WAYS = {
     'read_bytes': 'assert len(granular.Path(path).read_bytes()) == size + 17',
     'read_range': 'assert len(granular.Path(path).read_range(0, size)) == size',
     'cache_data': 'with granular.BagReader(path, cache_data=True) as reader: assert len(reader) == 2',
+    'brotli': 'with granular.ArrayRecordDataSource(f"{path}.brotli") as source: assert len(source[0]) == size',
+    'zstd': 'with granular.ArrayRecordDataSource(f"{path}.zstd") as source: assert len(source[0]) == size',
     'asynchronous': """
 async def read():
     async with granular.aio.BagReader(path) as reader:
@@ -63,6 +66,10 @@ def huge(tmp_path_factory):
             file.truncate(size)
             file.seek(size)
             file.write(b'x' + layout.table_of(np.array([size, size + 1]), 2))
+    for compression in ('brotli', 'zstd'):
+        writer = ArrayRecordWriter(str(folder / f'huge.bag.{compression}'), f'group_size:1,{compression}:1')
+        writer.write(bytes(SIZE))
+        writer.close()
     return folder
 
 

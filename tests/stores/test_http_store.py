@@ -128,6 +128,19 @@ def test_links_of_a_page_are_its_listing(server, links):
     assert [str(entry) for entry in entries] == [f'{server.endpoint}/folder/{name}' for name in LISTED]
 
 
+@pytest.mark.parametrize(
+    'markup',
+    ['<![x', '<![CDATA[x', '<!x', '<!-- <a href="b"> -->', '<!--><!-- -->', '<?x?>', '</', '</ a', '</a <a href=b',
+     '<a href=&#' + '9' * 5000 + ';', '<a href', '<a href=', "<p title='<a href=b>'", '<script>"<a href=b>"</SCRIPT',
+     '<style><a href=b></style', '<title><a href=b></title', '<a name=b', '<area href=b', '<', '<3', '&#x110000;',
+     '<a class="x" HREF = "a"'],
+)  # fmt: skip
+def test_malformed_pages_are_read_as_by_browsers(server, markup):
+    server.script.append(page(body=f'<a href="a">a</a>{markup}><A HREF=\'&#99;\'>'.encode()))
+    entries = list(granular.Path(f'{server.endpoint}/folder', config=QUICK).iterdir())
+    assert [entry.name for entry in entries] == ['a', 'c']
+
+
 def test_redirected_page_lists_the_requested_folder(server):
     with FaultServer() as other:
         server.script.append(('redirect', f'{other.endpoint}/folder/'))

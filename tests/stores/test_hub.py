@@ -318,11 +318,15 @@ def test_replies_of_another_size_are_repeated(place, server, fault):
         (200, {}, b'<html>Sign in to continue</html>'),
         (200, {'X-Repo-Commit': '0' * 40}, b'of another commit'),
         (404, {}, b'of a proxy'),
+        (302, {'Location': 'http://127.0.0.1:1/x', 'X-Repo-Commit': 'COMMIT', 'X-Linked-Size': '9' * 5000}, b''),
+        (302, {'Location': 'http://127.0.0.1:1/x', 'X-Repo-Commit': 'COMMIT', 'X-Linked-Size': '²'}, b''),
     ],
 )
 def test_pages_instead_of_answers_about_a_file_are_repeated(place, server, fault):
     file = place / 'data' / 'a.bin'
     assert place.exists()
+    commit = str(file).partition('@')[2].partition('/')[0]
+    fault = (fault[0], {name: value.replace('COMMIT', commit) for name, value in fault[1].items()}, fault[2])
     server.faults[:] = [fault]
     assert file.read_bytes() == FILES['data/a.bin']
     file = granular.Path(str(file), config=granular.IOConfig(attempts=4, backoff=0.001))  # that looks it up again

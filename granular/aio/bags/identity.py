@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from granular.aio.stores import Store
+from granular.aio.stores.local.files import is_version
 from granular.errors import ObjectChangedError
 
 R = TypeVar('R')
@@ -20,6 +21,10 @@ class FileIdentity(NamedTuple):
 
     size: int
     version: str | None
+
+    def is_same(self, now: 'FileIdentity') -> bool:
+        """Return whether a file is still the one that was noted."""
+        return self.size == now.size and is_version(self.version, now.version)
 
 
 class Identity(NamedTuple):
@@ -50,7 +55,7 @@ class Identity(NamedTuple):
             before, now = self.files.get(file), opened.files.get(file)
             if before is not None and now is not None and self.host != opened.host:
                 before, now = before._replace(version=None), now._replace(version=None)
-            if before != now:
+            if before is None or now is None or not before.is_same(now):
                 raise ObjectChangedError(
                     f'{name}: was replaced since the reader was pickled: {file} {_describe(before)} then, and '
                     f'{_describe(now)} now: open a new reader'

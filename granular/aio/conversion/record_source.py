@@ -15,10 +15,11 @@ from granular import formats
 from granular._lazy import import_extra
 from granular.aio.conversion.image_folder import ImageFolder
 from granular.aio.conversion.infer import JSONText
+from granular.aio.datasources.arguments import refuse_gaps
 from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
 from granular.aio.pipeline.nodes.elements import Map
@@ -267,10 +268,9 @@ def _read_file(path: str) -> bytes:
 
 
 async def _open_address(path: Path, format: Format | None) -> RecordSource:
-    if any(char in path.name for char in '*?['):
-        paths = sorted([match async for match in path.parent.glob(path.name)])
-        if not paths:
-            raise NotFoundError(f'{path}: matches no files')
+    if await is_pattern(path):
+        paths = await matches_of(path)
+        refuse_gaps(paths, f'{path}', path.name)
         return await _open_files(paths, format or _format_of(paths), f'{path}')
     if not (await path.stat()).is_dir:
         return await _open_files([path], format or _format_of([path]), f'{path}')
@@ -292,6 +292,7 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     if kinds and kinds[0] != 'images':
         if not files[kinds[0]]:
             raise NotFoundError(f'{folder}: has no files of {kinds[0]}')
+        refuse_gaps(files[kinds[0]], f'{folder}')
         return await _open_files(sorted(files[kinds[0]]), kinds[0], f'{folder}')
     try:
         images = await ImageFolder.listed(folder)

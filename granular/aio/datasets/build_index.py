@@ -221,7 +221,7 @@ class _Builder:
 def _local_times(folder: str) -> dict[str, int]:
     """Return the time of the last change of each file in a folder."""
     with translated(folder), os.scandir(folder) as entries:
-        return {os.path.join(folder, entry.name): entry.stat().st_mtime_ns for entry in entries}
+        return {os.path.join(folder, entry.name): entry.stat().st_ctime_ns for entry in entries}
 
 
 def _pack(columns: Columns, references: References | None) -> tuple[list[int], list[list[bytes]]]:

@@ -17,7 +17,7 @@ from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import Job, read_all
-from granular.aio.stores.local.files import version_of
+from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
@@ -400,11 +400,12 @@ def to_nanoseconds(seconds: float | None) -> int:
 def _is_same(stem: str, pin: str, table: tuple[int, int] | None) -> bool:
     """Return whether the local files of a bag are those in the index."""
     try:
-        if version_of(os.stat(f'{stem}.bag')) != pin:
+        if not is_version(pin, version_of(os.stat(f'{stem}.bag'))):
             return False
         if table is None:
             return True
         info = os.stat(f'{stem}.idx')
-        return info.st_size // LIMIT == table[0] and info.st_mtime_ns == table[1]
+        # granular 1.0.0a1 noted the modification time.
+        return info.st_size // LIMIT == table[0] and table[1] in (info.st_ctime_ns, info.st_mtime_ns)
     except OSError:
         return False

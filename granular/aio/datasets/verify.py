@@ -141,7 +141,7 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
         return f'has spec {columns.spec} in layout {columns.layout!r}, the index {expected.spec} in {expected.layout!r}'
     files, indexed = opened_files(reader).files, index.file_identities(shard)
     for name, identity in files.items():
-        if identity != indexed[name]:
+        if not indexed[name].is_same(identity):
             return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
     described = Dataset(reader.directory, None, True, (), False)
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])

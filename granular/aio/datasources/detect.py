@@ -13,11 +13,12 @@ from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import shards_of
+from granular.aio.datasources.arguments import refuse_gaps
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
@@ -35,7 +36,6 @@ CLASSES: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 
 _SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
-_PATTERN: Final = '*?['
 
 
 def format_of(name: str) -> str:
@@ -68,7 +68,8 @@ async def open(  # noqa: A001
 
     The last four are also opened from a folder that has files of one of these formats, from a pattern such as
     ``s3://bucket/train-*.tar``, and from a sequence of files; several files are sorted by name, unless they are given
-    as a sequence. Names may end in ``-00000-of-00010``.
+    as a sequence. What exists under a name such as ``x[1].tar`` is opened; only otherwise is the name a pattern. Of
+    names such as ``train.tfrecord-00000-of-00010`` in a folder or pattern, all ten must exist.
 
     Args:
       path: a file, a folder, a pattern or a sequence of files.
@@ -77,7 +78,7 @@ async def open(  # noqa: A001
       options: further arguments of the reader, such as ``cache_keys``, ``verify`` or ``columns``.
 
     Raises:
-      NotFoundError: if there is nothing at the path, or nothing that has a reader.
+      NotFoundError: if there is nothing at the path, or nothing that has a reader, or files of several are missing.
       InvalidArgumentError: if there are files of several formats, or the reader does not take an option.
     """
     if isinstance(path, list | tuple):
@@ -85,10 +86,9 @@ async def open(  # noqa: A001
         return await _open_files(files, f'{len(files)} files', decoders, options)
     folder = Path(path)
     await folder.store.ready()
-    if any(char in folder.name for char in _PATTERN):
-        files = sorted([file async for file in folder.parent.glob(folder.name)])
-        if not files:
-            raise NotFoundError(f'{folder}: matches no files')
+    if await is_pattern(folder):
+        files = await matches_of(folder)
+        refuse_gaps(files, f'{folder}', folder.name)
         return await _open_files(files, f'{folder}', decoders, options)
     if not format_of(folder.name) and folder.suffix != '.bag':
         # A server that lists no folders can still have a dataset.
@@ -124,6 +124,7 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
             f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
             f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(sorted(entry.name for entry in entries))}'
         )
+    refuse_gaps(files, f'{folder}')
     return await _open_files(files, f'{folder}', decoders, options)
 
 

@@ -4,6 +4,7 @@ import collections
 import contextvars
 import logging
 import pickle
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
@@ -17,6 +18,8 @@ logger: Final = logging.getLogger('granular')
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
 _RECENT: Final = 1000
+_REASONS: Final = 100  # reasons that a summary tells apart
+_NUMBER: Final = re.compile(r'\d+')
 
 
 capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
@@ -111,6 +114,7 @@ class Errors:
         self.on_error = on_error
         self.count: int = 0
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
+        self._reasons: collections.Counter[str] = collections.Counter()
 
     @property
     def raises(self) -> bool:
@@ -129,6 +133,16 @@ class Errors:
             self.count += 1
             self.recent.append((step, message))
             logger.warning('the datapoint at step %d failed: %s', step, message)
+            reason = _NUMBER.sub('…', message)
+            known = reason in self._reasons or len(self._reasons) < _REASONS
+            self._reasons[reason if known else 'other reasons'] += 1
+
+    def summarise(self) -> None:
+        """Log how many datapoints failed since the last summary, one line for each reason."""
+        reasons, self._reasons = self._reasons, collections.Counter()
+        for reason, count in reasons.most_common():
+            replaced = '' if self.on_error == 'skip' else ' or replaced'
+            logger.warning('on_error skipped%s %d datapoints: %s', replaced, count, reason)
 
 
 def outline(failure: Failure) -> tuple[int, str]:

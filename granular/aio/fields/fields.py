@@ -91,7 +91,12 @@ class FieldDataset(Nested, abc.ABC):
     def __getattr__(self, name: str) -> Any:
         if name.startswith(_ALL) and fields_of(self).has(field := name.removeprefix(_ALL)):
             return functools.partial(self._load_all, field)
+        if name.startswith((_ONE, _MANY)) and name.partition('_')[2] in _methods(type(self)):
+            return functools.partial(self._load_by, name)  # the other one of the two methods is defined
         return self._inherited(name)
+
+    def _load_by(self, name: str, *args: Any) -> Any:
+        return run(getattr(fields_of(self), name)(*args))
 
     def _load_all(self, field: str) -> Any:
         return run(fields_of(self)._load_all(field))
@@ -135,11 +140,9 @@ class FieldWrapper(FieldDataset):
     def __getattr__(self, name: str) -> Any:
         if name == 'dataset':  # before __init__, or while it is unpickled
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-        if name.startswith((_ONE, _MANY)):
-            # Only fields without a method of this class are delegated.
-            if name.partition('_')[2] not in _methods(type(self)):
-                return getattr(self.dataset, name)
-            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+        # Only fields without a method of this class are delegated.
+        if name.startswith((_ONE, _MANY)) and name.partition('_')[2] not in _methods(type(self)):
+            return getattr(self.dataset, name)
         return super().__getattr__(name)
 
     def _wraps(self) -> Sequence[Any]:
@@ -462,6 +465,14 @@ async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctx
 async def labels_of(dataset: Fields, field: str) -> filters.Labels:
     """Return the labels of all datapoints, which are read once, in bulk."""
     return await dataset._labels(field)
+
+
+def is_blocking(dataset: Any) -> bool:
+    """Return whether the fields of a dataset are loaded by blocking methods of its own."""
+    if not isinstance(dataset, FieldDataset):
+        return False
+    methods = (getattr(type(dataset), name) for name in _methods(type(dataset)).values())
+    return not any(map(inspect.iscoroutinefunction, methods))
 
 
 def original(dataset: Any) -> Any:

@@ -374,6 +374,7 @@ class _Core(Running):
                 self._processes = Workers(self._assembly, count, self._mp)
         loaded: Any = await self.ahead.take(asked)
         if loaded is END:
+            self.errors.summarise()
             return END
         batch, failed = loaded
         if failed:
@@ -403,6 +404,7 @@ class _Core(Running):
             await self.ahead.aclose()
             await self.source.release()
         finally:
+            self.errors.summarise()
             if self._processes is not None:
                 await self._processes.aclose()
         self._assembly = None

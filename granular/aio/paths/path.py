@@ -237,12 +237,33 @@ class Path(PurePath):
         return type(self).of(self._store, f'{self._key}/')
 
 
+async def is_pattern(path: Path) -> bool:
+    """Return whether a path stands for the paths that its last component matches: if it has a wildcard, and no file or
+    folder has this name."""
+    return _has_wildcard(path.name) and not await path.exists()
+
+
+async def matches_of(pattern: Path) -> list[Path]:
+    """Return the paths that match the last component of a path, sorted.
+
+    Raises:
+      NotFoundError: if there is none.
+    """
+    if paths := sorted([path async for path in pattern.parent.glob(pattern.name)]):
+        return paths
+    raise NotFoundError(f'{pattern}: matches no files')
+
+
+def _has_wildcard(name: str) -> bool:
+    return any(char in name for char in '*?[')
+
+
 async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
     """Yield the keys under a key that match the components of a pattern."""
     head, rest = parts[0], parts[1:]
     if head == '**':
         matches = _expand_tree(store, key, parts)
-    elif any(char in head for char in '*?['):
+    elif _has_wildcard(head):
         matches = _expand_folder(store, key, head, rest)
     elif rest:
         matches = _expand(store, (Path.of(store, key) / head).key, rest)

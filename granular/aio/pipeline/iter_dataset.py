@@ -416,7 +416,8 @@ class IterDataset(Generic[Element_co]):
         """Restrict this stream, in place, to a part of the elements that it reads. Streams made of it stay as they are.
 
         Args:
-          sl: the part, such as ``slice(1, None, 4)``.
+          sl: the part, such as ``slice(1, None, 4)``; of streams of several files or of other streams, it selects whole
+            ones.
           sequential_slice: True if ``slice(i, None, n)`` is the ``i``-th of ``n`` contiguous parts of the data sources.
 
         Raises:

@@ -2,6 +2,7 @@
 
 import abc
 import builtins
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -37,6 +38,8 @@ from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
 
+_datasets: 'weakref.WeakValueDictionary[int, MapOperations[Any]]' = weakref.WeakValueDictionary()  # by their sources
+
 
 class MapOperations(abc.ABC, Generic[Element_co]):
     """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
@@ -51,6 +54,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
         if not isinstance(parents, Source):
             raise InvalidArgumentError(f'use {type(self).__name__}.source(...); subclasses are those of the sync API')
         self._node = parents
+        _datasets.setdefault(id(parents), self)
 
     @classmethod
     @abc.abstractmethod
@@ -69,7 +73,13 @@ class MapOperations(abc.ABC, Generic[Element_co]):
     def parents(self) -> list[Self]:
         """The datasets that this one is computed from; none if it is a source."""
         nodes_above = [node.parents[0] if isinstance(node, BlockBuffer) else node for node in self._node.parents]
-        return [] if isinstance(self._node, nodes.Wrapped) else [self._derive(node) for node in nodes_above]
+        return [] if isinstance(self._node, nodes.Wrapped) else [self._known(node) for node in nodes_above]
+
+    def _known(self, node: Source) -> Self:
+        """Return the dataset of a source: the same one as before, if it still exists."""
+        dataset = _datasets.get(id(node))
+        same_api = isinstance(dataset, type(self)) or isinstance(self, type(dataset))
+        return cast(Self, dataset) if dataset is not None and same_api else self._derive(node)
 
     # --- constructors
 

@@ -33,11 +33,11 @@ class ShapeDtypeStruct:
         granular.ShapeDtypeStruct(shape=(64, 32, 32, 3), dtype=np.dtype('uint8'))
 
     Attributes:
-      shape: the lengths of its axes.
+      shape: the lengths of its axes; None for one that differs between elements.
       dtype: its dtype; that of objects for a leaf that is neither an array nor a number, such as a text.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: np.dtype[Any]
 
 
@@ -47,11 +47,12 @@ async def get_element_spec(ds: Any) -> Any:
     ::
 
         dataset = MapDataset.source([{'x': np.zeros((2, 3), np.uint8)}] * 10).shuffle(seed=0).batch(5)
-        spec = await get_element_spec(dataset)  # {'x': ShapeDtypeStruct(shape=(5, 2, 3), dtype=dtype('uint8'))}
+        spec = await get_element_spec(dataset)  # {'x': ShapeDtypeStruct(shape=(None, 2, 3), dtype=dtype('uint8'))}
 
     What follows from the stages is not computed: shuffling, filtering, stacking of batches, and transformations with a
     method ``output_spec``, which returns the spec of their results for the spec of their elements. Elsewhere, the first
-    element is read and computed. Other elements may have other shapes, such as the last batch.
+    element is read and computed, and others may have other shapes. As in Grain, the length of batches is None without
+    ``drop_remainder=True``, as the last one may be shorter.
 
     Args:
       ds: a MapDataset, an IterDataset or a DataLoader.
@@ -78,8 +79,9 @@ async def _of_source(source: Source) -> Any:
     if isinstance(source, elements.Filter):
         return await _of_source(source.parents[0])
     if isinstance(source, elements.Batch) and source.fn is stack:
-        spec = _batched(await _of_source(source.parents[0]), min(source.size, source.source_length))
-        return await _first(source) if spec is None else spec
+        size = source.size if source.drop_remainder else None
+        spec = _batched(await _of_source(source.parents[0]), size)
+        return _with_size(await _first(source), size) if spec is None else spec
     if isinstance(source, elements.Map | elements.RandomMap | elements.MapWithIndex):
         output_spec = output_spec_of(source.fn)
         if output_spec is not None:
@@ -94,8 +96,9 @@ async def _of_stream(stage: Any) -> Any:
     if passes or (isinstance(stage, Each) and stage.name == 'filter'):
         return await _of_stream(stage.parents[0])
     if isinstance(stage, BatchOf) and stage.fn is stack:
-        spec = _batched(await _of_stream(stage.parents[0]), stage.size)
-        return await _first_of_stream(stage) if spec is None else spec
+        size = stage.size if stage.drop_remainder else None
+        spec = _batched(await _of_stream(stage.parents[0]), size)
+        return _with_size(await _first_of_stream(stage), size) if spec is None else spec
     if isinstance(stage, Each) and (output_spec := output_spec_of(stage.method)) is not None:
         return await offload(output_spec, await _of_stream(stage.parents[0]))
     return await _first_of_stream(stage)
@@ -139,8 +142,13 @@ def _leaf(leaf: Any) -> ShapeDtypeStruct:
     return ShapeDtypeStruct((), np.dtype(object))
 
 
-def _batched(spec: Any, size: int) -> Any:
-    """Return the spec of a batch; None if it depends on the elements, as for texts."""
+def _with_size(batch: Any, size: int | None) -> Any:
+    """Return the spec of a batch, with another size."""
+    return combine([batch], lambda leaves: ShapeDtypeStruct((size, *leaves[0].shape[1:]), leaves[0].dtype))
+
+
+def _batched(spec: Any, size: int | None) -> Any:
+    """Return the spec of a batch of this size; None if it depends on the elements, as for texts."""
     if spec is None:
         return None
     objects: list[ShapeDtypeStruct] = []

@@ -133,7 +133,7 @@ def _sections(path: str) -> Mapping[str, Section]:
         info = os.stat(path)
     except OSError:
         return {}
-    return _parse(path, info.st_mtime_ns, info.st_size, info.st_ino)
+    return _parse(path, info.st_mtime_ns, info.st_ctime_ns, info.st_size, info.st_ino)
 
 
 @functools.lru_cache(maxsize=16)

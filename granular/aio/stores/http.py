@@ -1,7 +1,6 @@
 """Read-only files on a web server; the links of a folder's page are its listing."""
 
 import hashlib
-import html.parser
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
@@ -11,6 +10,7 @@ from granular.aio.http.messages import http_date, shown
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat
+from granular.aio.stores.links import links_of
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import MiB
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
@@ -125,18 +125,6 @@ def _check_page(answer: Answer, name: str) -> Answer:
     return answer
 
 
-class _Links(html.parser.HTMLParser):
-    """Collects the targets of the links of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hrefs: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == 'a':
-            self.hrefs += [value for name, value in attrs if name == 'href' and value]
-
-
 def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
     """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
@@ -145,19 +133,16 @@ def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
       url: its URL, after all redirects.
       requested: the URL of the folder, as it was requested.
     """
-    links = _Links()
     try:
-        links.feed(page.decode())
+        text = page.decode()
     except UnicodeDecodeError:
-        links = _Links()
-        links.feed(page.decode('latin-1'))
-    links.close()
+        text = page.decode('latin-1')
     before, after = urllib.parse.urlsplit(requested), urllib.parse.urlsplit(url)
     # A page of another path, such as a login page, is not that of the folder.
     hosts = [parts[:2] for parts in (before, after) if parts.path == before.path]
     folder = [urllib.parse.unquote(segment) for segment in before.path.split('/')[:-1]]
     children: dict[str, bool] = {}
-    for href in links.hrefs:
+    for href in links_of(text):
         try:
             link = urllib.parse.urlsplit(urllib.parse.urljoin(url, href.strip()))
         except ValueError:

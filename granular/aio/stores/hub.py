@@ -366,7 +366,7 @@ class HubClient(Client):
                     f'{shown(headers.get("x-repo-commit", ""))}'
                 )
             size = headers.get('x-linked-size') or ('' if location else headers.get('content-length', ''))
-            if not size.isdecimal():
+            if not size.isascii() or not size.isdigit() or len(size) > 18:
                 raise BadReplyError(f'{name}: expected the size of the file, got {shown(size)}')
             return found, int(size)
 
@@ -413,6 +413,6 @@ def _entry(info: Any, name: str) -> Entry:
     match info:
         case {'type': 'directory', 'path': str(path)}:
             return Entry(path, True)
-        case {'type': 'file', 'path': str(path), 'size': int(size)} if size >= 0:
+        case {'type': 'file', 'path': str(path), 'size': int(size)} if 0 <= size < 1 << 63:
             return Entry(path, False, size)
     raise BadReplyError(f'{name}: expected the type, path and size of a file, got {info!r:.200}')

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from granular._lazy import import_extra
+from granular.aio.http.buffers import blank
+from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.formats.highwayhash import highwayhash64
 from granular.indexing import Ints
@@ -32,6 +34,7 @@ _PLAIN, _BROTLI, _ZSTD = 0, ord('b'), ord('z')
 _COMPRESSIONS: Final = {'s': 'snappy'}
 MAX_BYTES: Final = 4 << 30
 # The smallest zstd block has 4 bytes and decompresses to 128 KiB.
+_PART: Final = MiB  # bytes that brotli decompresses at a time
 _ZSTD_RATIO: Final = 1 << 15
 _VARINT: Final = 9  # bytes, of 63 bits
 _HASH: Final = 8
@@ -203,14 +206,25 @@ def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, n
 def _brotli(data: Buffer, size: int, name: str) -> bytes:
     brotli = import_extra('brotli', 'arrayrecord')
     stream = brotli.Decompressor()
+    space, at = blank(size, name), 0
     try:
-        # The limit bounds the memory to the declared size, whatever the bytes decompress to.
-        decompressed: bytes = stream.process(data, output_buffer_limit=size + 1)
+        # In parts, as brotli would need the memory twice. The declared size bounds it, and it is taken as it is filled.
+        part = stream.process(data, output_buffer_limit=_PART)
+        while at + len(part) <= size:
+            space.view[at : at + len(part)] = part
+            at += len(part)
+            if stream.is_finished() or not (part := stream.process(b'', output_buffer_limit=_PART)):
+                break
+        else:
+            raise CorruptRecordError(f'{name}: expected {size} bytes after decompression, got more')
     except brotli.error as error:
         raise CorruptRecordError(f'{name}: {len(data)} bytes are not valid brotli: {error}') from error
-    if len(decompressed) == size and not stream.is_finished():
-        raise CorruptRecordError(f'{name}: {len(data)} bytes are not a complete brotli stream')
-    return decompressed
+    if at < size or not stream.is_finished():
+        raise CorruptRecordError(
+            f'{name}: {len(data)} bytes are not a complete brotli stream of {size} bytes: got {at}'
+        )
+    owner: bytes = space.owner
+    return owner
 
 
 def _zstd(data: Buffer, size: int, name: str) -> bytes:

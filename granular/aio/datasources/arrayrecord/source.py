@@ -25,7 +25,7 @@ from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, index_of, indices_of
 from granular.metrics import counters
 
-_SLICED: Final = re.compile(r'(.*)\[(\d+):(\d+)\]', re.DOTALL)
+_SLICED: Final = re.compile(r'(.*)\[(\d{1,18}):(\d{1,18})\]', re.DOTALL)
 _PAGE: Final = 4 * MiB
 
 

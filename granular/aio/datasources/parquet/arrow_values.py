@@ -33,9 +33,11 @@ def values_of(column: Any) -> list[Any]:
         rows = zip(*map(values_of, column.flatten()), strict=True) if names else [()] * len(column)
         return _masked(column, [dict(zip(names, row, strict=True)) for row in rows])
     if types.is_map(kind):
-        keys, items = values_of(column.keys), values_of(column.items)
-        pairs = list(zip(keys, items, strict=True))
-        return _masked(column, [pairs[start:stop] for start, stop in _limits(column.offsets)])
+        limits = _limits(column.offsets)
+        first, last = (limits[0][0], limits[-1][1]) if limits else (0, 0)
+        children = (child.slice(first, last - first) for child in (column.keys, column.items))
+        pairs = list(zip(*map(values_of, children), strict=True))
+        return _masked(column, [pairs[start - first : stop - first] for start, stop in limits])
     if types.is_list(kind) or types.is_large_list(kind):
         return _lists(column, _limits(column.offsets), column.values)
     if types.is_fixed_size_list(kind):

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from granular._lazy import import_extra
+from granular.aio.datasources.parquet.encryption import encrypted_columns
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
 from granular.errors import CorruptError, GranularError, UnsupportedError
@@ -34,6 +35,7 @@ class Footer(NamedTuple):
       metadata: pyarrow's ``FileMetaData``.
       names: names of the columns.
       leaves: for each column, the numbers of its chunks in a row group.
+      encrypted: the numbers of the chunks that are encrypted.
       stops: cumulative number of rows up to the end of each row group, shape (row groups,).
     """
 
@@ -43,6 +45,7 @@ class Footer(NamedTuple):
     metadata: Any
     names: tuple[str, ...]
     leaves: dict[str, list[int]]
+    encrypted: frozenset[int]
     stops: Ints
 
     @property
@@ -83,7 +86,10 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         names = tuple(metadata.schema.to_arrow_schema().names)
         paths = [metadata.schema.column(i).path.split('.') for i in range(metadata.num_columns)]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except (pa.ArrowException, ValueError, OSError) as error:
+        # If columns are encrypted, the plain footer is followed by its signature.
+        signed = metadata.serialized_size != len(tail) - TAIL
+        encrypted = encrypted_columns(tail[: metadata.serialized_size]) if signed else frozenset[int]()
+    except (pa.ArrowException, ValueError, OSError, IndexError) as error:
         raise CorruptError(f'{path}: its footer of {len(tail)} bytes cannot be parsed: {error}') from error
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise CorruptError(f'{path}: is damaged: expected {metadata.num_rows} rows in all row groups, got {sum(rows)}')
@@ -96,7 +102,35 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         for count in range(1, len(parts) + 1):
             if (name := '.'.join(parts[:count])) in leaves:
                 leaves[name].append(number)
-    return Footer(path, size, version, metadata, names, leaves, np.cumsum(rows, dtype=np.int64))
+    return Footer(path, size, version, metadata, names, leaves, encrypted, np.cumsum(rows, dtype=np.int64))
+
+
+def encrypted_names(footer: Footer) -> list[str]:
+    """Return the names of the columns that are encrypted, as a whole or in part."""
+    return [name for name, leaves in footer.leaves.items() if not footer.encrypted.isdisjoint(leaves)]
+
+
+def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
+    """Return pyarrow's metadata of the chunks of some columns.
+
+    Raises:
+      UnsupportedError: if a column is encrypted: pyarrow would end the process.
+      CorruptError: if the row group does not have it.
+    """
+    if footer.encrypted and (refused := [name for name in encrypted_names(footer) if name in names]):
+        others = [name for name in footer.names if name not in encrypted_names(footer)]
+        raise UnsupportedError(
+            f'{footer.path}: encrypted columns are not supported: {", ".join(map(repr, refused))}: read others, with '
+            f'columns={others!r:.200}'
+        )
+    row_group = footer.metadata.row_group(group)
+    numbers = sorted({i for name in names for i in footer.leaves[name]})
+    if numbers and numbers[-1] >= row_group.num_columns:
+        raise CorruptError(
+            f'{footer.path}: row group {group}: expected {footer.metadata.num_columns} columns, got '
+            f'{row_group.num_columns}: the footer is damaged'
+        )
+    return [row_group.column(i) for i in numbers]
 
 
 def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
@@ -104,12 +138,11 @@ def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tup
 
     Raises:
       CorruptError: if the file is too short for one.
+      UnsupportedError: if one is encrypted.
     """
     ranges = []
-    row_group = footer.metadata.row_group(group)
     excess = _EXCESS if _OLD.match(footer.metadata.created_by or '') else 0
-    for i in sorted({i for name in names for i in footer.leaves[name]}):
-        chunk = row_group.column(i)
+    for chunk in _chunks(footer, group, names):
         start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
         if dictionary is not None and 0 < dictionary < start:
             start = dictionary
@@ -125,11 +158,9 @@ def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tup
 
 def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     """Estimate the decoded bytes of some columns of a row group."""
-    row_group = footer.metadata.row_group(group)
     if len(names) == len(footer.names):
-        return int(row_group.total_byte_size)
-    leaves = {i for name in names for i in footer.leaves[name]}
-    return sum(row_group.column(i).total_uncompressed_size for i in leaves)
+        return int(footer.metadata.row_group(group).total_byte_size)
+    return sum(chunk.total_uncompressed_size for chunk in _chunks(footer, group, names))
 
 
 def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tuple[int, bytes]]) -> dict[str, Any]:

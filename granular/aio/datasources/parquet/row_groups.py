@@ -16,7 +16,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store
 from granular.aio.stores.fanout import Job, read_all
-from granular.errors import CorruptError
+from granular.errors import CorruptError, DatapointError
 from granular.indexing import Ints
 
 T = TypeVar('T')
@@ -156,7 +156,10 @@ class RowGroups:
             for name in names:
                 column = columns[group, name]
                 part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
-                group_values = values_of(part)
+                try:
+                    group_values = values_of(part)
+                except (pa.ArrowException, ValueError) as error:
+                    raise self._unconvertible(group, name, rows, part) from error
                 if isinstance(targets, slice):
                     values[name] = group_values
                     continue
@@ -164,6 +167,31 @@ class RowGroups:
                 for target, value in zip(targets.tolist(), group_values, strict=True):
                     column_values[target] = value
         return values
+
+    def _unconvertible(self, group: int, name: str, rows: Ints, part: Any) -> DatapointError:
+        """Create the error for values of a column of which one cannot be converted, such as text that is not UTF-8."""
+        pa = import_extra('pyarrow', 'parquet')
+        owner = int(self._owners[group])
+        footer, inner = self.footers[owner], group - int(self._firsts[owner])
+        first = int(footer.stops[inner - 1]) if inner else 0
+        for i, row in enumerate(rows.tolist()):
+            one = part.take(pa.array([i]))
+            try:
+                values_of(one)
+            except (pa.ArrowException, ValueError) as error:
+                return DatapointError(
+                    f'{footer.path}: row {first + row}, column {name!r}: cannot be converted: {_reason(one, error)}: '
+                    f'write text that is not UTF-8 as binary, or read other columns with columns='
+                )
+        return DatapointError(f'{footer.path}: row group {inner}, column {name!r}: cannot be converted at once')
+
+
+def _reason(value: Any, error: Exception) -> str:
+    try:
+        value.validate(full=True)
+    except ValueError as invalid:  # ArrowInvalid, which describes the layers around the value, too
+        return f'{invalid}'.rpartition('Invalid: ')[2]
+    return f'{error}'
 
 
 def distinct(groups: Ints) -> list[int]:

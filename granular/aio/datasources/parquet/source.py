@@ -9,7 +9,7 @@ from granular._lazy import import_extra
 from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Mask, Paths, names_in
 from granular.aio.datasources.indexed_files import IndexedFiles
-from granular.aio.datasources.parquet.file import Footer, footer_length, parse_footer
+from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
@@ -52,7 +52,8 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
 
     Raises:
       CorruptError: if a file is not a Parquet file, or is damaged.
-      UnsupportedError: if it is encrypted, or has several columns of one name.
+      UnsupportedError: if its footer is encrypted, or it has several columns of one name; and when a column is read
+        that is encrypted.
       CorruptDatasetError: if a file has other columns than the first.
       UnknownKeyError: if a column of ``columns`` does not exist.
     """
@@ -174,6 +175,23 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
         if mask is None:
             return self._columns
         return names_in(mask, self._columns if available is None else available, 'columns', self._name)
+
+
+def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[Any]:
+    """Return a source of some of the files of a source.
+
+    Raises:
+      InvalidArgumentError: if there is none.
+    """
+    paths, requested, cache_bytes = source._arguments()
+    if not paths[part]:
+        raise InvalidArgumentError(f'{source!r}: has {len(paths)} files, of which {part} selects none')
+    return ParquetDataSource(paths[part], requested, cache_bytes)
+
+
+def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:
+    """Return the names of the columns of an open source that are encrypted in any file."""
+    return sorted({name for footer in source._groups.footers for name in encrypted_names(footer)})
 
 
 def row_groups_of(source: ParquetDataSource[Any]) -> RowGroups:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.datasources.parquet.row_groups import distinct
-from granular.aio.datasources.parquet.source import ParquetDataSource, row_groups_of
+from granular.aio.datasources.parquet.source import ParquetDataSource, part_of, row_groups_of
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
@@ -18,12 +18,13 @@ from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.read import Read, Reading
-from granular.aio.pipeline.transforms import ReadOptions
+from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.transforms import ReadOptions, ShardOptions
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import StateError
+from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import Ints, check_integer
 
 CYCLE: Final = 16
@@ -81,6 +82,11 @@ class ParquetRows(Source):
         copy = ParquetRows(self.data.copy(), self.cycle, self._read_ahead, self.options)
         copy._layout = self._layout
         return copy
+
+    def of_files(self, part: slice) -> 'ParquetRows':
+        """Return the rows of some of the files."""
+        data = part_of(self.data, part)
+        return ParquetRows(data, min(self.cycle, len(data.paths)), self._read_ahead, self.options)
 
     async def open(self) -> _FileLayout:
         """Read the footers, once."""
@@ -245,6 +251,16 @@ class ReadRows(Read):
 
     def flow(self) -> Flow:
         return ReadingRows(self)
+
+    def sliced(self, part: slice) -> Stream:
+        # As in Grain, whole files are selected: their rows are not counted before they are read.
+        return self.replaced(source=_replace_rows(self.source, rows_of(self.source).of_files(part)))
+
+    def in_part(self, part: ShardOptions) -> Stream:
+        return self.sliced(slice(part.shard_index, None, part.shard_count))
+
+    def length(self) -> int:
+        raise InvalidArgumentError(f'{self.describe()}: rows of a stream have no index: use a ParquetDataSource')
 
     def describe(self) -> str:
         return rows_of(self.source).describe()

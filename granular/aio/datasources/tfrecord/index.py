@@ -1,17 +1,22 @@
 """Parses TFRecord files: their headers into an index, and their bytes, compressed or not, into records. No I/O."""
 
+import re
 import zlib
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from granular.aio.datasources.header_scanner import HeaderScanner
-from granular.config import GiB, MiB
+from granular.config import GiB, KiB, MiB
 from granular.errors import CorruptError, CorruptRecordError, UnsupportedError
 from granular.formats.tfrecord import HEADER, OVERHEAD, check_data, parse_length
 from granular.indexing import Ints
 
 _PIECE: Final = 8 * MiB  # decompressed bytes at a time
+# Compressed bytes at a time, from the beginning of a member on, doubling: zlib copies those that are left.
+_FIRST_STEP: Final = KiB
+_LAST_STEP: Final = MiB
+_NO_PADDING: Final = re.compile(rb'[^\0]')
 _GZIP_OR_ZLIB: Final = 47  # by the header
 _MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does not bound its records
 
@@ -217,30 +222,33 @@ class _Inflater:
     def __init__(self, name: str, skip: int) -> None:
         self._name, self._skip = name, skip
         self._inner = zlib.decompressobj(_GZIP_OR_ZLIB)
-        self._input = b''
+        self._input, self._at, self._step = b'', 0, _FIRST_STEP  # the input from the position on is left
         self._full = False  # True if the output was limited, so that there may be more without further input
 
     @property
     def pending(self) -> bool:
         """True if there may be more output without more input."""
-        return bool(self._input) or self._full
+        return self._at < len(self._input) or self._full
 
     def feed(self, data: bytes) -> bytes:
         """Return the next decompressed bytes, of earlier input and some more."""
-        self._input += data
+        self._input, self._at = self._input[self._at :] + data, 0
         pieces: list[bytes] = []
         size = 0
         while self.pending and size < _PIECE:
             if self._inner.eof:
-                self._input = self._input.lstrip(b'\0')  # padding
-                if not self._input:
+                member = _NO_PADDING.search(self._input, self._at)
+                self._at = member.start() if member else len(self._input)
+                if member is None:
                     break
-                self._inner = zlib.decompressobj(_GZIP_OR_ZLIB)
+                self._inner, self._step = zlib.decompressobj(_GZIP_OR_ZLIB), _FIRST_STEP
+            part = self._input[self._at : self._at + self._step]
             try:
-                piece = self._inner.decompress(self._input, _PIECE)
+                piece = self._inner.decompress(part, _PIECE)
             except zlib.error as error:
                 raise CorruptError(f'{self._name}: its compressed data are damaged: {error}') from error
-            self._input = self._inner.unconsumed_tail or self._inner.unused_data
+            self._at += len(part) - len(self._inner.unconsumed_tail or self._inner.unused_data)
+            self._step = min(2 * self._step, _LAST_STEP)
             self._full = len(piece) == _PIECE and not self._inner.eof
             size += len(piece)
             skipped = min(self._skip, len(piece))

@@ -179,8 +179,10 @@ class Scanner(HeaderScanner):
                 self._next_size = self._parse_size(value, at)
 
     def _parse_size(self, value: bytes, at: int) -> int:
-        if not value.isdigit():
-            raise CorruptError(f'{self._name}: the header at byte {at} has size {value!r:.40}')
+        if not value.isdigit() or len(value) > 18:
+            raise CorruptError(
+                f'{self._name}: the header at byte {at} has a size of {len(value)} characters, {value!r:.40}'
+            )
         return int(value)
 
     def _pax_records(self, body: bytes, at: int) -> list[tuple[bytes, bytes]]:

@@ -284,6 +284,7 @@ class Batch(Node):
     """Batches of consecutive datapoints, which are all fetched at once."""
 
     size: int
+    drop_remainder: bool
 
     def __init__(
         self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
@@ -294,7 +295,7 @@ class Batch(Node):
             raise InvalidArgumentError(
                 'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'
             )
-        self.size, self._drop, self.fn = size, drop_remainder, batch_fn or stack
+        self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or stack
         self.source_length = len(parent)
         self._length = self.source_length // size if drop_remainder else -(-self.source_length // size)
 
@@ -302,7 +303,7 @@ class Batch(Node):
         return self._length
 
     def over(self, parent: Source) -> Source:
-        return Batch(parent, self.size, self._drop, self.fn)
+        return Batch(parent, self.size, self.drop_remainder, self.fn)
 
     def stored_nbytes(self) -> float | None:
         stored = super().stored_nbytes()
@@ -333,4 +334,4 @@ class Batch(Node):
 
     def describe(self) -> str:
         batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
-        return f'batch({self.size}{", drop_remainder=True" if self._drop else ""}{batch_fn})'
+        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'

@@ -269,6 +269,7 @@ class Reading(Flow):
         chunk: Any = await self.ahead.take()
         if chunk is END:
             self._ended = True
+            self.errors.summarise()
             return False
         kinds = set(map(type, chunk))
         plain = Failure not in kinds and KeptNone not in kinds and (type(None) not in kinds or self._read.allow_nones)
@@ -342,6 +343,7 @@ class Reading(Flow):
             await self.ahead.aclose()
             await self._read.source.release()
         finally:
+            self.errors.summarise()
             if self._workers is not None:
                 await self._workers.aclose()
 

@@ -23,7 +23,7 @@ _END = 4 * KiB
 class OpenFile:
     """A local file open for reading, closed when its last reader releases it."""
 
-    __slots__ = ('_end', '_seen_size', '_seen_time', 'fd', 'size', 'version')
+    __slots__ = ('_end', '_seen', 'fd', 'size', 'version')
 
     def __init__(self, path: str) -> None:
         self.fd: int = -1
@@ -34,7 +34,7 @@ class OpenFile:
             raise StoreError(f'{path}: expected a file, got a pipe or a device')
         self.size: int = info.st_size
         self.version: str = version_of(info)
-        self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
+        self._seen = info
         self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -73,16 +73,20 @@ class OpenFile:
     def check(self, key: str) -> None:
         """Check that all bytes read before this call are of the version that was opened.
 
-        A file that grew still has that version if its former end is unchanged, because its writer appends.
+        A file that grew, or got other links, rights or owners, still has that version if its former end is unchanged,
+        because its writer appends.
 
         Raises:
           ObjectChangedError: if the file was overwritten in place.
         """
-        info = os.fstat(self.fd)
-        if info.st_mtime_ns != self._seen_time or info.st_size != self._seen_size:
-            if info.st_size <= self.size or self._checksum_of_end() != self._end:
+        info, seen = os.fstat(self.fd), self._seen
+        if info.st_ctime_ns != seen.st_ctime_ns or info.st_mtime_ns != seen.st_mtime_ns or info.st_size != seen.st_size:
+            kept = info.st_size > self.size or (
+                _content_of(info) == _content_of(seen) and _rights_of(info) != _rights_of(seen)
+            )
+            if not kept or self._checksum_of_end() != self._end:
                 raise changed(key, self.version, version_of(info))
-            self._seen_time, self._seen_size = info.st_mtime_ns, info.st_size
+            self._seen = info
 
     def _checksum_of_end(self) -> int:
         start = max(0, self.size - _END)
@@ -90,8 +94,24 @@ class OpenFile:
 
 
 def version_of(info: os.stat_result) -> str:
-    """Return the version of a file, made of its inode, size and modification time."""
-    return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}'
+    """Return the version of a file, made of its inode, size, modification time, and the time of its last change.
+
+    Programs set the modification time, as when they copy a file over another one; the other time is the system's.
+    """
+    return f'{info.st_ino:x}-{info.st_size:x}-{info.st_mtime_ns:x}-{info.st_ctime_ns:x}'
+
+
+def is_version(pin: str | None, version: str | None) -> bool:
+    """Return whether a version is the one that was noted, also by granular 1.0.0a1: without its last part."""
+    return pin == version or (version is not None and pin == version.rpartition('-')[0])
+
+
+def _content_of(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_size, info.st_mtime_ns
+
+
+def _rights_of(info: os.stat_result) -> tuple[int, ...]:
+    return info.st_nlink, info.st_mode, info.st_uid, info.st_gid
 
 
 class OpenFiles:
@@ -118,8 +138,9 @@ class OpenFiles:
         file = self.opened.get((path, version))
         if file is None:
             file = self._add(path, OpenFile(path))
-            if file.version != version:
+            if not is_version(version, file.version):
                 raise changed(path, version, file.version)
+            self.opened[path, version] = file
         return file
 
     def _add(self, path: str, file: OpenFile) -> OpenFile:

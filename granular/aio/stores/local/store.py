@@ -17,7 +17,7 @@ from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
-from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, version_of
+from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, version_of
 from granular.aio.stores.local.locks import FolderLock, lock, remove_unlocked
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
@@ -97,7 +97,7 @@ class LocalStore(Store):
         # Check the path, because a replaced file may still be open.
         with translated(key):
             current = version_of(os.stat(key))
-        if current != version:
+        if not is_version(version, current):
             raise changed(key, version, current)
 
     async def stat(self, key: str) -> Stat:

@@ -1,0 +1,118 @@
+"""Images of every mode and format: three channels of uint8, by both decoders alike, or as they are in the file."""
+
+import io
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+
+import granular
+from granular import formats
+from granular.errors import InvalidArgumentError
+from tests.formats.test_jpeg import assert_alike, without_simplejpeg
+
+HEIGHT, WIDTH = 16, 24
+COLOUR = (200, 100, 50)
+CMYK = (20, 90, 160, 40)
+IN_RGB = tuple((255 - part) * (255 - CMYK[3]) // 255 for part in CMYK[:3])
+
+
+def saved(mode, colour, format, **options):
+    stream = io.BytesIO()
+    Image.new(mode, (WIDTH, HEIGHT), colour).save(stream, format, **options)
+    return stream.getvalue()
+
+
+def turned(format):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    return saved('RGB', COLOUR, format, exif=exif, **({'lossless': True} if format == 'WEBP' else {}))
+
+
+def palette(format, **options):
+    stream = io.BytesIO()
+    image = Image.new('P', (WIDTH, HEIGHT), 1)
+    image.putpalette([0, 0, 0, *COLOUR])
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def sixteen_bits():
+    stream = io.BytesIO()
+    Image.fromarray(np.full((HEIGHT, WIDTH), 0xC8FF, np.uint16)).save(stream, 'PNG')
+    return stream.getvalue()
+
+
+def ycck():
+    inverted = np.full((HEIGHT, WIDTH, 4), [255 - part for part in CMYK], np.uint8)  # as Adobe's programs store it
+    return simplejpeg.encode_jpeg(inverted, 100, 'CMYK')
+
+
+# The file; a pixel in RGB; the channels and the dtype in the file.
+IMAGES = {
+    'jpeg gray': (saved('L', 77, 'JPEG'), (77, 77, 77), (), 'uint8'),
+    'jpeg': (saved('RGB', COLOUR, 'JPEG'), COLOUR, (3,), 'uint8'),
+    'jpeg progressive': (saved('RGB', COLOUR, 'JPEG', progressive=True), COLOUR, (3,), 'uint8'),
+    'jpeg in RGB': (saved('RGB', COLOUR, 'JPEG', keep_rgb=True), COLOUR, (3,), 'uint8'),
+    'jpeg CMYK': (saved('CMYK', CMYK, 'JPEG'), IN_RGB, (4,), 'uint8'),
+    'jpeg YCCK': (ycck(), IN_RGB, (4,), 'uint8'),
+    'jpeg with orientation': (turned('JPEG'), COLOUR, (3,), 'uint8'),
+    'png mask': (saved('1', 1, 'PNG'), (255, 255, 255), (), 'bool'),
+    'png gray': (saved('L', 77, 'PNG'), (77, 77, 77), (), 'uint8'),
+    'png gray, a colour transparent': (saved('L', 77, 'PNG', transparency=77), (77, 77, 77), (), 'uint8'),
+    'png gray alpha': (saved('LA', (77, 30), 'PNG'), (77, 77, 77), (2,), 'uint8'),
+    'png 16 bits': (sixteen_bits(), (200, 200, 200), (), 'uint16'),
+    'png palette': (palette('PNG'), COLOUR, (), 'uint8'),
+    'png palette alpha': (palette('PNG', transparency=bytes([255, 30])), COLOUR, (), 'uint8'),
+    'png': (saved('RGB', COLOUR, 'PNG'), COLOUR, (3,), 'uint8'),
+    'png, a colour transparent': (saved('RGB', COLOUR, 'PNG', transparency=COLOUR), COLOUR, (3,), 'uint8'),
+    'png alpha': (saved('RGBA', (*COLOUR, 30), 'PNG'), COLOUR, (4,), 'uint8'),
+    'png with orientation': (turned('PNG'), COLOUR, (3,), 'uint8'),
+    'webp': (saved('RGB', COLOUR, 'WEBP', lossless=True), COLOUR, (3,), 'uint8'),
+    'webp alpha': (saved('RGBA', (*COLOUR, 30), 'WEBP', lossless=True), COLOUR, (4,), 'uint8'),
+    'webp with orientation': (turned('WEBP'), COLOUR, (3,), 'uint8'),
+    'gif': (palette('GIF'), COLOUR, (), 'uint8'),
+    'gif alpha': (palette('GIF', transparency=1), COLOUR, (), 'uint8'),
+    'bmp mask': (saved('1', 1, 'BMP'), (255, 255, 255), (), 'bool'),
+    'bmp gray': (saved('L', 77, 'BMP'), (77, 77, 77), (), 'uint8'),
+    'bmp palette': (palette('BMP'), COLOUR, (), 'uint8'),
+    'bmp': (saved('RGB', COLOUR, 'BMP'), COLOUR, (3,), 'uint8'),
+}
+
+
+@pytest.mark.parametrize('name', IMAGES)
+def test_every_image_has_three_channels(name):
+    data, pixel, channels, dtype = IMAGES[name]
+    decoded = formats.decode_image(data)
+    assert_alike(decoded, np.broadcast_to(np.uint8(pixel), (HEIGHT, WIDTH, 3)), within=3)
+    assert decoded.flags.writeable
+    original = formats.decode_image(data, mode='original')
+    assert (original.shape, original.dtype) == ((HEIGHT, WIDTH, *channels), dtype)
+    with Image.open(io.BytesIO(data)) as image:
+        assert_alike(original, np.array(image))
+
+
+def test_every_image_is_decoded_alike_without_simplejpeg():
+    cases = [
+        (data, size, mode)
+        for data, *_ in IMAGES.values()
+        for size in (None, (HEIGHT // 2, WIDTH // 2))
+        for mode in ('RGB', 'original')
+    ]
+    for case, expected in zip(cases, without_simplejpeg(cases), strict=True):
+        assert_alike(formats.decode_image(*case), expected)
+
+
+def test_images_of_every_mode_are_one_batch(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'jpg': 'jpg', 'png': 'png'}) as writer:
+        for data, *_ in IMAGES.values():
+            kind = 'jpg' if data.startswith(b'\xff\xd8') else 'png'
+            writer.append({'jpg': IMAGES['jpeg'][0], 'png': IMAGES['png'][0], kind: data})
+    with granular.DatasetReader(tmp_path / 'ds') as reader, granular.Loader(reader, batch=len(reader)) as loader:
+        assert {array.shape for array in next(loader).values()} == {(len(IMAGES), HEIGHT, WIDTH, 3)}
+
+
+def test_unknown_mode_is_refused():
+    with pytest.raises(InvalidArgumentError, match="mode: expected 'RGB' or 'original', got 'L'"):
+        formats.decode_image(IMAGES['png'][0], mode='L')
