@@ -89,6 +89,7 @@ class DatasetWriter(Publishing):
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
         self._has_copies = False  # see `expect_copies`
+        self._next_folder: Path | None = None  # see `precede`
         self._failed = False
         self._turns = Lock()
         self._torn = False  # True while only some of the columns may have been flushed
@@ -434,12 +435,15 @@ class DatasetWriter(Publishing):
                 await self._remove_empty()
 
     async def _remove_empty(self) -> None:
+        if self._next_folder is not None and await self._next_folder.exists():
+            return
         with contextlib.suppress(NotFoundError):
             await self.directory.store.delete_empty(self.directory.key)
 
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
+            self._lock = None
 
 
 # --- writers that own this one
@@ -453,6 +457,17 @@ def count_unflushed(writer: DatasetWriter) -> int:
 def is_unused(writer: DatasetWriter) -> bool:
     """Return whether the folder of a writer held no datapoints, and none were appended."""
     return writer._fresh and not writer._length
+
+
+def precede(writer: DatasetWriter, folder: Path) -> None:
+    """Keep the folder of a writer that fails or is aborted, without its files, while another folder exists."""
+    writer._next_folder = folder
+
+
+async def remove_if_empty(writer: DatasetWriter) -> None:
+    """Remove the folder of an aborted writer, if it was kept and is not needed any longer."""
+    await writer._remove_own_folder()
+    writer._release()
 
 
 def expect_copies(writer: DatasetWriter) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Self
 from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.stores import ObjectWriter
 from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 
@@ -93,6 +94,7 @@ class File:
         Raises:
           ClosedError: if a write failed before; then nothing appears.
         """
+        await self._ensure_uninterrupted()
         async with self._turns.turn():
             if self._closed:
                 return
@@ -111,10 +113,15 @@ class File:
 
     async def abort(self) -> None:
         """Close the file and discard what was written."""
+        await self._ensure_uninterrupted()
         if not self._closed:
             self._closed, self._pinned = True, None
             if self._writer is not None:
                 await self._writer.abort()
+
+    async def _ensure_uninterrupted(self) -> None:
+        if self._writer is not None and not self._closed:
+            await ensure_uninterrupted()
 
     def _check(self, writing: bool) -> Any:
         if self._closed:

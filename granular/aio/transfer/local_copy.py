@@ -19,6 +19,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, offload
 from granular.aio.stores import Entry
 from granular.aio.stores.errors import translated
+from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
@@ -194,38 +195,45 @@ async def _state(target: Path) -> dict[str, str] | None:
 
 async def _copy_file(source: Path, target: Path, progress: Progress | None) -> LocalCopy:
     lock_folder = target.with_name(f'.{target.name}.copying')
-    async with _locked(lock_folder):
-        try:
-            if await target.exists():
-                return LocalCopy(f'{target}')
-            deleted = await offload(remove_leftovers, target.key)
-            await source.copy(target, progress=progress)
-        finally:
-            await target.store.delete_empty(lock_folder.key)
+    async with _locked(lock_folder, temporary=True):
+        if await target.exists():
+            return LocalCopy(f'{target}')
+        deleted = await offload(remove_leftovers, target.key)
+        await source.copy(target, progress=progress)
     return LocalCopy(f'{target}', True, deleted, False, 1, (await target.stat()).size, 0.0, 'file')
 
 
 @contextlib.asynccontextmanager
-async def _locked(folder: Path) -> AsyncIterator[None]:
-    """Create a local folder and hold its lock, waiting until the process that holds it finishes or ends."""
+async def _locked(folder: Path, temporary: bool = False) -> AsyncIterator[None]:
+    """Create a local folder and hold its lock, waiting until the process that holds it finishes or ends.
+
+    Args:
+      folder: the folder.
+      temporary: remove it in the end.
+    """
     store, wait, lock = cast(LocalStore, folder.store), 0.02, None
-    while lock is None:
-        await folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = await store.lock_folder(folder.key)
-        except NotFoundError:
-            continue  # removed by the previous holder
-        except AlreadyExistsError:
-            if not await folder.is_dir():
-                raise
-            if wait == 0.02:
-                logger.info('%s: waiting for another process that is copying it', folder)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _POLL)
     try:
+        while lock is None:
+            await folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = await store.lock_folder(folder.key)
+            except NotFoundError:
+                continue  # removed by the previous holder
+            except AlreadyExistsError:
+                if not await folder.is_dir():
+                    raise
+                if wait == 0.02:
+                    logger.info('%s: waiting for another process that is copying it', folder)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, _POLL)
         yield
     finally:
-        lock.release()
+        if temporary:
+            with contextlib.suppress(OSError, AlreadyExistsError):  # of another process, or removed by it
+                lock = lock or FolderLock(folder.key)
+                os.rmdir(folder.key)  # without awaiting, as the caller may be cancelled
+        if lock is not None:
+            lock.release()
 
 
 # --- folders --------------------------------------------------------------------------------------------------------

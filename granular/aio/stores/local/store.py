@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -217,7 +218,8 @@ class LocalStore(Store):
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.local.writing import copy_file
 
-        await offload_whole(copy_file, source, target)
+        stopped = threading.Event()
+        await offload_whole(copy_file, source, target, stopped, stop=stopped.set)
         return True
 
 
