@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 from granular import formats
-from granular.aio.bags.output import BagOutput
+from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle
+from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name
@@ -339,8 +340,9 @@ class DatasetWriter(Publishing):
         path, content = self.directory / 'spec.json', dump_spec(self._spec)
         self._standing = True
         failure: GranularError | None = None
+        writer: ObjectWriter | None = None
         try:
-            await path.store.write(path.key, content, new=not self._has_copies)
+            writer = await path.store.write(path.key, content, new=not self._has_copies)
         except GranularError as error:
             failure = error
         except BaseException:
@@ -352,12 +354,11 @@ class DatasetWriter(Publishing):
             if failure is not None:
                 await self._verify_bags()
             return
-        if published is not None and failure is None and path.store.conditional:
-            await path.store.delete([path.key])
+        replaced = published is not None and failure is None and path.store.conditional
+        if replaced and await withdraw(path, writer):
             self._standing = False
             raise BadReplyError(
-                f'{path}: expected the {len(content)} bytes that were written, got {len(published)} different ones: '
-                f'removed'
+                f'{path}: expected the {len(content)} bytes that were written, got other bytes: removed'
             )
         if published is not None:
             await self._yield_to(published, path, failure)
