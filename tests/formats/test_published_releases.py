@@ -283,6 +283,13 @@ masks = [{'times': want} for want in (range(1, 10), range(0, 1), range(3, 9), sl
 with granular.DatasetReader(path, granular.decoders) as reader:
     result = [[[int(x) for x in reader[i, mask]['times']] for mask in masks] for i in (0, 2)]
 """,
+    'ranges of bags beyond the end': """
+ranges = [range(0, 3), range(1, 10), range(2, 10**9), range(3, 3), range(3, 4), range(0, 0), slice(1, 10)]
+result = []
+for cached in (True, False):
+    with granular.BagReader(f'{path}/title.bag', cached) as reader:
+        result += [[bytes(record).decode() for record in reader[r]] for r in (*ranges, range(len(reader) - 1, 110))]
+""",
     'masks that begin behind the end': """
 def length(index, begin):
     with granular.DatasetReader(path, granular.decoders) as reader:
