@@ -148,12 +148,15 @@ class Interrupt:
         self.count += 1
         if not 0 < self._at <= self.count:
             return False
-        if event == 'call':
-            # Not where an exception is thrown into a generator, nor where one resumes after an await. Python ignores
-            # what is raised in __del__.
+        if event == 'call':  # not where an exception is thrown into a generator, nor where one resumes after an await
             code, position = frame.f_code.co_code, frame.f_lasti
-            if frame.f_code.co_name == '__del__' or code[position] != RESUME or code[position + 1] > 1:
+            if code[position] != RESUME or code[position + 1] > 1:
                 return False
+        caller = frame
+        while caller is not None:  # Python itself ignores what is raised in __del__
+            if caller.f_code.co_name == '__del__':
+                return False
+            caller = caller.f_back
         while frame is not None and len(self.where) < 12:
             self.where.append(f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}')
             frame = frame.f_back

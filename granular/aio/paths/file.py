@@ -27,6 +27,7 @@ class File:
         self._position = 0
         self._closed = self._failed = False
         self._pinned: Reply | None = None  # the first reply, whose version the further ones must have
+        self._kept: object = None  # what keeps a file open that is read
         self._turns = Lock()
 
     @classmethod
@@ -35,6 +36,7 @@ class File:
         file = cls(path, size, None)
         if path.store.local and size:
             # The file stays open: it is read as it is now, even if it is replaced later.
+            file._kept = path.store.keep_open(path.key)
             reply = file._pinned = await path.store.read(path.key, 0, 0)
             file._size = reply.size
         return file
@@ -98,7 +100,7 @@ class File:
         async with self._turns.turn():
             if self._closed:
                 return
-            self._closed, self._pinned = True, None
+            self._closed, self._pinned, self._kept = True, None, None
             if self._writer is not None:
                 await self._publish(self._writer)
 
@@ -115,7 +117,7 @@ class File:
         """Close the file and discard what was written."""
         await self._ensure_uninterrupted()
         if not self._closed:
-            self._closed, self._pinned = True, None
+            self._closed, self._pinned, self._kept = True, None, None
             if self._writer is not None:
                 await self._writer.abort()
 

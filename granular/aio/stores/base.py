@@ -322,6 +322,10 @@ class Store(abc.ABC):
 
     # --- writing
 
+    def keep_open(self, key: str) -> object:
+        """Return an object that keeps a local file open from its next read on, as long as the object exists."""
+        return None
+
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         """Open a writer for an object, which replaces an existing object at ``close``.
 

@@ -49,6 +49,9 @@ class LocalStore(Store):
 
     # --- reading
 
+    def keep_open(self, key: str) -> object:
+        return files.keep(key)
+
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         if running_loop() is not None and (stop is None or stop - start > IN_PLACE):
             return await offload(self.read_now, key, start, stop, version)
@@ -62,7 +65,7 @@ class LocalStore(Store):
             data = file.read_exactly(key, first, max(first, file.size) if stop is None else stop)
             file.check(key)
         _count(1, len(data))
-        return Reply(data, first, file.size, file.version, holder=file)
+        return Reply(data, first, file.size, file.version)
 
     async def read_into(
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
