@@ -81,7 +81,11 @@ class Path(PurePath):
         A written file appears when it is closed, and not at all if its ``with`` block ends with an error.
         """
         file = run(self.aio.open(mode))
-        buffered = io.BufferedReader(_RawReader(file), MiB) if mode == 'rb' else _BufferedWriter(_RawWriter(file), MiB)
+        raw = _RawReader(file) if mode == 'rb' else _RawWriter(file)
+        # Of a method in Python that gives the position, Python would ignore an interrupt here.
+        vars(raw)['tell'] = int
+        buffered = io.BufferedReader(raw, MiB) if mode == 'rb' else _BufferedWriter(raw, MiB)
+        del vars(raw)['tell']
         return cast(BinaryIO, buffered)
 
     mkdir = blocking(core.Path.mkdir)

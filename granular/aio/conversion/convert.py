@@ -24,7 +24,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.local.writing import remove_leftovers
+from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -247,7 +247,7 @@ class _Work:
         try:
             existing = json.loads(await existing_path.read_bytes())
         except NotFoundError:
-            if numbers or await (self._directory / 'spec.json').exists():
+            if await self._is_used(numbers) or await (self._directory / 'spec.json').exists():
                 raise AlreadyExistsError(
                     f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'
                 ) from None
@@ -264,6 +264,14 @@ class _Work:
         if existing_path == former:
             await self._write_plan(path, plan)
             await former.unlink()
+
+    async def _is_used(self, numbers: list[int]) -> bool:
+        """Return whether there are shards, apart from the first one's folder if it is empty, without a plan as yet."""
+        if numbers != [0]:
+            return bool(numbers)
+        first = self._directory / shard_name(0)
+        names = [entry.name async for entry in first.store.scan(first.key)]
+        return any(final_name(name) != PLAN.rpartition('/')[2] for name in names)
 
     async def _write_plan(self, path: Path, plan: dict[str, Any]) -> None:
         if path.store.local:
