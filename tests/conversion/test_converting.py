@@ -266,10 +266,10 @@ def test_different_conversion_is_not_resumed(tmp_path):
     with pytest.raises(AlreadyExistsError, match='that convert did not write'):
         granular.convert(Random(25), tmp_path / 'y')
     # A process that was killed before it wrote its record leaves an empty folder.
-    (tmp_path / 'z' / '000000').mkdir(parents=True)
-    (tmp_path / 'z' / '000000' / '..granular-conversion.01234567.part').write_bytes(b'')
-    granular.convert(Random(25), tmp_path / 'z', shardlen=10)
-    assert contents(tmp_path / 'z') == contents(tmp_path / 'x')
+    (tmp_path / 'killed' / '000000').mkdir(parents=True)
+    (tmp_path / 'killed' / '000000' / '..granular-conversion.01234567.part').write_bytes(b'')
+    granular.convert(Random(25), tmp_path / 'killed', shardlen=10)
+    assert contents(tmp_path / 'killed') == contents(tmp_path / 'x')
     granular.convert(Once(25), tmp_path / 'z', shardlen=10)
     for count, message in ((24, 'has 5 datapoints, expected 4'), (20, '000002: exists, but 20'), (35, 'expected 10')):
         with pytest.raises(CorruptDatasetError, match=message):

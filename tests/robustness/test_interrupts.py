@@ -153,8 +153,8 @@ class Interrupt:
             if code[position] != RESUME or code[position + 1] > 1:
                 return False
         caller = frame
-        while caller is not None:  # Python itself ignores what is raised in __del__
-            if caller.f_code.co_name == '__del__':
+        while caller is not None:  # Python itself ignores what is raised in finalizers
+            if caller.f_code.co_name == '__del__' or caller.f_code.co_qualname == 'finalize.__call__':
                 return False
             caller = caller.f_back
         while frame is not None and len(self.where) < 12:

@@ -44,8 +44,8 @@ class OpenFile:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # The default argument is still available when modules are cleared at exit.
-        if self.fd >= 0:
-            close(self.fd)
+        if (fd := getattr(self, 'fd', -1)) >= 0:  # it may be interrupted before it is set
+            close(fd)
 
     def read_exactly(self, key: str, start: int, stop: int) -> bytes:
         """Read all bytes from ``start`` to ``stop``."""
