@@ -93,6 +93,13 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     return np.where(array < 0, array + length, array)
 
 
+def cut_to(indices: slice | range, length: int) -> slice | range:
+    """Cut a range that begins among the records and reaches beyond their end, as granular 0.21 does."""
+    if isinstance(indices, range) and indices.step > 0 and 0 <= indices.start <= length < indices.stop:
+        return range(indices.start, length, indices.step)
+    return indices
+
+
 def integers_of(values: Any, name: str) -> Ints:
     """Return integers as an array; numpy alone would truncate fractions, and take a mask of booleans for 0 and 1.
 

@@ -253,11 +253,9 @@ def shard_number(name: str) -> int | None:
 def shard_numbers(names: Iterable[str]) -> list[int]:
     """Return the shards among the names of sibling folders, sorted.
 
-    A name of six digits is a shard. A name of seven digits is a shard only if all shards before it exist.
+    A name of six digits is a shard. A name of seven digits is a shard beside at least half a million of those, also
+    behind a gap, which the caller reports: beside fewer, it is something else, such as a date.
     """
     numbers = sorted({number for name in names if (number := shard_number(name)) is not None})
     padded = bisect.bisect_left(numbers, _PADDED)
-    if padded < _PADDED:
-        return numbers[:padded]
-    behind = next((i for i, number in enumerate(numbers[padded:], padded) if i != number), len(numbers))
-    return numbers[:behind]
+    return numbers if padded >= _PADDED // 2 else numbers[:padded]

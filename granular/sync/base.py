@@ -60,7 +60,11 @@ class SyncObject(Generic[A]):
 
     def _open(self, counterpart: A) -> None:
         self.aio = counterpart
-        run(ensure_open(counterpart))
+        try:
+            run(ensure_open(counterpart))
+        except BaseException:
+            run(counterpart.abort())  # an interrupt may have come after it was opened
+            raise
 
     def __repr__(self) -> str:
         # The same in both APIs: pipelines describe their sources by it, so that a state fits readers of either.
@@ -81,7 +85,11 @@ class SyncObject(Generic[A]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self.aio.aclose() if kind is None else self.aio.abort())
+        try:
+            run(self.aio.aclose() if kind is None else self.aio.abort())
+        except BaseException:
+            run(self.aio.abort())  # an interrupt may have come before it was closed
+            raise
 
 
 class Batched:

@@ -13,6 +13,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.forking import each_after_fork
 from granular.config import MiB
+from granular.errors import ClosedError
 from granular.sync.base import blocking
 from granular.sync.iteration import Iteration
 
@@ -81,7 +82,11 @@ class Path(PurePath):
         A written file appears when it is closed, and not at all if its ``with`` block ends with an error.
         """
         file = run(self.aio.open(mode))
-        buffered = io.BufferedReader(_RawReader(file), MiB) if mode == 'rb' else _BufferedWriter(_RawWriter(file), MiB)
+        raw = _RawReader(file) if mode == 'rb' else _RawWriter(file)
+        # Of a method in Python that gives the position, Python would ignore an interrupt here.
+        vars(raw)['tell'] = int
+        buffered = io.BufferedReader(raw, MiB) if mode == 'rb' else _BufferedWriter(raw, MiB)
+        del vars(raw)['tell']
         return cast(BinaryIO, buffered)
 
     mkdir = blocking(core.Path.mkdir)
@@ -146,6 +151,7 @@ class _RawWriter(io.RawIOBase):
     def __init__(self, file: File) -> None:
         self.file = file
         self.dropped = False
+        self._interrupt: BaseException | None = None
         _writers.add(self)
 
     def writable(self) -> bool:
@@ -154,7 +160,11 @@ class _RawWriter(io.RawIOBase):
     def write(self, data: object) -> int:
         if self.dropped:
             return memoryview(data).nbytes  # type: ignore[arg-type]
-        return run(self.file.write(bytes(memoryview(data))))  # type: ignore[arg-type]
+        try:
+            return run(self.file.write(bytes(memoryview(data))))  # type: ignore[arg-type]
+        except KeyboardInterrupt as error:
+            self._interrupt = error
+            raise
 
     def tell(self) -> int:
         return self.file.tell()
@@ -163,8 +173,13 @@ class _RawWriter(io.RawIOBase):
         try:
             if not self.closed and not self.dropped:
                 run(self.file.aclose())
+        except ClosedError:
+            if self._interrupt is not None:  # which has cut a write
+                raise self._interrupt from None
+            raise
         finally:  # Close even if interrupted, so that garbage collection does not flush.
             super().close()
+            _writers.discard(self)
 
 
 class _BufferedWriter(io.BufferedWriter):

@@ -16,6 +16,7 @@ FOREIGN = {
     '_parent',  # fsspec
     '_replace',  # named tuples
     '_set_running_loop',  # asyncio
+    '_shutdown',  # concurrent.futures.thread
 }
 
 

@@ -27,7 +27,7 @@ from granular.errors import (
     UnknownTypeError,
 )
 
-PLAN = 'conversion.json'
+PLAN = '000000/.granular-conversion'
 
 
 def datapoint(i):
@@ -219,8 +219,15 @@ def test_unfitting_records_are_errors(tmp_path):
     with pytest.raises(DatapointKeysError, match=r"datapoint 201: missing keys \['n'\], unknown keys \['m'\]"):
         granular.convert(iter(odd), tmp_path / 'y', shardlen=100)
     # Finished shards remain, but are not a complete dataset.
-    assert sorted(os.listdir(tmp_path / 'y')) == ['000001', PLAN]
-    with pytest.raises(CorruptDatasetError, match='000000 is missing'):
+    assert sorted(contents(tmp_path / 'y')) == [
+        PLAN,
+        '000001/n.bag',
+        '000001/n.crc',
+        '000001/refs.bag',
+        '000001/refs.crc',
+        '000001/spec.json',
+    ]
+    with pytest.raises(NotFoundError, match='000000: has no spec.json'):
         granular.ShardedDatasetReader(tmp_path / 'y', granular.decoders)
     # A key that some records lack is None.
     granular.convert([{'a': 1}, {'a': 2, 'b': 3.5}], tmp_path / 'z')
@@ -258,6 +265,11 @@ def test_different_conversion_is_not_resumed(tmp_path):
         writer.append({'n': 1})
     with pytest.raises(AlreadyExistsError, match='that convert did not write'):
         granular.convert(Random(25), tmp_path / 'y')
+    # A process that was killed before it wrote its record leaves an empty folder.
+    (tmp_path / 'killed' / '000000').mkdir(parents=True)
+    (tmp_path / 'killed' / '000000' / '..granular-conversion.01234567.part').write_bytes(b'')
+    granular.convert(Random(25), tmp_path / 'killed', shardlen=10)
+    assert contents(tmp_path / 'killed') == contents(tmp_path / 'x')
     granular.convert(Once(25), tmp_path / 'z', shardlen=10)
     for count, message in ((24, 'has 5 datapoints, expected 4'), (20, '000002: exists, but 20'), (35, 'expected 10')):
         with pytest.raises(CorruptDatasetError, match=message):
@@ -352,7 +364,7 @@ async def test_concurrent_conversion_is_refused(tmp_path):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not list((tmp_path / 'y').rglob('.*'))
+    assert [path.name for path in (tmp_path / 'y').rglob('.*')] == ['.granular-conversion']
     assert (await aio.convert(map(datapoint, range(1000)), tmp_path / 'y', shardlen=100)).found >= 100
 
 

@@ -45,11 +45,14 @@ def pauses(monkeypatch, bucket):
         if pause is None:
             return writer
 
-        async def close():
-            await pause.step()
-            await writer.close()
+        close = writer.close
 
-        return types.SimpleNamespace(write=writer.write, close=close, abort=writer.abort)
+        async def close_paused():
+            await pause.step()
+            await close()
+
+        writer.close = close_paused
+        return writer
 
     monkeypatch.setattr(kind, 'open_writer', open_paused)
 

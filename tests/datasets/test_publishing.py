@@ -216,7 +216,7 @@ def test_second_of_two_conversions_is_refused(request, store):
         thread.join()
     assert errors == []
     assert [point['n'] for point in read(folder, sharded=True)] == list(range(6))
-    assert [name for name in names(folder) if '/' not in name] == ['conversion.json']
+    assert [name for name in names(folder) if '/.' in f'/{name}'] == ['000000/.granular-conversion']
 
 
 # --- concurrent appends

@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 import granular
@@ -77,6 +78,93 @@ def test_published_releases_read_our_datasets(release, tmp_path, kind, count):
         expected = [{key: datapoint(i, layout == 'refs')[key] for key in sorted(lossless)} for i in range(count)]
         points = reader.fetch(range(count), lossless)
     assert json.loads(json.dumps(digest(points))) == json.loads(json.dumps(digest(expected)))
+
+
+ROWS = [{'n': i, 'text': f'row {i}'} for i in range(COUNT)]
+
+
+def append(folder, layout, **options):
+    with granular.ShardedDatasetWriter(
+        folder, {'n': 'int', 'text': 'utf8'}, shardlen=3, layout=layout, **options
+    ) as writer:
+        for row in ROWS[writer.found :]:
+            writer.append(row)
+
+
+def append_later(folder, layout):
+    with granular.ShardedDatasetWriter(folder, {'n': 'int', 'text': 'utf8'}, shardlen=3, layout=layout) as writer:
+        for row in ROWS[:3]:
+            writer.append(row)
+    append(folder, layout)
+
+
+def write_plain(folder, layout):
+    with granular.DatasetWriter(folder, {'n': 'int', 'text': 'utf8'}, layout=layout) as writer:
+        for row in ROWS:
+            writer.append(row)
+
+
+def resume_former_conversion(folder, layout):
+    granular.convert(ROWS, folder, shardlen=3, layout=layout)
+    (folder / '000000' / '.granular-conversion').rename(folder / 'conversion.json')
+    assert granular.convert(ROWS, folder, shardlen=3, layout=layout).found == COUNT
+
+
+def make_table(folder):
+    table = folder.with_name('table.parquet')
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), table)
+    return table
+
+
+def copy_of(folder, layout):
+    source = folder.with_name('source')
+    append(source, layout, index=True)
+    return source
+
+
+# What writes a dataset: every class, function and command.
+WRITING = {
+    'DatasetWriter': lambda folder, layout, cli: write_plain(folder, layout),
+    'ShardedDatasetWriter': lambda folder, layout, cli: append(folder, layout),
+    'ShardedDatasetWriter, appending': lambda folder, layout, cli: append_later(folder, layout),
+    'ShardedDatasetWriter, index': lambda folder, layout, cli: append(folder, layout, index=True),
+    'build_index': lambda folder, layout, cli: [append(folder, layout), granular.build_index(folder)],
+    'convert': lambda folder, layout, cli: granular.convert(ROWS, folder, shardlen=3, layout=layout),
+    'convert of an iterable': lambda folder, layout, cli: granular.convert(
+        iter(ROWS), folder, shardlen=3, layout=layout
+    ),
+    'convert without shards': lambda folder, layout, cli: granular.convert(ROWS, folder, shardlen=None, layout=layout),
+    'convert, begun by 1.0.0a1': lambda folder, layout, cli: resume_former_conversion(folder, layout),
+    'copy': lambda folder, layout, cli: granular.Path(copy_of(folder, layout)).copy(folder),
+    'copy_to_local': lambda folder, layout, cli: granular.copy_to_local(copy_of(folder, layout), folder),
+    'granular convert': lambda folder, layout, cli: cli(
+        'convert', make_table(folder), folder, '--shardlen', 3, '--layout', layout
+    ),
+    'granular copy': lambda folder, layout, cli: cli('copy', copy_of(folder, layout), folder),
+    'granular copy-to-local': lambda folder, layout, cli: cli('copy-to-local', copy_of(folder, layout), folder),
+    'granular index': lambda folder, layout, cli: [append(folder, layout), cli('index', folder)],
+    'granular clean': lambda folder, layout, cli: [append(folder, layout), cli('clean', folder, '--remove')],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', WRITING)
+def test_published_releases_read_what_every_writer_makes(release, tmp_path, granular_cli, name):
+    oracle, _, layout = release
+
+    def cli(*args):
+        code, _, err = granular_cli(*args)
+        assert code == 0, err
+
+    WRITING[name](tmp_path / 'ds', layout, cli)
+    sharded = not (tmp_path / 'ds' / 'spec.json').exists()
+    script = """
+cls = granular.ShardedDatasetReader if sys.argv[2] == 'True' else granular.DatasetReader
+with cls(sys.argv[1], granular.decoders) as reader:
+    print(json.dumps([reader[i] for i in range(len(reader))]))
+"""
+    assert oracle.run(script, str(tmp_path / 'ds'), str(sharded)) == ROWS
+    with (granular.ShardedDatasetReader if sharded else granular.DatasetReader)(tmp_path / 'ds') as reader:
+        assert list(reader) == ROWS
 
 
 @pytest.mark.parametrize('count', [0, 1, COUNT])
@@ -194,6 +282,13 @@ result = [records(), records(True), records(False), records(True, True), records
 masks = [{'times': want} for want in (range(1, 10), range(0, 1), range(3, 9), slice(1, 10), range(3), True)]
 with granular.DatasetReader(path, granular.decoders) as reader:
     result = [[[int(x) for x in reader[i, mask]['times']] for mask in masks] for i in (0, 2)]
+""",
+    'ranges of bags beyond the end': """
+ranges = [range(0, 3), range(1, 10), range(2, 10**9), range(3, 3), range(3, 4), range(0, 0), slice(1, 10)]
+result = []
+for cached in (True, False):
+    with granular.BagReader(f'{path}/title.bag', cached) as reader:
+        result += [[bytes(record).decode() for record in reader[r]] for r in (*ranges, range(len(reader) - 1, 110))]
 """,
     'masks that begin behind the end': """
 def length(index, begin):

@@ -364,10 +364,28 @@ def test_shard_names_are_parsed(tmp_path):
     ]  # fmt: skip
 
 
-def test_shards_of_seven_digits_count_after_a_full_million():
+def test_shards_of_seven_digits_count_beside_half_a_million(tmp_path, monkeypatch):
     padded = [layout.shard_name(number) for number in range(10**6)]
     assert layout.shard_numbers(['1000000', *padded[:5]]) == [0, 1, 2, 3, 4]
-    assert layout.shard_numbers(['1000000', '1000001', '1000003', *padded]) == list(range(10**6 + 2))
+    gaps = list(range(10**6 - 5)), list(range(10**6)), [*range(10**6), 10**6 + 1]
+    for numbers in gaps:
+        numbers.append(10**6 + 3)
+        assert layout.shard_numbers(map(layout.shard_name, numbers)) == numbers
+    # What is behind a gap is never left out silently.
+    monkeypatch.setattr(layout, '_PADDED', 4)
+    with granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, shardlen=1) as writer:
+        for n in range(4):
+            writer.append({'n': n})
+    (tmp_path / '1000000').mkdir()
+    for use in (
+        lambda: granular.ShardedDatasetReader(tmp_path), lambda: granular.build_index(tmp_path),
+        lambda: granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, shardlen=1),
+    ):  # fmt: skip
+        with pytest.raises(granular.errors.CorruptDatasetError, match='shard 000004 is missing'):
+            use()
+    assert [problem.path for problem in granular.verify(tmp_path).problems] == [
+        f'{tmp_path / "000004"}', f'{tmp_path / "1000000"}'
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize('name', ['20240101120000', '20240101', '1234567', 'notes'])

@@ -104,6 +104,7 @@ class Bag:
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
         self._files: list[tuple[Path, FileIdentity]] = []
+        self._kept: list[object] = []  # what keeps the files open
 
     def copy(self) -> Self:
         """Return an independently closable bag that shares what is cached."""
@@ -113,6 +114,7 @@ class Bag:
         """Drop what is cached."""
         self.opened = self.immediate = False
         self._limits = self._view = self.packed = None
+        self._kept = []
         if self.path is not None:
             self._data = None
 
@@ -132,6 +134,7 @@ class Bag:
     def open_indexed(self, state: IndexedBag) -> None:
         """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
         path = self._require_path()
+        self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, self._pin, self.packed = state
         self._files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
         if self._pin is not None:
@@ -158,6 +161,7 @@ class Bag:
             await self._open_content(self._data or b'')
         else:
             await self.path.store.ready()
+            self._kept = [self.path.store.keep_open(self.path.key)]
             if self._cached_state is not None:
                 await self._open_state(self._cached_state, self.path)
             else:
@@ -230,6 +234,8 @@ class Bag:
                 f'file is replaced while it is read: copy it to a disk first, or have the server send one of them'
             )
         self._files.append((path, FileIdentity(end.size, end.version)))
+        if path != self.path:
+            self._kept.append(path.store.keep_open(path.key))
 
     async def _open_single(self, end: Reply) -> None:
         """Open a bag of version 1 or 2, whose table is at its end."""
@@ -341,8 +347,9 @@ class Bag:
             record = self._data[start:stop]
         else:
             handle: Any = self._handle
+            kept: Any = self._kept[0]
             try:
-                file = files.opened.get(handle) or files.pinned(*handle)
+                file = kept.opened.get(handle[1]) or files.get(*handle)
                 record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
                 if len(record) != stop - start:
                     record = file.read_exactly(handle[0], start, stop)

@@ -76,7 +76,7 @@ class BagOutput(AsyncResource):
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
         self._published: dict[Path, _Published] = {}  # the files that closing published
-        self._uncertain: list[Path] = []  # files whose publishing failed, but which may exist nevertheless
+        self._uncertain: dict[Path, _Published] = {}  # files whose publishing failed, but which may exist nevertheless
         self._turns = Lock()
         self.verifies = True
         self.has_copies = False
@@ -308,8 +308,10 @@ class BagOutput(AsyncResource):
         # Only now, the checksums: they may replace those of a killed writer, but never those of another live writer.
         if self._sums is not None:
             sums = self._take_sums()
-            self._published[self._sums_path] = _Published(len(sums))
-            await self._sums_path.write_bytes(sums)
+            writer = await self._sums_path.store.open_writer(self._sums_path.key)
+            self._writers.append(writer)
+            await writer.write(sums)
+            await self._publish_one(self._sums_path, writer, len(sums))
         for file in rest:
             await self._publish_one(*file)
 
@@ -319,10 +321,10 @@ class BagOutput(AsyncResource):
         except AlreadyExistsError:
             raise
         except BaseException:
-            self._uncertain.append(path)
+            self._uncertain[path] = _Published(-1, writer=writer)
             raise
         self._writers.remove(writer)
-        self._published[path] = _Published(size)
+        self._published[path] = _Published(size, writer.version, writer)
 
     @property
     def is_winner(self) -> bool:
@@ -356,14 +358,14 @@ class BagOutput(AsyncResource):
         Args:
           sole: True if no other writer can have created the files whose publishing failed.
         """
-        uncertain = [(path, _Published(-1)) for path in self._uncertain if sole or self.is_winner]
+        uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for path, published in [*uncertain, *reversed(self._published.items())]:
             try:
                 stat = await path.stat()
             except NotFoundError:
                 continue
             if published.version in (None, stat.version):
-                await self.path.store.delete([path.key])
+                await withdraw(path, published.writer)
         self._published.clear()
 
     async def _abort(self) -> None:
@@ -406,11 +408,22 @@ class _Published:
 
     Attributes:
       size: the bytes written.
-      version: the version that was verified; None before.
+      version: its version, if known: that of its writer, or the one that was verified.
+      writer: its writer, if it may be removed again.
     """
 
     size: int
     version: str | None = None
+    writer: ObjectWriter | None = None
+
+
+async def withdraw(path: Path, writer: ObjectWriter | None) -> bool:
+    """Remove a published file, unless it may be another writer's. Return whether it was removed."""
+    removed = None if writer is None else await writer.withdraw()
+    if removed is None:
+        await path.store.delete([path.key])
+        return True
+    return removed
 
 
 class _Tail:

@@ -16,7 +16,7 @@ from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.plain import Buffer
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
 class BagReader(Sampling[bytes]):
@@ -116,15 +116,15 @@ class BagReader(Sampling[bytes]):
     @overload
     async def get(self, index: slice | range) -> list[bytes]: ...
     async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """Return the record at an index, or the records of a slice.
+        """Return the record at an index, or the records of a slice, or of a range, which is cut at the last record.
 
         Raises:
-          OutOfRangeError: an ``IndexError``, for an index out of range.
+          OutOfRangeError: an ``IndexError``, for an index out of range, or a range that begins beyond the end.
         """
         if self._state != 'open':
             await self._ensure_open()
         if isinstance(index, slice | range):
-            return await self.fetch(index)
+            return await self.fetch(cut_to(index, self._bag.length))
         bag = self._bag
         position = index_of(index, bag.length, bag.name)
         if bag.immediate and (running_loop() is None or bag.size_of(position) <= IN_PLACE):

@@ -24,7 +24,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.local.writing import remove_leftovers
+from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -34,8 +34,11 @@ from granular.errors import (
 from granular.formats.layout import Layout, shard_name
 from granular.indexing import check_integer
 
-PLAN: Final = 'conversion.json'
-"""The file beside the shards that records the source and the settings, so that a resumed run uses the same."""
+PLAN: Final = f'{shard_name(0)}/.granular-conversion'
+"""The file that records the source and the settings, so that a resumed run uses the same. It is in the folder of the
+first shard because granular 0.21 and 0.24 take every name beside the shards for a shard."""
+
+_FORMER_PLAN: Final = 'conversion.json'  # beside the shards, of granular 1.0.0a1
 
 Engine = Literal['local', 'ray']
 
@@ -90,7 +93,7 @@ async def convert(
 
     Started again after a crash, it resumes: finished shards are kept, and the dataset is byte for byte the one that a
     single run writes. The first shard is published last, so that a partial dataset cannot be read as a whole one.
-    ``conversion.json`` beside the shards records the source and the settings. Run one conversion at a time: a second
+    ``000000/.granular-conversion`` records the source and the settings. Run one conversion at a time: a second
     one on the same machine is refused, but one on another machine that writes to the same bucket is not detected.
 
     Types are inferred from a sample: integers are ``int``, text ``utf8``, bytes ``bytes`` (``jpg`` or ``png`` if they
@@ -234,31 +237,47 @@ class _Work:
 
     async def _check_plan(self, numbers: list[int]) -> None:
         """Write the plan, or check that the existing one is the same."""
-        path = self._directory / PLAN
+        path, former = self._directory / PLAN, self._directory / _FORMER_PLAN
         plan = {
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._shardlen,
             'spec': self._mapping.spec, 'layout': self._layout, 'checksums': self._checksums,
         }  # fmt: skip
+        existing_path = former if await former.exists() else path
         try:
-            existing = json.loads(await path.read_bytes())
+            existing = json.loads(await existing_path.read_bytes())
         except NotFoundError:
-            if numbers or await (self._directory / 'spec.json').exists():
+            if await self._is_used(numbers) or await (self._directory / 'spec.json').exists():
                 raise AlreadyExistsError(
                     f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'
                 ) from None
-            if path.store.local:
-                await offload(remove_leftovers, path.key)
-            await path.write_text(f'{json.dumps(plan, sort_keys=True)}\n')
+            await self._write_plan(path, plan)
             return
         except ValueError as error:
-            raise CorruptDatasetError(f'{path}: was not written by convert') from error
+            raise CorruptDatasetError(f'{existing_path}: was not written by convert') from error
         if differ := [name for name in plan if not isinstance(existing, dict) or existing.get(name) != plan[name]]:
             differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
             raise AlreadyExistsError(
                 f'{self._directory}: was begun as another conversion, with {differences}: '
                 f'pass the same, or choose another folder'
             )
+        if existing_path == former:
+            await self._write_plan(path, plan)
+            await former.unlink()
+
+    async def _is_used(self, numbers: list[int]) -> bool:
+        """Return whether there are shards, apart from the first one's folder if it is empty, without a plan as yet."""
+        if numbers != [0]:
+            return bool(numbers)
+        first = self._directory / shard_name(0)
+        names = [entry.name async for entry in first.store.scan(first.key)]
+        return any(final_name(name) != PLAN.rpartition('/')[2] for name in names)
+
+    async def _write_plan(self, path: Path, plan: dict[str, Any]) -> None:
+        if path.store.local:
+            await path.parent.mkdir(exist_ok=True)
+            await offload(remove_leftovers, path.key)
+        await path.write_text(f'{json.dumps(plan, sort_keys=True)}\n')
 
     # --- shared by both kinds of sources
 

@@ -13,10 +13,11 @@ from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoder, fields_of
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import check_steps, shards_in, shards_of
-from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused
+from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused, precede, remove_if_empty
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ending_with, ensure_open, report_no_loss
 from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
     AlreadyExistsError,
@@ -27,7 +28,7 @@ from granular.errors import (
     SpecError,
 )
 from granular.formats.checksums import SUFFIX
-from granular.formats.layout import Layout, check_spec, shard_name
+from granular.formats.layout import Layout, check_spec, shard_name, shard_number
 from granular.indexing import check_integer
 
 logger: Final = logging.getLogger('granular')
@@ -266,6 +267,7 @@ class ShardedDatasetWriter(Publishing):
         if self._readable:
             await mark(self.directory, self._readable)
             self._readable = 0
+        await ensure_uninterrupted()
         writer = await self._open_shard(self.directory / shard_name(self._next))
         self._next += self._step
         return writer
@@ -273,18 +275,22 @@ class ShardedDatasetWriter(Publishing):
     async def _open_shard(self, folder: Path) -> DatasetWriter:
         writer = DatasetWriter(folder, *self._args)
         report_no_loss(writer)
+        if self.directory.store.local and (number := shard_number(folder.name)) is not None:
+            precede(writer, folder.with_name(shard_name(number + self._step)))
         await ensure_open(writer)
         return writer
 
     async def _turn(self) -> None:
         """Publish the full shard."""
+        await ensure_uninterrupted()
         # On a disk, the next shard is started first: its folder excludes other writers and shows that more follows.
-        following = await self._begin() if self.directory.store.local else None
+        following, full = await self._begin() if self.directory.store.local else None, self._writer
         try:
             await self._finish()
         except BaseException:
-            if following is not None:
+            if following is not None and full is not None:
                 await following.abort()
+                await remove_if_empty(full)
             raise
         self._writer = following
 

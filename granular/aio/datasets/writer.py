@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 from granular import formats
-from granular.aio.bags.output import BagOutput
+from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle
+from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name
@@ -89,6 +90,7 @@ class DatasetWriter(Publishing):
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
         self._has_copies = False  # see `expect_copies`
+        self._next_folder: Path | None = None  # see `precede`
         self._failed = False
         self._turns = Lock()
         self._torn = False  # True while only some of the columns may have been flushed
@@ -338,8 +340,9 @@ class DatasetWriter(Publishing):
         path, content = self.directory / 'spec.json', dump_spec(self._spec)
         self._standing = True
         failure: GranularError | None = None
+        writer: ObjectWriter | None = None
         try:
-            await path.store.write(path.key, content, new=not self._has_copies)
+            writer = await path.store.write(path.key, content, new=not self._has_copies)
         except GranularError as error:
             failure = error
         except BaseException:
@@ -351,12 +354,11 @@ class DatasetWriter(Publishing):
             if failure is not None:
                 await self._verify_bags()
             return
-        if published is not None and failure is None and path.store.conditional:
-            await path.store.delete([path.key])
+        replaced = published is not None and failure is None and path.store.conditional
+        if replaced and await withdraw(path, writer):
             self._standing = False
             raise BadReplyError(
-                f'{path}: expected the {len(content)} bytes that were written, got {len(published)} different ones: '
-                f'removed'
+                f'{path}: expected the {len(content)} bytes that were written, got other bytes: removed'
             )
         if published is not None:
             await self._yield_to(published, path, failure)
@@ -434,12 +436,15 @@ class DatasetWriter(Publishing):
                 await self._remove_empty()
 
     async def _remove_empty(self) -> None:
+        if self._next_folder is not None and await self._next_folder.exists():
+            return
         with contextlib.suppress(NotFoundError):
             await self.directory.store.delete_empty(self.directory.key)
 
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.release()
+            self._lock = None
 
 
 # --- writers that own this one
@@ -453,6 +458,17 @@ def count_unflushed(writer: DatasetWriter) -> int:
 def is_unused(writer: DatasetWriter) -> bool:
     """Return whether the folder of a writer held no datapoints, and none were appended."""
     return writer._fresh and not writer._length
+
+
+def precede(writer: DatasetWriter, folder: Path) -> None:
+    """Keep the folder of a writer that fails or is aborted, without its files, while another folder exists."""
+    writer._next_folder = folder
+
+
+async def remove_if_empty(writer: DatasetWriter) -> None:
+    """Remove the folder of an aborted writer, if it was kept and is not needed any longer."""
+    await writer._remove_own_folder()
+    writer._release()
 
 
 def expect_copies(writer: DatasetWriter) -> None:

@@ -36,6 +36,7 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         self.paths: tuple[Path, ...] = as_paths(paths)
         self._name = name_of(self.paths)
         self._indices: list[Index] = []
+        self._kept: list[object] = []  # what keeps the files open
         self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -57,12 +58,13 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         """Return the index of each file."""
 
     async def _open(self) -> None:
+        self._kept = [path.store.keep_open(path.key) for path in self.paths]
         if not self._indices:
             self._indices = await self._read_indices()
         self._stops = np.cumsum([index.length for index in self._indices], dtype=np.int64)
 
     async def _close(self) -> None:
-        pass
+        self._kept = []
 
     # --- properties
 

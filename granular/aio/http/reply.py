@@ -1,6 +1,6 @@
 """The result of a read. Lightweight, so that local files need no HTTP client."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from granular.errors import ObjectChangedError
 
@@ -15,8 +15,6 @@ class Reply(NamedTuple):
       version: the object's ETag or generation; None if the store gives none.
       modified: the time of the last write, as the store formats it; empty if the store does not send it.
       date: the time of the store's clock, likewise.
-      holder: keeps the version unique while it is referenced: a local file's version contains its inode number, which
-        is reused.
     """
 
     data: bytes
@@ -25,7 +23,6 @@ class Reply(NamedTuple):
     version: str | None
     modified: str = ''
     date: str = ''
-    holder: Any = None
 
 
 _STAND_IN: Final = '~'

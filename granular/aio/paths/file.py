@@ -7,6 +7,7 @@ from typing import Any, Self
 from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.stores import ObjectWriter
 from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 
@@ -26,6 +27,7 @@ class File:
         self._position = 0
         self._closed = self._failed = False
         self._pinned: Reply | None = None  # the first reply, whose version the further ones must have
+        self._kept: object = None  # what keeps a file open that is read
         self._turns = Lock()
 
     @classmethod
@@ -34,6 +36,7 @@ class File:
         file = cls(path, size, None)
         if path.store.local and size:
             # The file stays open: it is read as it is now, even if it is replaced later.
+            file._kept = path.store.keep_open(path.key)
             reply = file._pinned = await path.store.read(path.key, 0, 0)
             file._size = reply.size
         return file
@@ -93,10 +96,11 @@ class File:
         Raises:
           ClosedError: if a write failed before; then nothing appears.
         """
+        await self._ensure_uninterrupted()
         async with self._turns.turn():
             if self._closed:
                 return
-            self._closed, self._pinned = True, None
+            self._closed, self._pinned, self._kept = True, None, None
             if self._writer is not None:
                 await self._publish(self._writer)
 
@@ -111,10 +115,15 @@ class File:
 
     async def abort(self) -> None:
         """Close the file and discard what was written."""
+        await self._ensure_uninterrupted()
         if not self._closed:
-            self._closed, self._pinned = True, None
+            self._closed, self._pinned, self._kept = True, None, None
             if self._writer is not None:
                 await self._writer.abort()
+
+    async def _ensure_uninterrupted(self) -> None:
+        if self._writer is not None and not self._closed:
+            await ensure_uninterrupted()
 
     def _check(self, writing: bool) -> Any:
         if self._closed:

@@ -44,11 +44,7 @@ def bare(state: Any) -> Any:
     what a cache has read ahead of it.
     """
     if isinstance(state, Mapping):
-        return {
-            key: bare(value)
-            for key, value in state.items()
-            if not isinstance(value, _VARYING.get(key, ()))
-        }
+        return {key: bare(value) for key, value in state.items() if not isinstance(value, _VARYING.get(key, ()))}
     return [bare(value) for value in state] if isinstance(state, list | tuple) else state
 
 

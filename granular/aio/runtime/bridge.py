@@ -10,8 +10,10 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
+import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
@@ -32,70 +34,100 @@ _CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
 class Call(Generic[T]):
     """The rest of a coroutine, to be run on a loop, and its result.
 
-    Its methods may be interrupted at any point: the state that counts is set on the loop, which Ctrl-C never reaches.
+    The caller may be interrupted at any point: the state that counts is set on the loop, which Ctrl-C never reaches,
+    and the caller waits for a queue, because an interrupt can leave the lock of a future locked, and with it the loop.
     """
 
     def __init__(self, rest: StartedCoroutine[T], undo: Callable[[T], None] | None) -> None:
-        self._rest, self._started, self._undo = rest, False, undo
+        self._rest, self._undo = rest, undo
         self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._task: asyncio.Task[T] | None = None  # while it runs
+        self._sent = self._begun = self._done = self._abandoned = self._ended = False
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # gets an item when it is done, and when it has ended
 
     def send(self, loop: asyncio.AbstractEventLoop) -> None:
         """Schedule the coroutine on a loop."""
         self._loop = loop
         loop.call_soon_threadsafe(self._start, context=self._context)
 
+    def result(self) -> T:
+        """Wait for the result, and return it or raise the error."""
+        # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
+        while not self._wait(_CHECK_INTERVAL):
+            if self._loop is not None and self._loop.is_closed() and not self._done:
+                raise GranularError('the event loop of granular ended before this call completed')
+        if (error := self._error) is None:
+            return self._results[0]
+        try:
+            raise error
+        finally:
+            del error, self._error  # an error that its own traceback refers to would keep everything alive
+
     def cancel(self) -> None:
-        """Cancel the coroutine and wait until it has cleaned up."""
+        """Cancel the coroutine and wait until it has cleaned up, or its result was undone."""
         if self._loop is None:
             self._rest.close()
             return
         if self._loop.is_closed():
             return
-        if self.future.done():
-            if self._undo is not None and not self.future.cancelled() and self.future.exception() is None:
-                undone = Call(StartedCoroutine(_called(self._undo, self.future.result())), None)
-                undone.send(self._loop)
-                concurrent.futures.wait([undone.future], _STOP_TIMEOUT)
-            return
-        self.future.cancel()
-        self.send(self._loop)  # it may not have been sent yet
-        concurrent.futures.wait([self.future], _STOP_TIMEOUT)
+        self._loop.call_soon_threadsafe(self._cancel, context=self._context)
+        end = time.monotonic() + _STOP_TIMEOUT
+        while not self._ended and (left := end - time.monotonic()) > 0:
+            self._wait(left)
 
-    def check(self) -> None:
-        """Raise an error if its loop has ended: no result will come."""
-        if self._loop is not None and self._loop.is_closed() and not self.future.done():
-            raise GranularError('the event loop of granular ended before this call completed')
+    def _wait(self, seconds: float) -> bool:
+        try:
+            self._news.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        return True
+
+    # --- on the loop
 
     def _start(self) -> None:
-        if self._started:
+        if self._sent:
             return
-        self._started = True
-        if self.future.cancelled():
-            self._rest.close()
-            self.future.set_running_or_notify_cancel()
-            return
-        loop, task = asyncio.get_running_loop(), start_task(_resumed(self._rest))
-        task.add_done_callback(self._done)
+        self._sent = True
+        self._task = start_task(self._resume())
+        self._task.add_done_callback(self._finish)
 
-        def cancel(future: concurrent.futures.Future[T]) -> None:
-            if future.cancelled():
-                loop.call_soon_threadsafe(task.cancel)
+    async def _resume(self) -> T:
+        self._begun = True
+        return await self._rest
 
-        self.future.add_done_callback(cancel)
-
-    def _done(self, task: asyncio.Task[T]) -> None:
+    def _finish(self, task: 'asyncio.Task[T]') -> None:
+        self._task, self._done = None, True
         if task.cancelled():
-            self.future.cancel()
-        elif self._undo is not None and self.future.cancelled() and task.exception() is None:
-            self._undo(task.result())
-        if not self.future.set_running_or_notify_cancel():
-            return
-        if (error := task.exception()) is not None:
-            self.future.set_exception(error.error if isinstance(error, HeldError) else error)
+            self._error = concurrent.futures.CancelledError()
+        elif (error := task.exception()) is not None:
+            self._error = error.error if isinstance(error, HeldError) else error
         else:
-            self.future.set_result(task.result())
+            self._results.append(task.result())
+        if self._abandoned:
+            self._end()
+        self._news.put(None)
+
+    def _cancel(self) -> None:
+        self._abandoned = True
+        self._start()  # it may not have been sent yet
+        if self._task is None:
+            self._end()
+        elif self._begun:
+            self._task.cancel()
+        else:  # it cleans up by awaiting, so it must begin
+            asyncio.get_running_loop().call_soon(self._cancel)
+
+    def _end(self) -> None:
+        """Undo a result that the caller does not get."""
+        try:
+            if self._undo is not None and self._results:
+                self._undo(self._results.pop())
+        finally:
+            self._ended = True
+            self._news.put(None)
 
 
 class Bridge:
@@ -112,8 +144,8 @@ class Bridge:
             if self.ended:
                 raise ClosedError('the interpreter is shutting down')
             if not self._running:
-                started, failed = threading.Event(), list[BaseException]()
-                thread = threading.Thread(target=self._main, args=(started, failed), name='granular-loop', daemon=True)
+                started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+                thread = threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:
@@ -121,9 +153,8 @@ class Bridge:
                         raise
                     self.ended = True
                     raise ClosedError('the interpreter is shutting down') from None
-                started.wait()
-                if failed:
-                    raise failed[0]
+                if (failure := started.get()) is not None:
+                    raise failure
             return self._running[0][0]
 
     def submit(self, call: Call[Any]) -> None:
@@ -148,17 +179,16 @@ class Bridge:
         inherited.append(self._running)
         self.__init__()  # type: ignore[misc]
 
-    def _main(self, started: threading.Event, failed: list[BaseException]) -> None:
+    def _main(self, started: 'queue.SimpleQueue[BaseException | None]') -> None:
         try:
             loop = _new_loop()
         except BaseException as error:  # for example for lack of descriptors: raised in the call that needs the loop
-            failed.append(error)
-            started.set()
+            started.put(error)
             return
         asyncio.set_event_loop(loop)
         # Registered here, as the thread that started this one may be interrupted before it knows of it.
         self._running.append((loop, threading.current_thread()))
-        loop.call_soon(started.set)
+        loop.call_soon(started.put, None)
         try:
             while not self.ended:
                 try:
@@ -191,54 +221,41 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
       coro: the coroutine.
       undo: called on the loop with a result that an interrupt kept from the caller.
     """
-    outer = running_loop()
-    if outer is not None:
-        # In a thread with a running loop, as in Jupyter, our coroutine must not use that loop, nor leave its
-        # asynchronous generators for that loop to close.
-        hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(None, None)
-        asyncio._set_running_loop(None)
-    try:
-        outcome: Any = start_coroutine(coro)
-    except Exception as error:
-        shorten(error)
-        raise
-    finally:
-        if outer is not None:
-            asyncio._set_running_loop(outer)
-            sys.set_asyncgen_hooks(*hooks)
-    if not isinstance(outcome, StartedCoroutine):
-        return outcome  # type: ignore[no-any-return]
     call: Call[T] | None = None
     try:
+        outcome: Any = _start(coro)
+        if not isinstance(outcome, StartedCoroutine):
+            return outcome  # type: ignore[no-any-return]
         call = Call(outcome, undo)
         bridge.submit(call)
-        while True:
-            try:
-                call.future.exception(_CHECK_INTERVAL)
-            except TimeoutError:
-                call.check()
-                continue  # Python misses an interrupt that comes right before it waits, so it wakes up now and then
-            return call.future.result()
+        return call.result()
     except BaseException as error:
         if call is None:
-            outcome.close()
+            coro.close()
         else:
             call.cancel()
-        if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
-            # The interpreter exits, and this thread with it: as silently as any other daemon thread.
-            raise SystemExit from None
+            if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
+                # The interpreter exits, and this thread with it: as silently as any other daemon thread.
+                raise SystemExit from None
         shorten(error)
         raise
 
 
-async def _called(function: Callable[[T], None], value: T) -> None:
-    function(value)
-
-
-async def _resumed(rest: StartedCoroutine[T]) -> T:
-    value: T = await rest
-    return value
+def _start(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
+    """Step a coroutine on this thread. Returns its result, or the rest of it if it needs a loop."""
+    outer = running_loop()
+    if outer is None:
+        return start_coroutine(coro)
+    # In a thread with a running loop, as in Jupyter, our coroutine must not use that loop, nor leave its asynchronous
+    # generators for that loop to close.
+    hooks = sys.get_asyncgen_hooks()
+    try:
+        sys.set_asyncgen_hooks(None, None)
+        asyncio._set_running_loop(None)
+        return start_coroutine(coro)
+    finally:
+        asyncio._set_running_loop(outer)
+        sys.set_asyncgen_hooks(*hooks)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

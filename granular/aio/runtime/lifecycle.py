@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from granular.aio.runtime.lock import Lock, Turn
-from granular.aio.runtime.loops import StartedCoroutine, running_loop
+from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
 from granular.aio.runtime.scope import Closable, scope
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
@@ -141,7 +141,7 @@ def check_open(resource: AsyncResource) -> None:
 class Publishing(AsyncResource):
     """A resource whose data is published when it is closed, and that reports its loss if it never is."""
 
-    _reports_loss = False  # until it is constructed
+    _reports_loss, _state = False, 'new'  # until it is constructed
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,12 +149,28 @@ class Publishing(AsyncResource):
         self._process = os.getpid()  # a forked child has a copy that is not its own
         _writers.add(self)
 
+    async def _ensure_open(self) -> None:
+        if self._state != 'open':
+            await ensure_uninterrupted()
+        await super()._ensure_open()
+
+    async def aclose(self) -> None:
+        await ensure_uninterrupted()
+        await super().aclose()
+        _writers.discard(self)
+
+    async def abort(self) -> None:
+        await ensure_uninterrupted()
+        await super().abort()
+        _writers.discard(self)
+
     @abc.abstractmethod
     def _loss(self) -> str:
         """Describe what is lost if it is never closed; empty if nothing was appended."""
 
     def __del__(self) -> None:
-        self._report_loss()
+        if self._state == 'open':  # Python ignores an interrupt in here, so a closed one does no more
+            self._report_loss()
 
     def _report_loss(self) -> None:
         """Log and warn if it is open, when it is dropped or at exit."""
@@ -195,6 +211,7 @@ class Running(abc.ABC):
 
     _loop: asyncio.AbstractEventLoop | None = None
     _process = 0  # of the loop
+    _finalizer: 'weakref.finalize[..., object] | None' = None
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -244,7 +261,8 @@ class Running(abc.ABC):
 
     def close_with(self, handle: object) -> None:
         """Close it once its handle is dropped."""
-        weakref.finalize(handle, self._dropped).atexit = False  # at exit, its loop closes it
+        self._finalizer = weakref.finalize(handle, self._dropped)
+        self._finalizer.atexit = False  # at exit, its loop closes it
 
     def _dropped(self) -> None:
         # The garbage collector calls this in any thread at any point, so it must not wait.
@@ -255,6 +273,8 @@ class Running(abc.ABC):
     async def aclose(self) -> None:
         """End its tasks, threads and processes; closing it again does nothing."""
         self.closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()  # Python ignores an interrupt in a finalizer
         if self._inherited:
             return
         loop = running_loop()

@@ -6,6 +6,7 @@ nothing under a running loop; elsewhere, the bridge takes over at that point.
 """
 
 import asyncio
+import concurrent.futures.thread
 import threading
 import types
 from collections.abc import Coroutine, Generator
@@ -29,6 +30,19 @@ running_loop = asyncio._get_running_loop
 def ensure_event_loop() -> Generator[Any, Any, None]:
     """Switch to an event loop: return at once if one is running, on the bridge's loop otherwise."""
     if running_loop() is None:
+        yield SWITCH_TO_LOOP
+
+
+@types.coroutine
+def ensure_uninterrupted() -> Generator[Any, Any, None]:
+    """Continue where Ctrl-C does not reach: leave the main thread for a loop, before something that must be undone.
+
+    On the loop, an interrupt of the caller is a cancellation, which comes at an ``await``. Other threads are never
+    interrupted, and while the interpreter exits, no thread can be started: there, the caller stays on its thread.
+    """
+    on_main_thread = running_loop() is None and threading.current_thread() is threading.main_thread()
+    # Not `is_alive` of the main thread: interrupted, it declares the thread ended, before Python 3.13.
+    if on_main_thread and not concurrent.futures.thread._shutdown:
         yield SWITCH_TO_LOOP
 
 
@@ -69,16 +83,18 @@ class StartedCoroutine(Generic[T]):
 def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     """Step a coroutine of the library without a loop. Returns its result, or the rest of it if it must wait."""
     outer = stepped_coroutine()
-    _stepped.coro = coro
     try:
+        _stepped.coro = coro
         if coro.send(None) is not SWITCH_TO_LOOP:
-            coro.close()
             raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
+        return StartedCoroutine(coro)
     except StopIteration as end:
         return cast(T, end.value)
+    except BaseException:
+        coro.close()  # an interrupt may have come after its step, and it may hold a lock
+        raise
     finally:
         _stepped.coro = outer
-    return StartedCoroutine(coro)
 
 
 def stepped_coroutine() -> Coroutine[Any, Any, Any] | None:

@@ -39,9 +39,12 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
 
     ``asyncio.shield`` does the same, but from Python 3.14 on logs an error that comes after its caller was cancelled.
     """
-    if not future.done():
-        await asyncio.wait([future])
-    return future.result()
+    try:
+        if not future.done():
+            await asyncio.wait([future])
+        return future.result()
+    finally:
+        del future  # an error would keep its traceback, and with it all that its frames hold
 
 
 async def _held(coro: Coroutine[Any, Any, T]) -> T:
@@ -59,21 +62,22 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
     The first error cancels the others, waits for them and is raised as itself.
     """
-    coros = list(coroutines)
-    if len(coros) == 1 or running_loop() is None:
-        try:
-            return [await coro for coro in coros]
-        finally:
-            for coro in coros:
-                coro.close()
-    tasks = [start_task(coro) for coro in coros]
+    coros, tasks = list(coroutines), list[asyncio.Task[T]]()
     try:
+        if len(coros) == 1 or running_loop() is None:
+            return [await coro for coro in coros]
+        tasks += [start_task(coro) for coro in coros]
         return await outcome(asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
         raise
+    finally:
+        if not tasks:
+            for coro in coros:
+                coro.close()
 
 
 async def gather_few(items: Collection[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import itertools
 import math
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
+from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop, start_coroutine
 from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError
@@ -118,15 +119,26 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a blocking function in a thread of the pool, under a loop."""
     call, result = _submit(pool, fn, *args)
-    result.add_done_callback(lambda _: call.cancel())
-    return await result
+    result.add_done_callback(functools.partial(_cancel, call))
+    try:
+        return await result
+    finally:
+        del call, result  # an error would keep its traceback, and with it all that its frames hold
 
 
-async def offload_whole(fn: Callable[[*Ts], T], *args: *Ts, undo: Callable[[T], object] | None = None) -> T:
+async def offload_whole(
+    fn: Callable[[*Ts], T],
+    *args: *Ts,
+    undo: Callable[[T], object] | None = None,
+    stop: Callable[[], object] | None = None,
+) -> T:
     """Call a blocking function that changes files, as ``offload`` does, so that it never outlives its caller.
 
-    If the caller is cancelled, a call that has begun is awaited; then ``undo`` is called with its result in a thread.
+    If the caller is cancelled, ``stop`` is called, and a call that has begun is awaited; then ``undo`` is called with
+    its result in a thread. For either of them, the call does not stay on the main thread.
     """
+    if undo is not None or stop is not None:
+        await ensure_uninterrupted()
     if running_loop() is None:
         return fn(*args)
     call, result = _submit(threads(), fn, *args)
@@ -134,10 +146,18 @@ async def offload_whole(fn: Callable[[*Ts], T], *args: *Ts, undo: Callable[[T], 
         return await result_of(result)
     except asyncio.CancelledError:
         if not call.cancel():
+            if stop is not None:
+                stop()
             await _ended(result)
             if undo is not None and result.exception() is None:
                 await _ended(_submit(threads(), undo, result.result())[1])
         raise
+    finally:
+        del call, result
+
+
+def _cancel(call: concurrent.futures.Future[Any], _: object) -> None:
+    call.cancel()
 
 
 async def _ended(future: 'asyncio.Future[Any]') -> None:

@@ -115,7 +115,13 @@ class Request(NamedTuple):
 
 
 class ObjectWriter(abc.ABC):
-    """Writer of one object, which appears complete at ``close`` or not at all."""
+    """Writer of one object, which appears complete at ``close`` or not at all.
+
+    Attributes:
+      version: the version of the published object, if the store tells it.
+    """
+
+    version: str | None = None
 
     @abc.abstractmethod
     async def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -128,6 +134,14 @@ class ObjectWriter(abc.ABC):
     @abc.abstractmethod
     async def abort(self) -> None:
         """Discard what was written, leaving nothing behind."""
+
+    async def withdraw(self) -> bool | None:
+        """Remove the published object if it is provably this writer's, and return whether it was.
+
+        Returns:
+          None if the store keeps other writers from replacing it, so that its version is a proof.
+        """
+        return None
 
 
 class Store(abc.ABC):
@@ -308,6 +322,10 @@ class Store(abc.ABC):
 
     # --- writing
 
+    def keep_open(self, key: str) -> object:
+        """Return an object that keeps a local file open from its next read on, as long as the object exists."""
+        return None
+
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         """Open a writer for an object, which replaces an existing object at ``close``.
 
@@ -316,8 +334,8 @@ class Store(abc.ABC):
         """
         raise self._unsupported('writing', key)
 
-    async def write(self, key: str, data: bytes | bytearray | memoryview, new: bool = False) -> None:
-        """Write a whole object, as by ``open_writer``."""
+    async def write(self, key: str, data: bytes | bytearray | memoryview, new: bool = False) -> ObjectWriter:
+        """Write a whole object, as by ``open_writer``, and return its writer, which is closed."""
         writer = await self.open_writer(key, new)
         try:
             await writer.write(data)
@@ -325,6 +343,7 @@ class Store(abc.ABC):
         except BaseException:
             await writer.abort()
             raise
+        return writer
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         """Create a folder. Object stores have none: there, a folder is a common beginning of keys."""

@@ -54,7 +54,10 @@ def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
         converted = converted or _from_builtin(name, error)
         if converted is None:
             raise
-        raise converted from error
+        try:
+            raise converted from error
+        finally:
+            del converted  # otherwise its traceback keeps it, and all that its frames hold
 
 
 def _from_builtin(name: str, error: Exception) -> GranularError | None:

@@ -19,15 +19,21 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import Threads, offload
 from granular.aio.stores import Entry
 from granular.aio.stores.errors import translated
+from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
 
 MARKER: Final = '.granular-copy.json'
 """The file in a copied folder that names the source and tells whether the copy is complete."""
+
+_SHARD: Final = shard_name(0)
+"""The folder that holds the file once the copy of a sharded dataset is complete: granular 0.21 and 0.24 take every name
+beside the shards for a shard."""
 
 _ARCHIVES: Final = 4  # archives unpacked at a time
 _POLL: Final = 1.0  # seconds at most between two checks whether another process has finished
@@ -74,8 +80,8 @@ async def copy_to_local(
     others wait; if it dies, the next one copies.
 
     A folder has a ``.granular-copy.json`` before its first file is written; it names the source and finally marks the
-    copy as complete. A folder with files but without this marker was made by other means, and is used as it is; so is
-    an existing file, because files appear whole.
+    copy as complete, from within the first shard of a sharded dataset. A folder with files but without this marker was
+    made by other means, and is used as it is; so is an existing file, because files appear whole.
 
     Args:
       src: the file, folder or archive. If it does not exist, an archive of that name is used.
@@ -180,6 +186,8 @@ def _address(source: Path) -> str:
 async def _state(target: Path) -> dict[str, str] | None:
     """Return the content of a folder's marker; None if it has none."""
     marker = target / MARKER
+    if not await marker.exists():
+        marker = target / _SHARD / MARKER
     try:
         content = json.loads(await marker.read_bytes())
         return {'source': str(content['source']), 'state': str(content['state'])}
@@ -194,38 +202,45 @@ async def _state(target: Path) -> dict[str, str] | None:
 
 async def _copy_file(source: Path, target: Path, progress: Progress | None) -> LocalCopy:
     lock_folder = target.with_name(f'.{target.name}.copying')
-    async with _locked(lock_folder):
-        try:
-            if await target.exists():
-                return LocalCopy(f'{target}')
-            deleted = await offload(remove_leftovers, target.key)
-            await source.copy(target, progress=progress)
-        finally:
-            await target.store.delete_empty(lock_folder.key)
+    async with _locked(lock_folder, temporary=True):
+        if await target.exists():
+            return LocalCopy(f'{target}')
+        deleted = await offload(remove_leftovers, target.key)
+        await source.copy(target, progress=progress)
     return LocalCopy(f'{target}', True, deleted, False, 1, (await target.stat()).size, 0.0, 'file')
 
 
 @contextlib.asynccontextmanager
-async def _locked(folder: Path) -> AsyncIterator[None]:
-    """Create a local folder and hold its lock, waiting until the process that holds it finishes or ends."""
+async def _locked(folder: Path, temporary: bool = False) -> AsyncIterator[None]:
+    """Create a local folder and hold its lock, waiting until the process that holds it finishes or ends.
+
+    Args:
+      folder: the folder.
+      temporary: remove it in the end.
+    """
     store, wait, lock = cast(LocalStore, folder.store), 0.02, None
-    while lock is None:
-        await folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = await store.lock_folder(folder.key)
-        except NotFoundError:
-            continue  # removed by the previous holder
-        except AlreadyExistsError:
-            if not await folder.is_dir():
-                raise
-            if wait == 0.02:
-                logger.info('%s: waiting for another process that is copying it', folder)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, _POLL)
     try:
+        while lock is None:
+            await folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock = await store.lock_folder(folder.key)
+            except NotFoundError:
+                continue  # removed by the previous holder
+            except AlreadyExistsError:
+                if not await folder.is_dir():
+                    raise
+                if wait == 0.02:
+                    logger.info('%s: waiting for another process that is copying it', folder)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, _POLL)
         yield
     finally:
-        lock.release()
+        if temporary:
+            with contextlib.suppress(OSError, AlreadyExistsError):  # of another process, or removed by it
+                lock = lock or FolderLock(folder.key)
+                os.rmdir(folder.key)  # without awaiting, as the caller may be cancelled
+        if lock is not None:
+            lock.release()
 
 
 # --- folders --------------------------------------------------------------------------------------------------------
@@ -259,7 +274,11 @@ async def _copy_folder(
 
 async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) -> None:
     text = json.dumps({'source': _address(source), 'state': state, **counts})
-    await (target / MARKER).write_text(f'{text}\n')
+    if state == 'complete' and await (target / _SHARD).is_dir():
+        await (target / _SHARD / MARKER).write_text(f'{text}\n')
+        await (target / MARKER).unlink()
+    else:
+        await (target / MARKER).write_text(f'{text}\n')
 
 
 def _is_used(folder: str) -> bool:
@@ -294,7 +313,7 @@ class _Copying(FolderCopy):
 
     async def copy_entry(self, entry: Entry) -> None:
         name = relative_name(self._top, entry.key)
-        if name == MARKER:
+        if name in (MARKER, f'{_SHARD}/{MARKER}'):
             return  # the source is itself a copy
         stem, kind = split_name(name) if self._unpacks and not entry.is_dir else (name, '')
         if not kind:

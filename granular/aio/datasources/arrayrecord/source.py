@@ -118,6 +118,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
             raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
         self._parts = [_parse_spec(spec) for spec in paths]
         self._indices: dict[Path, Index] = {}
+        self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
         self._length = 0
         self._name = self._describe()
@@ -139,6 +140,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
     # --- opening
 
     async def _open(self) -> None:
+        self._kept = [path.store.keep_open(path.key) for path in {part.path for part in self._parts}]
         files = await self._read_indices({part.path for part in self._parts if part.stop < 0})
         self._parts = [
             dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
@@ -163,7 +165,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
         return files
 
     async def _close(self) -> None:
-        self._indices = {}
+        self._indices, self._kept = {}, []
 
     @property
     def _identity(self) -> tuple[Any, ...]:

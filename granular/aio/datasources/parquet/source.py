@@ -97,6 +97,7 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
         self._groups = RowGroups(self._indices, self._cache_bytes)
 
     async def _close(self) -> None:
+        await super()._close()
         await self._groups.release()
 
     # --- properties

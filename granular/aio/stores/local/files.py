@@ -1,8 +1,11 @@
 """Reads from local files, which are kept open and identified by their version."""
 
+import errno
 import os
+import resource
 import stat
 import threading
+import weakref
 import zlib
 from collections.abc import Callable
 
@@ -18,6 +21,8 @@ MAX_READ = 1 << 30
 IN_PLACE = 256 * KiB
 # Bytes at the end of a file that show if the file was appended to or rewritten.
 _END = 4 * KiB
+# Files that are kept open at most.
+_MOST = 512
 
 
 class OpenFile:
@@ -39,8 +44,8 @@ class OpenFile:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # The default argument is still available when modules are cleared at exit.
-        if self.fd >= 0:
-            close(self.fd)
+        if (fd := getattr(self, 'fd', -1)) >= 0:  # it may be interrupted before it is set
+            close(fd)
 
     def read_exactly(self, key: str, start: int, stop: int) -> bytes:
         """Read all bytes from ``start`` to ``stop``."""
@@ -114,51 +119,103 @@ def _rights_of(info: os.stat_result) -> tuple[int, ...]:
     return info.st_nlink, info.st_mode, info.st_uid, info.st_gid
 
 
-class OpenFiles:
-    """Recently opened files, kept open for the next read: at most ``limit`` of them, however many shards there are.
+class KeptFile:
+    """A file that readers keep open for their next reads, closed when the last of them drops this.
 
-    The keys are path and version, so that a reader of a file that was replaced continues with the file it opened.
+    Attributes:
+      opened: the file, by version: a reader of a file that was replaced continues with the file it opened.
     """
 
-    def __init__(self, limit: int = 512) -> None:
-        self._limit = limit
+    __slots__ = ('__weakref__', 'opened')
+
+    def __init__(self) -> None:
+        self.opened: dict[str, OpenFile] = {}
+
+
+class OpenFiles:
+    """The files that readers keep open, as many as the limit on descriptors allows, however many shards there are.
+
+    Other files are opened for each read.
+    """
+
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.opened: dict[tuple[str, str], OpenFile] = {}
+        # References without callbacks: an interrupt in a callback would be ignored.
+        self._kept: dict[str, weakref.ref[KeptFile]] = {}
+        self._most = 1024  # references, after which those that are dead are removed
+        self._order: dict[tuple[str, str], weakref.ref[KeptFile]] = {}  # by path and version, the oldest first
 
-    def current(self, path: str) -> OpenFile:
-        """Return the file as it is now."""
-        return self.opened.get((path, version_of(os.stat(path)))) or self._add(path, OpenFile(path))
+    def keep(self, path: str) -> KeptFile:
+        """Keep a file open from its next read on, as long as the returned object exists."""
+        with self._lock:
+            kept = self._find(path)
+            if kept is None:
+                kept = KeptFile()
+                self._kept[path] = weakref.ref(kept)
+                if len(self._kept) > self._most:
+                    self._kept = {path: reference for path, reference in self._kept.items() if reference() is not None}
+                    self._most = max(1024, 2 * len(self._kept))
+            return kept
 
-    def pinned(self, path: str, version: str) -> OpenFile:
-        """Return the file of the given version.
+    def _find(self, path: str) -> KeptFile | None:
+        reference = self._kept.get(path)
+        return None if reference is None else reference()
+
+    def get(self, path: str, version: str | None) -> OpenFile:
+        """Return the file of the given version, or the current one if that is None.
 
         Raises:
           ObjectChangedError: if it was replaced, and the earlier file is no longer open.
         """
-        file = self.opened.get((path, version))
+        kept = self._find(path)
+        known = version or version_of(os.stat(path))
+        file = None if kept is None else kept.opened.get(known)
         if file is None:
-            file = self._add(path, OpenFile(path))
-            if not is_version(version, file.version):
+            file = self._open(path)
+            if version is not None and not is_version(version, file.version):
                 raise changed(path, version, file.version)
-            self.opened[path, version] = file
+            if kept is not None:
+                self._add(path, version or file.version, file, kept)
         return file
 
-    def _add(self, path: str, file: OpenFile) -> OpenFile:
+    def _open(self, path: str) -> OpenFile:
+        try:
+            return OpenFile(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
         with self._lock:
-            while len(self.opened) >= self._limit:
-                del self.opened[next(iter(self.opened))]
-            self.opened[path, file.version] = file
-        return file
+            self._evict(0)
+        return OpenFile(path)
 
-    def get(self, path: str, version: str | None) -> OpenFile:
-        """Return the file of the given version, or the current one if that is None."""
-        return self.current(path) if version is None else self.pinned(path, version)
+    def _add(self, path: str, version: str, file: OpenFile, kept: KeptFile) -> None:
+        with self._lock:
+            self._evict(_limit() - 1)
+            kept.opened[version] = file
+            self._order[path, version] = weakref.ref(kept)
+
+    def _evict(self, left: int) -> None:
+        """Close the oldest files, until that many are left."""
+        if len(self._order) <= left:
+            return
+        self._order = {key: kept for key, kept in self._order.items() if kept() is not None}
+        while len(self._order) > left:
+            _, version = oldest = next(iter(self._order))
+            if (kept := self._order.pop(oldest)()) is not None:
+                kept.opened.pop(version, None)
 
     def forget(self, path: str) -> None:
-        """Release a file, or all files in a folder, before they are deleted."""
+        """Close a file, or all files in a folder, before they are deleted."""
         with self._lock:
-            for key in [key for key in self.opened if f'{key[0]}/'.startswith(f'{path}/')]:
-                del self.opened[key]
+            for key in [key for key in self._order if f'{key[0]}/'.startswith(f'{path}/')]:
+                if (kept := self._order.pop(key)()) is not None:
+                    kept.opened.pop(key[1], None)
+
+
+def _limit() -> int:
+    """Return how many files are kept open: half of the descriptors that the process may have, or 512."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST if allowed == resource.RLIM_INFINITY else max(1, min(_MOST, allowed // 2))
 
 
 files = OpenFiles()

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -48,6 +49,9 @@ class LocalStore(Store):
 
     # --- reading
 
+    def keep_open(self, key: str) -> object:
+        return files.keep(key)
+
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         if running_loop() is not None and (stop is None or stop - start > IN_PLACE):
             return await offload(self.read_now, key, start, stop, version)
@@ -61,7 +65,7 @@ class LocalStore(Store):
             data = file.read_exactly(key, first, max(first, file.size) if stop is None else stop)
             file.check(key)
         _count(1, len(data))
-        return Reply(data, first, file.size, file.version, holder=file)
+        return Reply(data, first, file.size, file.version)
 
     async def read_into(
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
@@ -217,7 +221,8 @@ class LocalStore(Store):
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.local.writing import copy_file
 
-        await offload_whole(copy_file, source, target)
+        stopped = threading.Event()
+        await offload_whole(copy_file, source, target, stopped, stop=stopped.set)
         return True
 
 

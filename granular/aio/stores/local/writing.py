@@ -6,11 +6,12 @@ import errno
 import os
 import re
 import secrets
-import shutil
+import threading
 import weakref
 from typing import BinaryIO, Final
 
 from granular.aio.http.reply import changed
+from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.threads import offload_whole
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
@@ -20,6 +21,7 @@ from granular.config import MiB
 from granular.errors import StoreError
 
 _TRIES: Final = 100
+_CHUNK: Final = 8 * MiB  # bytes copied at a time
 _TEMPORARY: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 
 
@@ -85,13 +87,14 @@ class LocalWriter(ObjectWriter):
             self._file.write(data)
 
     async def close(self) -> None:
-        await offload_whole(self._publish)
+        await offload_whole(self._publish, undo=self._withdraw)
 
-    def _publish(self) -> None:
+    def _publish(self) -> os.stat_result:
         try:
             with translated(self._key):
                 self._file.flush()
                 os.fsync(self._file.fileno())  # after a power cut, the name must not lead to an empty file
+                info = os.fstat(self._file.fileno())
                 if self._new:
                     # Unlike a rename, this does not replace the file of another writer.
                     os.link(self._temporary_path, self._key)
@@ -107,8 +110,16 @@ class LocalWriter(ObjectWriter):
                 error.add_note(f'removing {self._temporary_path} failed, too: {failure.strerror}')
             raise
         self.discard.detach()
+        return info
+
+    def _withdraw(self, published: os.stat_result) -> None:
+        """Remove a new file that was published although its writer was cancelled meanwhile."""
+        with translated(self._key), contextlib.suppress(FileNotFoundError):
+            if self._new and os.path.samestat(os.stat(self._key), published):
+                os.unlink(self._key)
 
     async def abort(self) -> None:
+        await ensure_uninterrupted()
         await offload_whole(self._abort)
 
     def _abort(self) -> None:
@@ -136,8 +147,8 @@ def sync(path: str) -> None:
         os.close(fd)
 
 
-def copy_file(source: str, target: str) -> None:
-    """Copy a file.
+def copy_file(source: str, target: str, stopped: threading.Event) -> None:
+    """Copy a file, unless the copy is stopped before its end.
 
     Raises:
       ObjectChangedError: if the source is written to during the copy.
@@ -147,8 +158,12 @@ def copy_file(source: str, target: str) -> None:
     with translated(target):
         file, temporary = create_temporary(target)
     try:
-        with translated(target):
-            shutil.copyfile(source, temporary)
+        with translated(target), open(source, 'rb', buffering=0) as original:
+            while chunk := original.read(_CHUNK):
+                if stopped.is_set():
+                    return
+                file.write(chunk)
+            file.flush()
             sync(temporary)
         with translated(source):
             after = version_of(os.stat(source))

@@ -52,6 +52,7 @@ logger: Final = logging.getLogger('granular')
 class S3Client(Client):
     """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
 
+    endpoint: str | None
     region: str
 
     def __init__(self, store: RemoteStore[Any]) -> None:
@@ -64,7 +65,7 @@ class S3Client(Client):
         with botocore_errors(store.root):
             session = botocore.Session(profile=options.get('profile'))
             session.get_scoped_config()  # raises for a profile that does not exist
-            self._endpoint, self.region, _ = store.endpoint
+            self.endpoint, self.region, _ = store.endpoint
             if options.get('key') is not None:
                 session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials = None if self._anon else session.get_credentials()
@@ -79,15 +80,15 @@ class S3Client(Client):
         self._base = self._address()
         self._skew = datetime.timedelta()
         express = store.bucket.endswith('--x-s3')
-        self.ordered: bool = not self._endpoint and not express
+        self.ordered: bool = not self.endpoint and not express
         self.etag_is_md5: bool = not express
         # Some servers of other vendors reject the checksums that S3 has supported since 2022.
-        self.takes_crc32c: bool = not self._endpoint
+        self.takes_crc32c: bool = not self.endpoint
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:
         return s3options.address(
-            self._store.root, self._endpoint, self.region, s3options.addressing(self._store.options)
+            self._store.root, self.endpoint, self.region, s3options.addressing(self._store.options)
         )
 
     # --- signing
@@ -135,7 +136,7 @@ class S3Client(Client):
 
     async def move(self, region: str) -> bool:
         # The endpoint of the options is never left, and an invalid region must not become part of a host name.
-        if self._endpoint or not _REGION.fullmatch(region):
+        if self.endpoint or not _REGION.fullmatch(region):
             return False
         if region != self.region:
             logger.info('%s is in region %s, not %s', self._store.root, region, self.region)

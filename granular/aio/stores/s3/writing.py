@@ -15,6 +15,7 @@ from granular.aio.stores.multipart import PartWriter
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
+from granular.aio.stores.s3.conditions import NEW, creates_once, note_replaced
 from granular.aio.stores.s3.documents import code_of, complete_body
 from granular.aio.stores.s3.replies import WRITER, ObjectMetadata, Part
 from granular.aio.stores.s3.uploads import abort
@@ -200,7 +201,10 @@ class S3Writer(PartWriter):
     async def abort(self) -> None:
         await super().abort()
         if self._published:
-            await self._withdraw()
+            try:
+                await self.withdraw()
+            except GranularError as error:
+                logger.warning('%s: was not published, but may exist: %s', self._name, error)
 
     def part_query(self, number: int) -> Sequence[tuple[str, str]]:
         """Return the query parameters of a request that sends a part."""
@@ -244,7 +248,7 @@ class S3Writer(PartWriter):
 
     async def _publish(self, attempt: Attempt) -> None:
         """Publish the object, with ``new`` only if it does not exist, and verify it."""
-        condition = {'If-None-Match': '*'} if self._new else {}
+        condition = NEW if self._new else {}
         self._published = True
         for tries in range(1, _CONFLICTS + 1):
             try:
@@ -308,6 +312,10 @@ class S3Writer(PartWriter):
         if metadata.writer in ('', self._token):  # some stores drop the metadata
             await self._verify(metadata)
             return
+        if self._new:
+            note_replaced(self._client)
+            self._published = False
+            raise AlreadyExistsError(f'{self._name}: another writer has replaced it in the meantime')
         # The last writer wins. An object that is older than the reply shows that the store has lost this one.
         younger = metadata.modified is None or metadata.modified > confirmation.time - _CLOCK_SKEW
         if not younger or not proven:
@@ -321,6 +329,7 @@ class S3Writer(PartWriter):
         Raises:
           StoreError: if its size or checksum differs.
         """
+        self.version = metadata.version
         digests, crc = metadata.content_info(self._client.etag_is_md5).digests, f'{self._crc:08x}'
         if metadata.size == self._size:
             if self._etag in (digests.get('md5'), digests.get('parts')) or digests.get('crc32c') == crc:
@@ -344,14 +353,13 @@ class S3Writer(PartWriter):
             crc = await offload(crc32c, reply.data, crc)
         return f'{crc:08x}'
 
-    async def _withdraw(self) -> None:
-        """Delete the object of a publication that failed or was interrupted, if this writer published it."""
-        try:
-            metadata = await self._head()
-            if metadata is not None and metadata.writer == self._token:
-                await self._client.delete_one(self._key, metadata.version)
-        except GranularError as error:
-            logger.warning('%s: was not published, but may exist: %s', self._name, error)
+    async def withdraw(self) -> bool:
+        if (metadata := await self._head()) is None:
+            return True
+        if metadata.writer != self._token or not await creates_once(self._client, self._key):
+            return False
+        await self._client.delete_one(self._key, metadata.version)
+        return True
 
 
 def _base64(crc: int) -> str:

@@ -1,0 +1,90 @@
+"""Servers that ignore the conditions of requests, as some of other vendors do."""
+
+import logging
+import uuid
+from typing import Final
+
+from granular.aio.http.transport import Answer
+from granular.aio.runtime.lock import Lock
+from granular.aio.stores.s3 import replies as s3replies
+from granular.aio.stores.s3.client import S3Client, md5_header
+from granular.aio.stores.s3.documents import complete_body
+from granular.aio.stores.s3.replies import Part
+from granular.aio.stores.s3.uploads import abort
+
+NEW: Final = {'If-None-Match': '*'}
+"""The condition that an object does not exist."""
+
+_REFUSED: Final = (409, 412)
+
+logger: Final = logging.getLogger('granular')
+_honour: Final[dict[str, bool]] = {}  # by endpoint
+_turns: Final = Lock()
+
+
+async def creates_once(client: S3Client, key: str) -> bool:
+    """Return whether the server refuses to create an object that exists, found out once per endpoint.
+
+    Otherwise, an object that a writer has created may be another's a moment later. To find out, a small object is
+    created beside the given one, and removed.
+    """
+    endpoint = client.endpoint
+    if not endpoint:
+        return True  # Amazon's own
+    async with _turns.turn():
+        if endpoint not in _honour:
+            folder = key[: key.rfind('/') + 1]
+            _honour[endpoint] = await _refuses_to_replace(client, f'{folder}.granular-conditions.{uuid.uuid4().hex}')
+            if not _honour[endpoint]:
+                _warn(endpoint)
+    return _honour[endpoint]
+
+
+def note_replaced(client: S3Client) -> None:
+    """Note that the server has replaced an object although it was to be new."""
+    endpoint = client.endpoint or 's3'
+    if _honour.get(endpoint, True):
+        _honour[endpoint] = False
+        _warn(endpoint)
+
+
+def _warn(endpoint: str) -> None:
+    logger.warning(
+        '%s: ignores the condition that an object is new (If-None-Match): concurrent writers of one path are not kept '
+        'apart, and a writer that fails leaves what it has published',
+        endpoint,
+    )
+
+
+async def _refuses_to_replace(client: S3Client, key: str) -> bool:
+    name = client.name(key)
+
+    async def put() -> int:
+        statuses = (200, *_REFUSED, 501)
+        headers = {**NEW, 'Content-MD5': md5_header(b'x')}
+        return await client.call('PUT', key, _status, headers=headers, body=b'x', statuses=statuses)
+
+    async def join() -> int:
+        upload = await client.call(
+            'POST', key, lambda answer: s3replies.upload_id(answer, name, key), query=[('uploads', '')]
+        )
+        try:
+            query = [('partNumber', '1'), ('uploadId', upload)]
+            etag = await client.call(
+                'PUT', key, lambda answer: s3replies.written_etag(answer, name), query=query, body=b'x'
+            )
+            body, headers = complete_body([Part(etag)]), {**NEW, 'Content-Type': 'application/xml'}
+            return await client.call(
+                'POST', key, _status, query=query[1:], headers=headers, body=body, statuses=(200, *_REFUSED, 501)
+            )
+        finally:
+            await abort(client, key, upload)
+
+    try:
+        return await put() != 501 and await put() in _REFUSED and await join() in _REFUSED
+    finally:
+        await client.delete_one(key)
+
+
+def _status(answer: Answer) -> int:
+    return answer.head.status

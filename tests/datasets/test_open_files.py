@@ -1,0 +1,97 @@
+"""Descriptors of local files: bounded by the limit of the process, and closed with the last reader."""
+
+import os
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+import granular
+from tests.support.programs import run_python
+
+
+def shards(folder, count=100):
+    with granular.ShardedDatasetWriter(folder, {'n': 'int', 'x': 'bytes'}, shardlen=1, checksums=False) as writer:
+        for n in range(count):
+            writer.append({'n': n, 'x': b'x' * n})
+    return folder
+
+
+@pytest.mark.parametrize('limit', [48, 96, 256])
+def test_readers_leave_descriptors_to_the_program(tmp_path, limit):
+    """The limit of macOS is 256."""
+    program = """
+        import asyncio, errno, os, resource, sys
+        import granular
+
+        folder, limit = sys.argv[1], int(sys.argv[2])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        with granular.ShardedDatasetReader(folder) as reader:
+            for _ in range(2):
+                assert [reader[i]['n'] for i in range(100)] == list(range(100))
+            assert [point['n'] for point in reader.fetch(range(99, -1, -1))] == list(range(99, -1, -1))
+            own = [os.open('/dev/null', os.O_RDONLY) for _ in range(limit // 8)]  # some are left
+            try:
+                while True:
+                    own.append(os.open('/dev/null', os.O_RDONLY))
+            except OSError as error:
+                assert error.errno == errno.EMFILE
+            # Files are closed to open others.
+            assert [reader[i]['n'] for i in range(100)] == list(range(100))
+        with open(__import__('os').devnull):
+            pass
+        print('ok')
+        """
+    done = run_python(program, str(shards(tmp_path / 'shards')), str(limit))
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'ok\n', '')
+
+
+def links(folder):
+    found = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')]
+    return [link for link in found if link.startswith(str(folder))]
+
+
+def tables(folder):
+    path = folder / 'table.parquet'
+    pyarrow.parquet.write_table(pyarrow.table({'n': np.arange(10)}), path)
+    return path
+
+
+READERS = {
+    'bag': lambda folder: granular.BagReader(shards(folder / 'shards', 3) / '000001' / 'x.bag'),
+    'dataset': lambda folder: granular.DatasetReader(shards(folder / 'shards', 3) / '000001'),
+    'shards': lambda folder: granular.ShardedDatasetReader(shards(folder / 'shards', 3)),
+    'shards, no table in memory': lambda folder: granular.ShardedDatasetReader(
+        shards(folder / 'shards', 3), cache_index=False
+    ),
+    'parquet': lambda folder: granular.ParquetDataSource(tables(folder)),
+    'file': lambda folder: granular.Path(tables(folder)).open('rb'),
+}  # fmt: skip
+
+
+def read(reader):
+    return reader.read(4) if hasattr(reader, 'read') else [reader[i] for i in range(len(reader))]
+
+
+@pytest.mark.parametrize('name', READERS)
+def test_files_close_with_their_last_reader(tmp_path, name):
+    first = READERS[name](tmp_path)
+    read(first)
+    assert links(tmp_path)
+    if hasattr(first, 'copy'):
+        second = first.copy()
+        first.close()
+        assert read(second)
+        second.close()
+    else:
+        first.close()
+    assert links(tmp_path) == []
+    dropped = READERS[name](tmp_path / 'dropped') if (tmp_path / 'dropped').mkdir() is None else None
+    read(dropped)
+    del dropped
+    assert links(tmp_path) == []
+    path = tmp_path / 'plain'
+    path.write_bytes(b'content')
+    assert granular.Path(path).read_range(1, 3) == b'on'
+    assert links(tmp_path) == []

@@ -1,0 +1,123 @@
+"""Two writers of one path in a bucket whose server ignores conditions, in many orders of their requests."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import re
+import threading
+
+import pytest
+
+import granular
+from granular.errors import GranularError
+from tests.support.fault_proxy import FaultProxy
+from tests.support.tables import examples
+
+SPEC = {'n': 'int', 'x': 'bytes'}
+CONDITIONS = (b'if-none-match', b'if-match')
+
+
+class UnconditionalProxy(FaultProxy):
+    """A proxy that takes all conditions from requests, and has two writers take turns, known by their access keys.
+
+    Attributes:
+      turns: the writers, by the first letter of their access keys, in the order of their next changes; a writer that is
+        not in it does not wait.
+      ended: the writers that have ended, whose turns are skipped.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(upstream)
+        self.turns: list[str] = []
+        self.ended: set[str] = set()
+        self._passed = asyncio.Condition()
+
+    async def _forward(self, request: bytes) -> bytes:
+        head, gap, body = request.partition(b'\r\n\r\n')
+        lines = [line for line in head.split(b'\r\n') if line.partition(b':')[0].lower() not in CONDITIONS]
+        request = b'\r\n'.join(lines) + gap + body
+        writer = re.search(rb'Credential=(\w)', head)
+        if head.startswith((b'GET', b'HEAD')) or writer is None:
+            return await super()._forward(request)
+        name = writer[1].decode()
+        async with self._passed:
+            await self._passed.wait_for(lambda: not self.turns or self.turns[0] == name)
+        reply = await super()._forward(request)
+        await self._pass(name)
+        return reply
+
+    async def _pass(self, name: str) -> None:
+        async with self._passed:
+            if self.turns and self.turns[0] == name:
+                del self.turns[0]
+            while self.turns and self.turns[0] in self.ended:
+                del self.turns[0]
+            self._passed.notify_all()
+
+    def end(self, name: str) -> None:
+        """Skip the further turns of a writer."""
+        self.ended.add(name)
+        asyncio.run_coroutine_threadsafe(self._pass(name), self.loop).result()
+
+    def path(self, path: granular.Path, key: str) -> granular.Path:
+        """Return the same path, reached through this proxy as a writer."""
+        return granular.Path(str(path), endpoint_url=self.endpoint, key=key, secret='secret')
+
+
+def points(name: str, alike: bool) -> list[dict[str, object]]:
+    content = b'same' if alike else name.encode() * 4
+    return [{'n': i, 'x': content} for i in range(5)]
+
+
+@pytest.mark.parametrize('alike', [False, True])
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_rivals_on_a_server_without_conditions_leave_the_whole_dataset_of_one_that_succeeded(
+    moto, layout, alike, caplog
+):
+    rng = random.Random(f'{layout} {alike}')
+    with UnconditionalProxy(moto.endpoint) as proxy:
+        for _ in range(examples(24)):
+            folder = moto.place()
+            proxy.turns, proxy.ended = rng.choices('ab', k=rng.choice([4, 12, 24])), set()
+            succeeded, met = [], threading.Barrier(2)
+
+            def write(name, folder=folder, succeeded=succeeded, met=met):
+                try:
+                    with contextlib.suppress(GranularError):
+                        with granular.DatasetWriter(
+                            proxy.path(folder, name), SPEC, granular.encoders, layout
+                        ) as writer:
+                            met.wait()
+                            for point in points(name, alike):
+                                writer.append(point)
+                        succeeded.append(name)
+                finally:
+                    proxy.end(name)
+
+            threads = [threading.Thread(target=write, args=(name,)) for name in 'ab']
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            if not succeeded:
+                assert not (folder / 'spec.json').exists()
+                continue
+            with granular.DatasetReader(folder, granular.decoders, verify=True) as reader:
+                assert list(reader) in [points(name, alike) for name in succeeded]
+    assert 'ignores the condition' in caplog.text
+
+
+@pytest.mark.parametrize('honours', [True, False])
+def test_a_server_is_asked_once_if_it_honours_conditions(moto, honours, caplog):
+    caplog.set_level(logging.WARNING)
+    with (FaultProxy if honours else UnconditionalProxy)(moto.endpoint) as proxy:
+        proxy.plan = lambda call: 'status 403' if call.path.endswith('x.bag') and call.method == 'PUT' else ''
+        for _ in range(3):
+            folder = granular.Path(str(moto.place()), endpoint_url=proxy.endpoint, key='a', secret='b')
+            with pytest.raises(GranularError), granular.DatasetWriter(folder, SPEC, granular.encoders) as writer:
+                writer.append(points('a', True)[0])
+            left = sorted(path.name for path in folder.rglob('*'))
+            assert left == [] if honours else 'refs.bag' in left
+        assert len({path for _, path in proxy.calls if '.granular-conditions' in path}) == 1
+    assert caplog.text.count('ignores the condition') == (not honours)

@@ -1,0 +1,276 @@
+"""Ctrl-C at counted points of writers, readers, conversions and copies, which are then resumed as documented.
+
+The interpreter looks for signals where functions begin, and where calls of C functions return. An interrupt comes at
+the n-th of these points: on the main thread as KeyboardInterrupt itself, and on the loop of the library as a signal to
+the main thread, which waits for it. ``make test-full`` interrupts at 500 of them in each program.
+"""
+
+import contextlib
+import dis
+import gc
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import granular
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.errors import AlreadyExistsError, GranularError
+from tests.support.tables import FULL_TABLES
+
+SPEC = {'n': 'int', 'x': 'bytes'}
+COUNT = 7
+POINTS = [{'n': i * i, 'x': bytes([i]) * (i * 37 % 50)} for i in range(COUNT)]
+RESUME = dis.opmap['RESUME']
+
+
+# --- programs, which resume what is there
+
+
+def write_bag(root: granular.Path, version: int) -> None:
+    root.mkdir(exist_ok=True)
+    with granular.BagWriter(root / 'x.bag', version) as writer:
+        for point in POINTS[len(writer) :]:
+            writer.append(point['x'])
+
+
+def write_dataset(root: granular.Path, layout: Any) -> None:
+    with granular.DatasetWriter(root, SPEC, granular.encoders, layout) as writer:
+        for point in POINTS[writer.found :]:
+            writer.append(point)
+
+
+def write_shards(root: granular.Path, layout: Any) -> None:
+    with granular.ShardedDatasetWriter(root, SPEC, granular.encoders, 2, layout=layout) as writer:
+        for point in POINTS[writer.found :]:
+            writer.append(point)
+
+
+def convert(root: granular.Path, iterable: bool) -> None:
+    granular.convert((point for point in POINTS) if iterable else POINTS, root, spec=SPEC, shardlen=2)
+
+
+def write_file(root: granular.Path, streamed: bool) -> None:
+    root.mkdir(exist_ok=True)
+    if not streamed:
+        (root / 'x').write_bytes(bytes(5000))
+        return
+    with (root / 'x').open('wb') as file:
+        for _ in range(5):
+            file.write(bytes(1000))
+
+
+def copy_file(root: granular.Path) -> None:
+    root.mkdir(exist_ok=True)
+    (sources(root) / 'refs' / 'spec.json').copy(root / 'copy.json')
+
+
+def copy_folder(root: granular.Path) -> None:
+    (sources(root) / 'shards').copy(root)
+
+
+def copy_to_local(root: granular.Path, name: str) -> None:
+    granular.copy_to_local(sources(root) / name, root / 'copy')
+
+
+def read(root: granular.Path, name: str) -> None:
+    kind: Any = granular.ShardedDatasetReader if name == 'shards' else granular.DatasetReader
+    with kind(sources(root) / name, granular.decoders) as reader:
+        assert list(reader) == POINTS
+        assert reader.fetch([3, 1]) == [POINTS[3], POINTS[1]]
+
+
+def load(root: granular.Path) -> None:
+    with granular.DatasetReader(sources(root) / 'refs', granular.decoders) as reader:
+        batches = granular.sources.Transform(
+            granular.sources.Epochs(reader, shuffle=False), lambda point, seed: {'n': point['n']}
+        )
+        with granular.Loader(batches, 2) as loader:
+            assert [next(loader)['n'].tolist() for _ in range(3)] == [[0, 1], [4, 9], [16, 25]]
+
+
+PROGRAMS: dict[str, Callable[[granular.Path], None]] = {
+    'bag, version 1': lambda root: write_bag(root, 1),
+    'bag, version 2': lambda root: write_bag(root, 2),
+    'bag, version 3': lambda root: write_bag(root, 3),
+    'dataset, refs': lambda root: write_dataset(root, 'refs'),
+    'dataset, columns': lambda root: write_dataset(root, 'columns'),
+    'shards, refs': lambda root: write_shards(root, 'refs'),
+    'shards, columns': lambda root: write_shards(root, 'columns'),
+    'conversion': lambda root: convert(root, False),
+    'conversion of an iterable': lambda root: convert(root, True),
+    'file': lambda root: write_file(root, False),
+    'file, streamed': lambda root: write_file(root, True),
+    'copy of a file': copy_file,
+    'copy of a folder': copy_folder,
+    'local copy of a file': lambda root: copy_to_local(root, 'refs/x.bag'),
+    'local copy of a folder': lambda root: copy_to_local(root, 'shards'),
+    'reader': lambda root: read(root, 'refs'),
+    'reader of shards': lambda root: read(root, 'shards'),
+    'loader': load,
+}  # fmt: skip
+
+
+def sources(root: granular.Path) -> granular.Path:
+    """Return the folder with the datasets that are read and copied."""
+    return root.parent / 'sources'
+
+
+def contents(root: granular.Path) -> dict[str, bytes | None]:
+    """Return what is below a folder, with None for folders."""
+    return {str(path.relative_to(root)): None if path.is_dir() else path.read_bytes() for path in root.rglob('*')}
+
+
+# --- interrupts
+
+
+class Interrupt:
+    """One interrupt of a block, at the n-th point where the interpreter looks for signals.
+
+    Attributes:
+      count: the points that the block has passed.
+      where: the frames at the point; empty if the block has ended before.
+    """
+
+    def __init__(self, at: int = -1) -> None:
+        self._at = at
+        self.count = 0
+        self.where: list[str] = []
+
+    def _passes(self, frame: Any, event: str) -> bool:
+        if self.where or event not in ('call', 'c_return'):
+            return False
+        self.count += 1
+        if not 0 < self._at <= self.count:
+            return False
+        if event == 'call':  # not where an exception is thrown into a generator, nor where one resumes after an await
+            code, position = frame.f_code.co_code, frame.f_lasti
+            if code[position] != RESUME or code[position + 1] > 1:
+                return False
+        caller = frame
+        while caller is not None:  # Python itself ignores what is raised in finalizers
+            if caller.f_code.co_name == '__del__' or caller.f_code.co_qualname == 'finalize.__call__':
+                return False
+            caller = caller.f_back
+        while frame is not None and len(self.where) < 12:
+            self.where.append(f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}')
+            frame = frame.f_back
+        return True
+
+
+class MainThread(Interrupt):
+    """An interrupt that comes between two instructions of the main thread."""
+
+    def __enter__(self) -> 'MainThread':
+        sys.setprofile(self._event)
+        return self
+
+    def _event(self, frame: Any, event: str, arg: object) -> None:
+        if self._passes(frame, event):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def __exit__(self, *args: object) -> None:
+        sys.setprofile(None)
+
+
+class Loop(Interrupt):
+    """An interrupt of the main thread while it waits for the loop, which has come to a point."""
+
+    def __enter__(self) -> 'Loop':
+        self._received = threading.Event()
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        run(self._set_profile(self._event))
+        return self
+
+    async def _set_profile(self, function: Any) -> None:
+        await ensure_event_loop()
+        sys.setprofile(function)
+
+    def _event(self, frame: Any, event: str, arg: object) -> None:
+        if self._passes(frame, event):
+            sys.setprofile(None)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self._received.wait(10)
+
+    def _handle(self, *args: object) -> None:
+        self._received.set()
+        raise KeyboardInterrupt
+
+    def __exit__(self, *args: object) -> None:
+        run(self._set_profile(None))
+        signal.signal(signal.SIGINT, self._before)
+
+
+def points(count: int) -> range:
+    """Return the points at which a block that has ``count`` of them is interrupted."""
+    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 12)))
+
+
+@pytest.fixture(scope='module')
+def originals(tmp_path_factory: pytest.TempPathFactory) -> granular.Path:
+    root = granular.Path(tmp_path_factory.mktemp('interrupts'))
+    write_dataset(root / 'sources' / 'refs', 'refs')
+    write_shards(root / 'sources' / 'shards', 'refs')
+    return root
+
+
+@contextlib.contextmanager
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Collect the exceptions that Python ignores, such as those of finalizers."""
+    ignored: list[str] = []
+    monkeypatch.setattr(sys, 'unraisablehook', lambda found: ignored.append(f'{found.exc_type} in {found.object}'))
+    yield ignored
+
+
+def descriptors() -> int:
+    gc.collect()
+    links = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')]
+    return len([link for link in links if '/sources/' not in link])
+
+
+@pytest.mark.filterwarnings('ignore')  # writers that were not closed, and coroutines that were not awaited
+@pytest.mark.parametrize('kind', [MainThread, Loop])
+@pytest.mark.parametrize('name', PROGRAMS)
+def test_interrupted_program_is_resumed(name: str, kind: Any, originals, monkeypatch, caplog):
+    program = PROGRAMS[name]
+    whole, root = (originals / f'{folder}, {name}, {kind.__name__}' for folder in ('whole', 'data'))
+    program(whole)
+    expected = contents(whole) if whole.exists() else {}
+    with kind() as counted:
+        program(root)
+    remove(root, whole)
+    before = descriptors()
+    with unraisable(monkeypatch) as ignored:
+        for at in points(counted.count):
+            interrupt = kind(at)
+            try:
+                with interrupt:
+                    program(root)
+                swallowed = bool(interrupt.where)
+            except KeyboardInterrupt:
+                swallowed = False
+            problem = f'{name}, point {at}: {interrupt.where}'
+            assert not swallowed, problem
+            assert not ignored, f'{problem}: {ignored}'
+            try:
+                program(root)
+            except AlreadyExistsError as error:  # it was published before the interrupt
+                assert 'another writer' not in str(error), problem
+            except (GranularError, AssertionError) as error:
+                raise AssertionError(problem) from error
+            assert (contents(root) if root.exists() else {}) == expected, problem
+            remove(root)
+        # An interrupt between the system call that opens a file and the next instruction loses its descriptor.
+        assert descriptors() <= before + 2
+
+
+def remove(*folders: granular.Path) -> None:
+    for folder in folders:
+        if folder.exists():
+            folder.rmtree()
