@@ -193,7 +193,7 @@ class Turns:
         if not isinstance(state, Mapping) or 'at' not in state:
             hosts, host, at = 1, None, state
             if terms.version == 1 and (terms.held or not terms.in_step):
-                self._judge_unknown(terms)
+                judge_unnamed_hosts(terms.stage, self.count)
         else:
             hosts, host, at = state.get('hosts', 1), state.get('host'), state['at']
             if type(hosts) is not int or hosts < 1 or not (host is None or type(host) is int):
@@ -208,12 +208,17 @@ class Turns:
             )
         return at
 
-    def _judge_unknown(self, terms: Terms) -> None:
-        """Refuse a state of version 1, which has no number of hosts; without shards, take it for that of one host."""
-        earlier = f'{terms.stage}: an earlier release saved the state, without the number of hosts'
-        if self.count > 1:
-            raise StateError(f'{earlier}: continue with that release, or from the start of an epoch')
-        logger.warning('%s: it is taken for that of a single host', earlier)
+
+def judge_unnamed_hosts(stage: str, hosts: int) -> None:
+    """Judge a state of version 1, which has no number of hosts, of a stage for which it matters.
+
+    Raises:
+      StateError: if there are several hosts; one without others takes it for its own, and logs it.
+    """
+    earlier = f'{stage}: an earlier release saved the state, without the number of hosts'
+    if hosts > 1:
+        raise StateError(f'{earlier}: continue with that release, or from the start of an epoch')
+    logger.warning('%s: it is taken for that of a single host', earlier)
 
 
 def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:

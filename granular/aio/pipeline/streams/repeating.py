@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
-from granular.aio.pipeline.position import FREE, Terms, bare
+from granular.aio.pipeline.position import FREE, Terms, bare, judge_unnamed_hosts
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
@@ -170,11 +170,13 @@ class Caching(Flow):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         if type(state) is int:  # of version 1
-            if state and (self._parent.adapts or self._parent.hosts > 1):
+            if state and self._parent.adapts:
                 raise StateError(
-                    'cache(): an earlier release saved the state, without the number of hosts or the weights that the '
-                    'elements depend on: continue with that release, or from the start of an epoch'
+                    'cache(): an earlier release saved the state, without the weights of mixes: continue with that '
+                    'release, or from the start of an epoch'
                 )
+            if state:
+                judge_unnamed_hosts('cache()', self._parent.hosts)
             state = {'parent': self._held.before, 'place': state}
         place, own = number_of(state, 'place'), self._held.before
         keeps = not place or not self._parent.adapts or state['parent'] is own or state == self.state()
