@@ -248,7 +248,10 @@ def test_worker_errors_reach_the_consumer():
         assert [next(batches)['i'][0] for _ in range(4)] == [0, 10, 20, 30]
         with pytest.raises(KeyError, match='mine') as caught:
             next(batches)
-        assert caught.value.__notes__ == ['while transforming the datapoint at step 41, in Transform(at, seed=0)']
+        assert caught.value.__notes__ == [
+            'while transforming the datapoint at index 41, in Transform(at, seed=0)',
+            'in the batch of the steps 40 to 49 of the Loader',
+        ]
         assert 'in raise_error' in str(caught.value.__cause__)
         assert batches.save()['step'] == 40
         batches.load({'step': 50, 'seed': 0})

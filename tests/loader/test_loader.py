@@ -157,10 +157,26 @@ def test_error_is_raised_unchanged_at_its_batch():
         for _ in range(2):
             with pytest.raises(LookupError, match='this one') as caught:
                 next(loader)
-            assert 'step 9' in ''.join(caught.value.__notes__)
+            assert caught.value.__notes__ == [
+                'while loading the datapoint at index 9',
+                'in the batch of the steps 8 to 11 of the Loader',
+            ]
             assert loader.save()['step'] == 8
         loader.load({'step': 12})
         assert steps(loader, 1) == [[12, 13, 14, 15]]
+
+
+def test_errors_name_the_step_of_the_loader_and_the_index_in_the_stage(caplog):
+    def check(datapoint):
+        if datapoint['x'] == 7:
+            raise ValueError('bad')
+        return datapoint
+
+    dataset = granular.MapDataset.source(Numbers(20)).map(check)[5:]
+    with granular.Loader(dataset, 4, on_error='skip') as loader:
+        assert steps(loader, 1) == [[5, 6, 8]]
+        assert loader.errors == [(2, 'ValueError: bad (at index 7 of the stage)')]
+    assert 'the datapoint at step 2 failed: ValueError: bad (at index 7 of the stage)' in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -134,15 +134,15 @@ BATCHES = (
 @pytest.mark.parametrize(
     ('make', 'note'),
     [
-        (lambda d, f: d.map(abs).map(f), 'while transforming the datapoint at step 3, in map(fail)'),
-        (lambda d, f: d.filter(f), 'while filtering the datapoint at step 3, in filter(fail)'),
+        (lambda d, f: d.map(abs).map(f), 'while transforming the datapoint at index 3, in map(fail)'),
+        (lambda d, f: d.filter(f), 'while filtering the datapoint at index 3, in filter(fail)'),
         (
             lambda d, f: d.random_map(lambda x, r: f(x), seed=1),
-            'while transforming the datapoint at step 3, in random_map(',
+            'while transforming the datapoint at index 3, in random_map(',
         ),
-        (lambda d, f: d.flat_map(f, max_fan_out=2), 'while splitting the datapoint at step 3, in flat_map(fail'),
-        (lambda d, f: d.batch(2, batch_fn=lambda b: f(b[-1])), 'while batching the datapoint at step 1, in batch(2, '),
-        (lambda d, f: d.to_iter_dataset().map(f), 'while transforming the datapoint at step 3, in map(fail)'),
+        (lambda d, f: d.flat_map(f, max_fan_out=2), 'while splitting the datapoint at index 3, in flat_map(fail'),
+        (lambda d, f: d.batch(2, batch_fn=lambda b: f(b[-1])), 'while batching the datapoint at index 1, in batch(2, '),
+        (lambda d, f: d.to_iter_dataset().map(f), 'while transforming the datapoint at index 3, in map(fail)'),
         (lambda d, f: d.to_iter_dataset().batch(1).map(lambda b: f(b[0])), 'while computing element 3, in map('),
         (lambda d, f: d.to_iter_dataset().batch(1).filter(lambda b: f(b[0])), 'while computing element 3, in filter('),
         (lambda d, f: d.to_iter_dataset().flat_map(f), 'while computing element 3, in flat_map(fail)'),

@@ -117,7 +117,7 @@ def test_errors_name_the_dataset_and_do_not_shift_the_state():
         with pytest.raises(OSError, match='file 2 is away') as caught:
             while True:
                 elements.append(next(iterator))
-        assert caught.value.__notes__[0].startswith('while transforming the datapoint at step 2, in map(')
+        assert caught.value.__notes__[0].startswith('while transforming the datapoint at index 2, in map(')
         state = iterator.get_state()
         with pytest.raises(OSError, match='file 2 is away'):
             next(iterator)

@@ -173,7 +173,7 @@ def test_data_errors_are_skipped_replaced_and_counted():
     with pytest.raises(ValueError, match='2 is bad') as caught:
         list(dataset.to_iter_dataset())
     assert caught.value.__notes__ == [
-        'while transforming the datapoint at step 2, in map(test_data_errors_are_skipped_replaced_and_counted.fail)'
+        'while transforming the datapoint at index 2, in map(test_data_errors_are_skipped_replaced_and_counted.fail)'
     ]
     with pytest.raises(InvalidArgumentError, match='on_error'):
         dataset.to_iter_dataset(on_error='ignore')

@@ -165,7 +165,7 @@ def test_errors_name_the_step():
     with pytest.raises(KeyError, match='mine') as caught:
         source.fetch([7])
     (note,) = caught.value.__notes__
-    assert note.startswith('while transforming the datapoint at step 7, in Transform(')
+    assert note.startswith('while transforming the datapoint at index 7, in Transform(')
 
 
 async def test_async_api():

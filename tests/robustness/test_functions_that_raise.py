@@ -180,4 +180,4 @@ def test_function_error_names_the_exception():
     ) as caught:
         run(aio.MapDataset.range(COUNT).map(Raises('StopIteration')).get(BAD))
     assert isinstance(caught.value, RuntimeError)
-    assert caught.value.__notes__ == [f'while transforming the datapoint at step {BAD}, in map(Raises)']
+    assert caught.value.__notes__ == [f'while transforming the datapoint at index {BAD}, in map(Raises)']

@@ -30,20 +30,20 @@ class Failure:
     """Placeholder for a datapoint that failed, when the consumer handles errors.
 
     Attributes:
-      step: the step of the source that failed.
+      index: its index in the stage that failed.
       error: the exception.
     """
 
     error: Exception
-    step: int
+    index: int
 
-    __slots__ = ('error', 'step')
+    __slots__ = ('error', 'index')
 
-    def __init__(self, step: int, error: Exception) -> None:
-        self.step, self.error = step, error
+    def __init__(self, index: int, error: Exception) -> None:
+        self.index, self.error = index, error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.step, *portable(self.error))
+        return _unpickled, (self.index, *portable(self.error))
 
 
 def of_datapoint(error: Exception) -> bool:
@@ -91,9 +91,9 @@ def remote(chain: Sequence[BaseException], text: str) -> BaseException:
     return chain[0]
 
 
-def _unpickled(step: int, chain: Sequence[Exception], text: str) -> Failure:
+def _unpickled(index: int, chain: Sequence[Exception], text: str) -> Failure:
     remote(chain, text)
-    return Failure(step, chain[0])
+    return Failure(index, chain[0])
 
 
 class Errors:
@@ -102,16 +102,17 @@ class Errors:
     Args:
       on_error: 'raise', 'skip', or a function of index and error that returns a replacement for the datapoint, or None
         to skip it, or raises.
+      unit: what the first of its arguments is: the index of the datapoint in a stage, or the step of a Loader.
 
     Attributes:
       count: the number of datapoints that failed.
-      recent: the last thousand of them, as (index, message).
+      recent: the last thousand of them, as (index or step, message).
     """
 
-    def __init__(self, on_error: OnError) -> None:
+    def __init__(self, on_error: OnError, unit: Literal['index', 'step'] = 'index') -> None:
         if on_error not in ('raise', 'skip') and not callable(on_error):
             raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
-        self.on_error = on_error
+        self.on_error, self._unit = on_error, unit
         self.count: int = 0
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
         self._reasons: collections.Counter[str] = collections.Counter()
@@ -125,14 +126,14 @@ class Errors:
         """Return the replacement of a failed datapoint; None to skip it."""
         if self.on_error == 'raise':
             raise failure.error
-        return call_user(self.on_error, failure.step, failure.error) if callable(self.on_error) else None
+        return call_user(self.on_error, failure.index, failure.error) if callable(self.on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
         """Count and log datapoints that failed."""
-        for step, message in failed:
+        for number, message in failed:
             self.count += 1
-            self.recent.append((step, message))
-            logger.warning('the datapoint at step %d failed: %s', step, message)
+            self.recent.append((number, message))
+            logger.warning('the datapoint at %s %d failed: %s', self._unit, number, message)
             reason = _NUMBER.sub('…', message)
             known = reason in self._reasons or len(self._reasons) < _REASONS
             self._reasons[reason if known else 'other reasons'] += 1
@@ -146,5 +147,5 @@ class Errors:
 
 
 def outline(failure: Failure) -> tuple[int, str]:
-    """Return a failure as (step, message), for counting and for other processes."""
-    return failure.step, summary(failure.error)
+    """Return a failure as (index, message), for counting and for other processes."""
+    return failure.index, summary(failure.error)

@@ -44,7 +44,7 @@ class Assembly:
     """
 
     def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError) -> None:
-        self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error)
+        self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error, 'step')
         self.captures: bool = not self._errors.raises
         self.recycled: collections.deque[Batch] = collections.deque()
 
@@ -99,7 +99,8 @@ class Assembly:
                 except DatapointError as error:
                     datapoint = Failure(step, error)
             if type(datapoint) is Failure:
-                failed.append(outline(datapoint))
+                index, message = outline(datapoint)
+                failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
                 datapoint = self._errors.resolve(Failure(step, datapoint.error))
                 if datapoint is not None:
                     check(datapoint, step, self._spec)

@@ -275,7 +275,7 @@ class _Core(Running):
         self._assembly: Assembly | None = None
         self._returned: collections.deque[Batch] = collections.deque()
         self._spec: Spec | None = None
-        self.errors = Errors(on_error)
+        self.errors = Errors(on_error, 'step')
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
         self._added = dict(self.counts)  # by the last batch
 
@@ -391,12 +391,15 @@ class _Core(Running):
 
     async def _make(self, step: int, _: int) -> LoadedBatch:
         first = step + self.turns.offset
-        if self._processes is not None:
-            loaded: LoadedBatch = await self._processes.make(first)
-            return loaded
-        if self._assembly is None:
+        maker = self._processes or self._assembly
+        if maker is None:
             raise ClosedError('the loader is closed')
-        return await self._assembly.make(first)
+        try:
+            loaded: LoadedBatch = await maker.make(first)
+        except Exception as error:
+            error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
+            raise
+        return loaded
 
     async def _close(self) -> None:
         await ensure_event_loop()

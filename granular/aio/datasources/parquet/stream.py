@@ -127,7 +127,7 @@ class ParquetRows(Source):
         if Failure in set(map(type, values)):
             for step, value in zip(steps.tolist(), values, strict=True):
                 if type(value) is Failure:
-                    value.step = step
+                    value.index = step
         return values
 
     def _plan(self, layout: _FileLayout, groups: list[int], step: int) -> list[int]:

@@ -357,11 +357,11 @@ def length_of(source: Any) -> int:
 
 
 async def map_in_threads(
-    calls: Sequence[Callable[[Any, int], Any]], datapoints: Sequence[Any], doing: str, steps: Sequence[int]
+    calls: Sequence[Callable[[Any, int], Any]], datapoints: Sequence[Any], doing: str, indices: Sequence[int]
 ) -> list[Any]:
-    """Call user functions on each datapoint and its step, one after another, in threads.
+    """Call user functions on each datapoint and its index, one after another, in threads.
 
-    None and ``Failure`` pass through unchanged. Errors get a note that names the step, and the stage of the function.
+    None and ``Failure`` pass through unchanged. Errors get a note that names the index, and the stage of the function.
     """
     capture = capturing.get()
     first, *rest = calls
@@ -371,30 +371,30 @@ async def map_in_threads(
         if datapoint is None or type(datapoint) is Failure:
             return datapoint
         try:
-            return first(datapoint, steps[i])
+            return first(datapoint, indices[i])
         except Exception as error:
-            return failed(error, steps[i], first)
+            return failed(error, indices[i], first)
 
     def several(i: int) -> Any:
-        datapoint, step = datapoints[i], steps[i]
+        datapoint, index = datapoints[i], indices[i]
         try:
             for fn in calls:
                 if datapoint is None or type(datapoint) is Failure:
                     return datapoint
-                datapoint = fn(datapoint, step)
+                datapoint = fn(datapoint, index)
         except Exception as error:
-            return failed(error, step, fn)
+            return failed(error, index, fn)
         return datapoint
 
-    def failed(error: Exception, step: int, call: Any) -> Failure:
+    def failed(error: Exception, index: int, call: Any) -> Failure:
         if isinstance(error, CONTROL):
             error = function_error(error)
         stage = getattr(call, '__self__', None)
         where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
-        error.add_note(f'while {doing} the datapoint at step {step}{where}')
+        error.add_note(f'while {doing} the datapoint at index {index}{where}')
         if not capture:
             raise error
-        return Failure(step, error)
+        return Failure(index, error)
 
     return await map_threads(several if rest else single, len(datapoints))
 
@@ -404,10 +404,10 @@ def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int]
     if not timing.on:
         return call
 
-    def counted(datapoint: Any, step: int) -> Any:
+    def counted(datapoint: Any, index: int) -> Any:
         began = time.perf_counter()
         try:
-            return call(datapoint, step)
+            return call(datapoint, index)
         finally:
             stage.record_time(1, time.perf_counter() - began)
 
