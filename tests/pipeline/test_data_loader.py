@@ -269,6 +269,31 @@ def test_sampler_is_not_called_on_the_event_loop():
     assert list(DataLoader(data_source=Source(range(1000)), sampler=sampler)) == list(range(1000))
 
 
+@pytest.mark.parametrize(('before', 'after'), [(2, 1), (2, 3), (3, 2), (1, 2)])
+def test_states_of_samplers_without_a_shard_fit_any_number_of_hosts(before, after):
+    class Backwards:
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, index):
+            return granular.RecordMetadata(index, record_key=19 - index)
+
+    def loader(host, hosts):
+        return DataLoader(data_source=range(20), sampler=Backwards(), shard_options=ShardOptions(host, hosts))
+
+    seen = []
+    for host in range(before):
+        iterator = iter(loader(host, before))
+        seen += [next(iterator) for _ in range(3)]
+        state = json.loads(json.dumps(iterator.get_state()))
+        iterator.close()
+    for host in range(after):
+        with iter(loader(host, after)) as iterator:
+            iterator.set_state(state)
+            seen += list(iterator)
+    assert sorted(seen) == list(range(20))
+
+
 def test_samplers_may_have_a_shard_as_those_of_grain():
     class Shard:
         shard_index, shard_count, drop_remainder = 1, 2, False

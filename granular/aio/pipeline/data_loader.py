@@ -127,8 +127,11 @@ class DataLoader:
         seed = getattr(sampler, 'seed', None)
         if isinstance(sampler, IndexSampler) and seed is None and any(name == 'random_map' for name, _ in steps):
             raise InvalidArgumentError(_NO_SEED)
-        source = _Applied(Sampled(Wrapped(data_source), sampler, shard), steps, sampler)
-        dataset = IterDataset(Read(source, read_options, on_error=on_error))
+        # A sampler that knows its shard numbers the datapoints of this shard; those of another are those of the whole.
+        sampled = Sampled(Wrapped(data_source), sampler, as_shard(None) if own is None else shard)
+        turns = shard if own is None else None
+        source = _Applied(sampled, steps, sampler)
+        dataset = IterDataset(Read(source, read_options, shard=turns, on_error=on_error))
         if seed is not None:
             dataset = dataset.seed(seed)
         dataset = dataset.apply(rest)

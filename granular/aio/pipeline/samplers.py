@@ -1,12 +1,14 @@
 """Samplers: the datapoint and the random generator of each index, as in Google Grain."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import ShardOptions, as_shard
@@ -231,4 +233,16 @@ class Sampled(Node):
         return list(zip(metadata, datapoints, strict=True))
 
     def describe(self) -> str:
-        return repr(self._sampler)
+        shard = self._shard
+        if isinstance(self._sampler, IndexSampler) or shard.shard_count == 1:
+            return self._description  # which names the shard
+        return f'{self._description}, shard {shard.shard_index} of {shard.shard_count}'
+
+    @functools.cached_property
+    def _description(self) -> str:
+        if type(self._sampler).__repr__ is not object.__repr__:
+            return repr(self._sampler)
+        try:
+            return identity_of(self._sampler)  # the same in another process
+        except InvalidArgumentError:
+            return repr(self._sampler)
