@@ -66,13 +66,12 @@ class Fit(NamedTuple):
 
 
 _LATER: Final = 'continue on as many hosts as before, each from its own state'
+_CHOOSE: Final = 'keep dropped elements by allow_nones=True, or choose the others beforehand by slice(indices)'
 FITS: Final[Mapping[str, Fit]] = {
     'to_iter_dataset': Fit(),
-    'to_iter_dataset, elements dropped': Fit(
-        in_step=False, remedy='filter before shuffle(), or keep dropped elements by allow_nones=True'
-    ),
+    'to_iter_dataset, elements dropped': Fit(in_step=False, remedy=_CHOOSE),
     'map': Fit(),
-    'filter': Fit(in_step=False, remedy='filter the MapDataset, and keep dropped elements by allow_nones=True'),
+    'filter': Fit(in_step=False, remedy=_CHOOSE),
     'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset'),
     'batch': Fit(),
     'rebatch': Fit(False, 'the rest of a batch', remedy='call batch instead'),
@@ -87,9 +86,18 @@ FITS: Final[Mapping[str, Fit]] = {
     'mix': Fit(),
     'interleave': Fit(),
     'interleave, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'subclass of IterDataset': Fit(False, 'what it likes', weights=False, remedy='shard after it'),
+    'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map, filter or flat_map instead'),
 }
 """What the states of each stage fit, by the name of the operation."""
+
+
+def table() -> str:
+    """Return ``FITS`` as the rows of the table in ``docs/states.md``."""
+    rows = []
+    for name, fit in FITS.items():
+        hosts = 'no' if not fit.in_step else f'unless it holds {fit.holds}' if fit.holds else 'yes'
+        rows.append(f'| {name} | {hosts} | {"yes" if fit.weights else "no"} | {fit.remedy} |\n')
+    return ''.join(rows)
 
 
 class Terms(NamedTuple):

@@ -240,7 +240,8 @@ class Sampled(Node):
 
     @functools.cached_property
     def _description(self) -> str:
-        if type(self._sampler).__repr__ is not object.__repr__:
+        kind: Any = type(self._sampler)
+        if kind.__repr__ is not object.__repr__:
             return repr(self._sampler)
         try:
             return identity_of(self._sampler)  # the same in another process
