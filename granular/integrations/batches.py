@@ -23,7 +23,8 @@ class _Sent(NamedTuple):
 class Batches(Closing, Iterator[Any]):
     """Converted batches of a loader; the next ones are converted before they are requested.
 
-    The state is the loader's state after the last batch that was returned, however many were converted ahead.
+    The state is the loader's state after the last batch that was returned, however many were converted ahead. Iterated
+    again after its end, it iterates the loader again.
 
     Args:
       batches: a :class:`granular.Loader`, or any iterable.
@@ -31,10 +32,11 @@ class Batches(Closing, Iterator[Any]):
     """
 
     def __init__(self, batches: Any, buffer: int) -> None:
-        self._batches = iter(batches)
+        self._source, self._batches = batches, iter(batches)
         self._buffer = check_integer('buffer', buffer, 0)
         self._sent: collections.deque[_Sent] = collections.deque()
-        self._ended = False
+        self._ended = False  # True once the loader has ended
+        self._told = False  # True once the consumer was told the end
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
         self._state: Any = self._batches.state_dict() if self._keeps else None
 
@@ -43,12 +45,17 @@ class Batches(Closing, Iterator[Any]):
         """Convert a batch to the framework's type and start its transfer to the device."""
 
     def __iter__(self) -> Self:
+        if self._told:
+            self._batches = iter(self._source)
+            self._state = self._batches.state_dict() if self._keeps else None
+            self._ended = self._told = False
         return self
 
     def __next__(self) -> Any:
         while not self._ended and len(self._sent) <= self._buffer and not (self._sent and self._sent[-1].error):
             self._send()
         if not self._sent:
+            self._told = True
             raise StopIteration
         batch, self._state, error = self._sent.popleft()
         if error is not None:
@@ -95,7 +102,8 @@ class Batches(Closing, Iterator[Any]):
         self._check()
         self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
         self._sent.clear()
-        self._ended, self._state = False, self._batches.state_dict()
+        self._ended = self._told = False
+        self._state = self._batches.state_dict()
 
     def _check(self) -> None:
         if not self._keeps:

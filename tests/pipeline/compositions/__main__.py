@@ -7,7 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from tests.pipeline.compositions.trials import TRIALS, Result
+from tests.pipeline.compositions.kinds import TRIALS
+from tests.pipeline.compositions.trials import Result
 
 
 def main() -> None:

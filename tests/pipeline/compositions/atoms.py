@@ -46,20 +46,21 @@ def divided(value: int, parts: int) -> list[int]:
 
 def atoms(element: Any) -> list[int]:
     """Return the atoms of an element, without their marks, in its order."""
-    return [name_of(value) for value in _values(element)]
+    return [name_of(value) for value in values(element)]
 
 
-def _values(element: Any) -> Iterator[int]:
+def values(element: Any) -> Iterator[int]:
+    """Yield the atoms of an element, with their marks, in its order."""
     if isinstance(element, dict):
         # Of a document and of a packed row, the feature 'tokens' names everything; the others say it again.
-        yield from _values(element['tokens'])
+        yield from values(element['tokens'])
     elif isinstance(element, list | tuple):
         for part in element:
-            yield from _values(part)
+            yield from values(part)
     elif isinstance(element, np.ndarray) and element.dtype != object:
         yield from (value for value in element.ravel().tolist() if value)
     elif isinstance(element, np.ndarray):
-        yield from _values(element.tolist())
+        yield from values(element.tolist())
     elif element:
         yield int(element)
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.pipeline.compositions.atoms import MARKS, atoms, divided, document
+from tests.pipeline.compositions.atoms import MARKS, atoms, divided, document, values
+
+_WIDTH = 128
 
 
 def marked(element: Any, mark: int) -> Any:
@@ -101,3 +103,20 @@ def replaced(index: int, error: Exception) -> Any:
 def is_something(element: Any) -> bool:
     """Drop what a filter of a MapDataset left."""
     return element is not None
+
+
+def as_row(element: Any) -> dict[str, Any]:
+    """Return an element as a Loader and JAX take it: its first atoms, in an array of a fixed shape."""
+    row = np.zeros(_WIDTH, np.int64)
+    named = list(values(element))[:_WIDTH]
+    row[: len(named)] = named
+    return {'row': row.view(np.int32)}  # JAX has no integers of 64 bits by default
+
+
+def as_row_with_seed(element: Any, seed: Any) -> dict[str, Any]:
+    return as_row(with_seed(element, seed))
+
+
+def as_it_is(element: Any) -> Any:
+    """A function for torch's DataLoader to make batches by, which leaves them lists."""
+    return element

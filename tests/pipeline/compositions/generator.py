@@ -4,8 +4,9 @@ import random
 from typing import Final
 
 from tests.pipeline.compositions import stream_operations as s
+from tests.pipeline.compositions.map_operations import map_dataset
 from tests.pipeline.compositions.plans import Node
-from tests.pipeline.compositions.rules import KINDS, Draw, drawn
+from tests.pipeline.compositions.rules import KINDS, OF_MAPS, OF_STREAMS, Draw, drawn
 
 _SPREAD: Final = 1_000_003
 
@@ -26,6 +27,15 @@ def composition(kind: str, seed: int) -> tuple[Draw, Node]:
         if draw.shard == 'read':
             return draw, _behind(draw, s.stream(draw, 1, 0))
         return draw, _behind(draw, s.pack(draw, s.stream(draw, 1, draw.number(0, 2)), s.SHARD), most=2)
+    if kind == 'consumers':
+        draw.consumer = draw.one_of([*OF_MAPS, *OF_STREAMS, 'Loader', 'Loader'])
+        draw.processes, draw.endless = False, draw.consumer == 'Loader' or 'Batches' in draw.consumer
+        if draw.consumer in OF_MAPS:
+            node = map_dataset(draw, 1, draw.number(0, 3))
+            while node.shape.sparse and draw.consumer not in ('torch.DataLoader', 'StatefulDataLoader'):
+                node = map_dataset(draw, 1, draw.number(0, 3))  # batches of arrays have no place for None
+            return draw, node
+        return draw, s.stream(draw, 1)
     node = s.stream(draw, 2)
     return draw, _behind(draw, node)
 

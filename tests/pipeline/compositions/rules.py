@@ -10,7 +10,10 @@ from tests.pipeline.compositions.plans import Node
 
 T = TypeVar('T')
 
-KINDS: Final = ('same', 'hosts', 'weights', 'workers')
+KINDS: Final = ('same', 'hosts', 'weights', 'workers', 'consumers')
+# What takes the elements, in the trials of the kind 'consumers': by what it takes, a MapDataset or a stream.
+OF_MAPS: Final = ('Loader', 'torch.Batches', 'jax.Batches', 'DataLoader', 'torch.DataLoader', 'StatefulDataLoader')
+OF_STREAMS: Final = ('StatefulDataLoader of a stream', 'torch.Batches of a stream', 'jax.device_put')
 
 
 @dataclasses.dataclass
@@ -24,6 +27,7 @@ class Draw:
       shard: None, or where hosts divide the work: 'read', at each source, or 'pack', at rows.
       endless: True if the pipeline may have no end.
       processes: True if there may be worker processes.
+      consumer: what takes the elements; '' for the pipeline's own iterator.
     """
 
     chance: random.Random
@@ -32,6 +36,7 @@ class Draw:
     shard: str | None = None
     endless: bool = True
     processes: bool = True
+    consumer: str = ''
     numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def one_of(self, choices: Sequence[T]) -> T:

@@ -100,7 +100,7 @@ def hosts(seed: int) -> Result:
         ]
         for part in following:
             if isinstance(part, Refused):
-                return _refused(node, part, text)
+                return refused(node, part, text)
         runs = [part for part in following if isinstance(part, Run)]
     given += counted([part.names() for part in runs])
     if checked and given != expected:  # unless how the work is divided decides which elements there are
@@ -123,7 +123,7 @@ def weights(seed: int) -> Result:
         text += f', saved after {at} elements, weights {number}'
         following = continued(node.build(Setting(weights=number)), part.states[at])
         if isinstance(following, Refused):
-            return _refused(node, following, text)
+            return refused(node, following, text)
         part = following
     given = before + part.names()
     sequences = Sequences(node)
@@ -189,7 +189,7 @@ def _is_sum(given: Counter[int], sequence: list[int], epochs: int) -> bool:
     return False
 
 
-def _refused(node: Node, refused: Refused, text: str) -> Result:
+def refused(node: Node, refused: Refused, text: str) -> Result:
     if refused.late:
         return Result('wrong', node, text=f'{text}: refused behind some elements: {refused.error}')
     if refused.stage is None:
@@ -211,6 +211,3 @@ def shown(counts: Counter[int]) -> str:
 
 def workers(seed: int) -> Result:
     return same(seed, 'workers')
-
-
-TRIALS: Any = {'same': same, 'hosts': hosts, 'weights': weights, 'workers': workers}

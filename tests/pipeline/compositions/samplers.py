@@ -1,0 +1,63 @@
+"""A sampler and operations for DataLoaders."""
+
+from typing import Any
+
+import numpy as np
+
+import granular
+from tests.pipeline.compositions import functions as f
+from tests.pipeline.compositions.plans import Node
+from tests.pipeline.compositions.rules import Draw
+
+
+class Backwards:
+    """A sampler of a program's own."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> granular.RecordMetadata:
+        if index >= self._length:
+            raise IndexError(index)
+        return granular.RecordMetadata(index, self._length - 1 - index, np.random.default_rng(index))
+
+    def __repr__(self) -> str:
+        return f'Backwards({self._length})'
+
+
+class AtRandom(granular.RandomMapTransform[Any, Any]):
+    """Changes marks by the random numbers of the index."""
+
+    def random_map(self, element: Any, rng: Any) -> Any:
+        return f.at_random(element, rng)
+
+
+class IsKept(granular.FilterTransform[Any]):
+    """Drops about a quarter of the elements."""
+
+    def filter(self, element: Any) -> bool:
+        return f.is_kept(element)
+
+
+class Parts(granular.FlatMapTransform[Any, Any]):
+    """Divides each element."""
+
+    max_fan_out = 4
+
+    def flat_map(self, element: Any) -> list[Any]:
+        return f.parts(element)
+
+
+def operations(draw: Draw, node: Node) -> tuple[list[Any], Any]:
+    """Return random operations and a policy for errors."""
+    single: list[Any] = [made for made in (f.keep, AtRandom(), IsKept()) if draw.maybe()]
+    policy: Any = 'raise'
+    if draw.maybe(0.2):
+        single, policy = [f.fails_for_some, *single], draw.one_of(['skip', f.replaced])
+    if node.shape.kind in ('item', 'doc') and draw.maybe(0.3):
+        single.append(Parts())
+    single.append(f.as_row)
+    return [*single, granular.Batch(draw.number(1, 4), draw.maybe(0.3))] if draw.maybe() else single, policy
