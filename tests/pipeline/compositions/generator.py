@@ -31,13 +31,21 @@ def composition(kind: str, seed: int) -> tuple[Draw, Node]:
         draw.consumer = draw.one_of([*OF_MAPS, *OF_STREAMS, 'Loader', 'Loader'])
         draw.processes, draw.endless = False, draw.consumer == 'Loader' or 'Batches' in draw.consumer
         if draw.consumer in OF_MAPS:
-            node = map_dataset(draw, 1, draw.number(0, 3))
-            while node.shape.sparse and draw.consumer not in ('torch.DataLoader', 'StatefulDataLoader'):
-                node = map_dataset(draw, 1, draw.number(0, 3))  # batches of arrays have no place for None
-            return draw, node
+            sparse = draw.consumer in ('torch.DataLoader', 'StatefulDataLoader')
+            return draw, map_dataset(draw, 1, draw.number(0, 3)) if sparse else dense(draw)
         return draw, s.stream(draw, 1)
+    if kind == 'killed' and draw.maybe(0.25):
+        return draw, dense(draw)
     node = s.stream(draw, 2)
     return draw, _behind(draw, node)
+
+
+def dense(draw: Draw) -> Node:
+    """Return a MapDataset without None, for which batches of arrays have no place."""
+    node = map_dataset(draw, 1, draw.number(0, 3))
+    while node.shape.sparse:
+        node = map_dataset(draw, 1, draw.number(0, 3))
+    return node
 
 
 def _behind(draw: Draw, node: Node, most: int = 4) -> Node:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tests.pipeline.compositions.consumers import consumers
+from tests.pipeline.compositions.killed import killed
 from tests.pipeline.compositions.trials import Result, hosts, same, weights, workers
 
 TRIALS: Final[dict[str, Callable[[int], Result]]] = {
@@ -12,4 +13,5 @@ TRIALS: Final[dict[str, Callable[[int], Result]]] = {
     'weights': weights,
     'workers': workers,
     'consumers': consumers,
+    'killed': killed,
 }

@@ -10,7 +10,7 @@ from tests.pipeline.compositions.plans import Node
 
 T = TypeVar('T')
 
-KINDS: Final = ('same', 'hosts', 'weights', 'workers', 'consumers')
+KINDS: Final = ('same', 'hosts', 'weights', 'workers', 'consumers', 'killed')
 # What takes the elements, in the trials of the kind 'consumers': by what it takes, a MapDataset or a stream.
 OF_MAPS: Final = ('Loader', 'torch.Batches', 'jax.Batches', 'DataLoader', 'torch.DataLoader', 'StatefulDataLoader')
 OF_STREAMS: Final = ('StatefulDataLoader of a stream', 'torch.Batches of a stream', 'jax.device_put')
