@@ -25,7 +25,8 @@ def composition(kind: str, seed: int) -> tuple[Draw, Node]:
         draw.endless, draw.processes, draw.exact = False, False, True
         draw.shard = draw.one_of(['read', 'read', 'read', 'pack'])
         if draw.shard == 'read':
-            return draw, _behind(draw, s.stream(draw, 1, 0))
+            node = _behind(draw, s.stream(draw, 1, 0))
+            return draw, s.last_batch(draw, node) if draw.maybe(0.4) else node
         return draw, _behind(draw, s.pack(draw, s.stream(draw, 1, draw.number(0, 2)), s.SHARD), most=2)
     if kind == 'consumers':
         draw.consumer = draw.one_of([*OF_MAPS, *OF_STREAMS, 'Loader', 'Loader'])

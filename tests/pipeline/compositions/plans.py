@@ -17,6 +17,7 @@ class Setting:
       weights: which of the weights of each mix by name.
       read: limits of the read-ahead.
       prefetch: added to the sizes of all ``prefetch`` stages.
+      batch: size of a last ``batch`` of a pipeline of several hosts.
       processes: worker processes of ``mp_prefetch`` stages.
       method: their start method.
       tracks: the streams of mixes by name that are mixed at all; all of them by default.
@@ -28,6 +29,7 @@ class Setting:
     weights: int = 0
     read: ReadOptions | None = None
     prefetch: int = 0
+    batch: int = 2
     processes: int = 1
     method: str = 'fork'
     tracks: frozenset[str] | None = None

@@ -196,6 +196,13 @@ def _batch(draw: Draw, node: Node) -> Node:
     return node.then('batch', size, drop_remainder=drop, batch_fn=list, shape=shape, **facts)
 
 
+def last_batch(draw: Draw, node: Node) -> Node:
+    """Batch elements at the end of a pipeline, where states fit another size."""
+    options: dict[str, Any] = {} if node.shape.stackable else {'batch_fn': list}
+    size = By('batch', lambda setting: setting.batch)
+    return node.then('batch', size, shape=Shape('list', combined=True), neutral=True, **options)
+
+
 def _rebatch(draw: Draw, node: Node) -> Node:
     if not node.shape.rows:
         if not node.shape.stackable:

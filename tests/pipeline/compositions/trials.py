@@ -76,26 +76,27 @@ def without_lines(state: Any) -> Any:
 
 def _any_workers(draw: Draw) -> Setting:
     options = ReadOptions(draw.number(0, 3), draw.one_of([0, 1, 3, 100]))
-    return Setting(read=options, prefetch=draw.number(0, 4), processes=draw.number(0, 2))
+    method = 'spawn' if draw.maybe(0.03) else 'fork'
+    return Setting(read=options, prefetch=draw.number(0, 4), processes=draw.number(0, 2), method=method)
 
 
 def hosts(seed: int) -> Result:
     """Continue with other numbers of hosts, once or twice; each host takes equally many elements before a save."""
     draw, node = composition('hosts', seed)
-    count = draw.number(1, 4)
+    count, batch = draw.number(1, 4), 2
     runs: list[Run] = [run(node.build(Setting(host=host, hosts=count)), ALL) for host in range(count)]
     expected = counted([part.names() for part in runs])
     checked = not node.loses and all(part.ended for part in runs)
     given: Counter[int] = Counter()
     text = f'{count} hosts'
-    for _ in range(draw.one_of([1, 1, 2])):
+    for _ in range(draw.one_of([1, 1, 2, 2, 3])):
         at = place(draw, min(len(part.elements) for part in runs))
         given += counted([part.names(at) for part in runs])
         states = [part.states[at] for part in runs]
-        count = draw.one_of([other for other in range(1, 5) if other != count])
-        text += f', saved after {at} elements each, {count} hosts'
+        count, batch = draw.one_of([count, *(other for other in range(1, 5) if other != count)]), draw.number(1, 4)
+        text += f', saved after {at} elements each, {count} hosts with batches of {batch}'
         following = [
-            continued(node.build(Setting(host=host, hosts=count)), states[host % len(states)], ALL)
+            continued(node.build(Setting(host=host, hosts=count, batch=batch)), states[host % len(states)], ALL)
             for host in range(count)
         ]
         for part in following:
