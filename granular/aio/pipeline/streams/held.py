@@ -5,7 +5,7 @@ from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FITS, FREE, Terms, bare
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked
 from granular.errors import StateError
 
 
@@ -67,7 +67,7 @@ class Held:
                 f'continue with the weights and the number of hosts that saved the state'
             )
         self.again, self._current = None, self._terms
-        await self._parent.restore(again['after'], self._terms)
+        await restore_checked(self._parent, again['after'], self._terms)
 
     async def go_back(self, state: Any) -> None:
         """Let the parent continue from its state after the last element, because the next one failed."""
