@@ -231,6 +231,31 @@ def test_compressed_files_have_no_random_access(tmp_path, compress):
         granular.TFRecordDataSource(path)
 
 
+@pytest.mark.parametrize(('before', 'after'), [(1, 3), (2, 1), (2, 3), (3, 2), (2, 2)])
+def test_states_fit_any_number_of_hosts(several, before, after):
+    from granular.integrations.torch import IterableDataset
+
+    def part(host, hosts):
+        shard = granular.ShardOptions(host, hosts)
+        return iter(IterableDataset(granular.TFRecordIterDataset(several), shard_options=shard))
+
+    for taken in (0, 1, 5):
+        seen, states = [], []
+        for host in range(before):
+            with part(host, before) as iterator:
+                seen += [next(iterator) for _ in range(taken)]
+                states.append(iterator.get_state())
+        for host in range(after):
+            with part(host, after) as iterator:
+                iterator.set_state(states[host % before])
+                seen += list(iterator)
+        assert sorted(seen) == sorted(record(i) for i in range(28))
+    with part(1, 2) as iterator:
+        earlier = {'file': 0, 'offset': 0, 'record': 0, 'position': 3}  # without the number of hosts
+        with pytest.raises(StateError, match='TFRecordIterDataset: an earlier release saved the state'):
+            iterator.set_state({'state': earlier})
+
+
 def test_invalid_states_are_errors(several):
     iterator = iter(granular.TFRecordIterDataset(several))
     start = iterator.get_state()

@@ -10,7 +10,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.position import FREE, Terms, Turns
+from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hosts
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
@@ -178,16 +178,17 @@ class _Reading(Flow):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         at = self._turns.at(state, terms)
-        turn = number_of(at if at is state else state, 'position' if at is state else 'turn')
-        state, current = at, self.state()
-        valid = isinstance(state, Mapping) and state.keys() == _START.keys()
-        if not valid or not all(type(value) is int and value >= 0 for value in state.values()):
-            raise StateError(f'expected a state such as {_START}, got {state!r:.200}')
-        if state['file'] > len(self._paths):
-            raise StateError(f'the state is of file {state["file"]}, there are {len(self._paths)} files')
-        if turn != self._turn or state != self._turns.at(current, FREE):
+        valid = isinstance(at, Mapping) and at.keys() == _START.keys()
+        if not valid or not all(type(value) is int and value >= 0 for value in at.values()):
+            raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
+        if at['file'] > len(self._paths):
+            raise StateError(f'the state is of file {at["file"]}, there are {len(self._paths)} files')
+        turn = at['position'] if at is state else number_of(state, 'turn')
+        if at is state and terms.version == 1 and self.hosts > 1 and turn:
+            judge_unnamed_hosts('TFRecordIterDataset', self.hosts)
+        if turn != self._turn or at != self._turns.at(self.state(), FREE):
             await self._stop()
-            self._seek(state, turn)
+            self._seek(at, turn)
 
     async def aclose(self) -> None:
         await self._stop()

@@ -135,7 +135,7 @@ class Rebatching(Flow):
 
     def state(self) -> Any:
         place = self._next_row if self._batch is None or self._next_row < self._rows else 0
-        return {**self._held.state(place > 0), 'place': place}
+        return self._held.state(place > 0, place=place)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         row = number_of(state, 'place')

@@ -195,7 +195,8 @@ class FlatMapping(Flow):
 
     def state(self) -> Any:
         place = self._next_index if self._computed is None or self._next_index < len(self._computed) else 0
-        return {**self._held.state(place > 0), 'place': place}
+        held = self._held
+        return held.state(place > 0, place=place) if held.adapts else {'parent': held.before, 'place': place}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         self._counter.restart()

@@ -5,7 +5,7 @@ from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FITS, FREE, Terms, bare
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked
 from granular.errors import StateError
 
 
@@ -21,30 +21,25 @@ class Held:
       stage: the description of the stage that holds them, for errors.
       kind: its name in ``FITS``.
       last: True if ``release`` may keep the last element.
+
+    Attributes:
+      before: the state of the parent before the elements.
+      adapts: True if states need more than that.
+      again: what is to be read again and compared with a state, until it is; otherwise None.
     """
 
     def __init__(self, parent: Flow, stage: str, kind: str, last: bool = False) -> None:
         self._parent, self._stage, self._kind, self._last = parent, stage, kind, last
-        self._adapts: bool = parent.adapts
-        self._before: Any = parent.state()
-        self._previous: Any = self._before  # before the last element
+        self.adapts: bool = parent.adapts
+        self.before: Any = parent.state()
+        self._previous: Any = self.before  # before the last element
         self._after: Any = None  # after the last element; None until it is requested
-        self._count, self._ended = 0, False  # elements since ``_before``, and True if the parent ended after them
-        self._again: Mapping[str, Any] | None = None  # what is to be read again, until it is
+        self._count, self._ended = 0, False  # elements since ``before``, and True if the parent ended after them
+        self.again: Mapping[str, Any] | None = None
         self._terms: Terms = FREE  # those under which the parent continues after it
         self._current: Terms = FREE  # those under which it continues now
         if not FITS[kind].in_step:
             parent.keep_host()
-
-    @property
-    def before(self) -> Any:
-        """The state of the parent before the elements."""
-        return self._before
-
-    @property
-    def restoring(self) -> bool:
-        """True until elements are read again that are to be compared with the state."""
-        return self._again is not None
 
     async def next(self) -> Any:
         """Return the next element of the parent, or ``END``; it is held until ``release`` is called."""
@@ -54,8 +49,8 @@ class Held:
         element = await self._parent.next()
         self._ended = element is END
         self._count += not self._ended
-        if self._again is not None:
-            await self._go_on(self._again)
+        if self.again is not None:
+            await self._go_on(self.again)
         return element
 
     async def _go_on(self, again: Mapping[str, Any]) -> None:
@@ -71,8 +66,8 @@ class Held:
                 f'{again["count"]} were found, and then {self._parent.state()!r:.200}, not {again["after"]!r:.200}: '
                 f'continue with the weights and the number of hosts that saved the state'
             )
-        self._again, self._current = None, self._terms
-        await self._parent.restore(again['after'], self._terms)
+        self.again, self._current = None, self._terms
+        await restore_checked(self._parent, again['after'], self._terms)
 
     async def go_back(self, state: Any) -> None:
         """Let the parent continue from its state after the last element, because the next one failed."""
@@ -81,24 +76,24 @@ class Held:
     def release(self, last: bool = False) -> None:
         """Hold no element, or only the last one."""
         if last:
-            self._before, self._count = self._previous, 1
+            self.before, self._count = self._previous, 1
         else:
-            self._before, self._count = self._parent.state(), 0
+            self.before, self._count = self._parent.state(), 0
         self._ended = False
 
-    def state(self, holds: bool) -> dict[str, Any]:
-        """Return the part of a state that refers to the elements.
+    def state(self, holds: bool, **own: Any) -> dict[str, Any]:
+        """Return the state of the stage.
 
         Args:
-          holds: True if some of what they contain was given out already.
+          holds: True if some of what the elements contain was given out already.
+          own: what the stage itself counts.
         """
-        if not holds or not self._adapts:
-            return {'parent': self._before}
-        if self._again is not None:
-            return {'parent': self._before, 'held': self._again}
-        if self._after is None:
-            self._after = self._parent.state()
-        return {'parent': self._before, 'held': {'count': self._count, 'ended': self._ended, 'after': self._after}}
+        own['parent'] = self.before
+        if holds and self.adapts:
+            if self.again is None and self._after is None:
+                self._after = self._parent.state()
+            own['held'] = self.again or {'count': self._count, 'ended': self._ended, 'after': self._after}
+        return own
 
     async def restore(self, state: Mapping[str, Any], holds: bool, terms: Terms) -> None:
         """Continue before the elements of a state."""
@@ -109,6 +104,6 @@ class Held:
                 raise StateError(f'{self._stage}: expected what it held, got {again!r:.200}')
         self._current = terms.of(self._stage, self._kind, holds)
         await self._parent.restore(state['parent'], self._current)
-        self._before, self._previous, self._after = state['parent'], state['parent'], None
-        self._count, self._ended, self._again = 0, False, again
+        self.before, self._previous, self._after = state['parent'], state['parent'], None
+        self._count, self._ended, self.again = 0, False, again
         self._terms = terms.of(self._stage, self._kind, False)

@@ -237,8 +237,10 @@ class Interleaving(Flow):
             for number in self._open
             if number in self._flows or number in self._saved
         }
-        uneven = {'uneven': True} if self._uneven else {}
-        return {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states, **uneven}
+        state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
+        if self._uneven:
+            state['uneven'] = True
+        return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         numbers, begun = list(state['open']), number_of(state, 'begun')

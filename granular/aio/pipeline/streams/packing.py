@@ -225,7 +225,7 @@ class Packing(Flow):
     def state(self) -> Any:
         holds = self._row > self._base['rows'] or any(self._base['offsets'])
         row = self._turns.state(self._row, self._keeps_host)
-        return {**self._held.state(holds), **self._base, 'row': row}
+        return self._held.state(holds, **self._base, row=row)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         expected = {'parent', *self._base, 'row'}

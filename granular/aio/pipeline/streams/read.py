@@ -163,7 +163,7 @@ class Reading(Flow):
         self.calls_functions: bool = callable(read.on_error)
         self._turns, options = read.turns, read.options
         self._stride = self._turns.stride
-        self._keeps_host = read.drops
+        self._keeps_host, self._alone = read.drops, self._turns.count == 1
         self._length = len(read.source)
         self._ended = False
         weight = _weight(read.source)
@@ -310,7 +310,7 @@ class Reading(Flow):
     def state(self) -> Any:
         # At the end, shards may have read different numbers of elements.
         at = self._length if self._ended else min(self._length, self._position())
-        return self._turns.state(at, self._keeps_host)
+        return at if self._alone else self._turns.state(at, self._keeps_host)
 
     def _position(self) -> int:
         rest = len(self._chunk_rest)

@@ -71,7 +71,7 @@ class Repeating(Flow):
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._epochs, self._stage = parent, epochs, description
         self._own = self._start = parent.state()  # the state before an epoch, and that with the weights of this mix
-        self._terms = FREE
+        self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
         self._uneven = False  # True if hosts have returned different numbers of elements in their epochs
         if not parent.even:
@@ -94,7 +94,7 @@ class Repeating(Flow):
         state = {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
         if self._uneven:
             state['uneven'] = True
-        if self._parent.adapts:
+        if self._adapts:
             state['start'] = self._start
         return state
 
@@ -145,7 +145,7 @@ class Caching(Flow):
         self._astray = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
-        while self._next_index >= len(self._cached) or self._held.restoring:
+        while self._next_index >= len(self._cached) or self._held.again is not None:
             if self._complete:
                 return END
             if self._astray:
@@ -161,12 +161,13 @@ class Caching(Flow):
         return self._cached[self._next_index - 1]
 
     def state(self) -> Any:
-        if not self._next_index:
-            return {'parent': self._held.before, 'place': 0}
-        state = self._held.state(True)
+        held = self._held
+        if not held.adapts:
+            return {'parent': held.before, 'place': self._next_index}
+        state = held.state(self._next_index > 0, place=self._next_index)
         if 'held' in state:
             state['cached'] = state.pop('held')  # may be more than what was given out
-        return {**state, 'place': self._next_index}
+        return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         if type(state) is int:  # of version 1

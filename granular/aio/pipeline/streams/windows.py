@@ -78,7 +78,7 @@ class WindowShuffling(Flow):
 
     def state(self) -> Any:
         place = self._length - len(self._window) if self._window else self._skipped
-        return {**self._held.state(place > 0), 'window': self._number, 'place': place}
+        return self._held.state(place > 0, window=self._number, place=place)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size + 1)
