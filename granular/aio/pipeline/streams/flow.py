@@ -67,6 +67,11 @@ class Flow(abc.ABC):
         return max((parent.hosts for parent in self.parents), default=1)
 
     @property
+    def in_step(self) -> bool:
+        """True unless this host has taken part in a last round of shards of unequal length, which others may lack."""
+        return all(parent.in_step for parent in self.parents)
+
+    @property
     def even(self) -> bool:
         return all(parent.even for parent in self.parents)
 

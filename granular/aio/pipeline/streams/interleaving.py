@@ -142,6 +142,10 @@ class Interleaving(Flow):
     def even(self) -> bool:
         return super().even and not self._uneven
 
+    @property
+    def in_step(self) -> bool:
+        return super().in_step and not self._uneven
+
     def keep_host(self) -> None:
         self._keeps_host = True
         super().keep_host()
@@ -238,7 +242,7 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._uneven:
+        if not self.in_step:
             state['uneven'] = True
         return state
 

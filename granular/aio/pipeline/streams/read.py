@@ -164,7 +164,7 @@ class Reading(Flow):
         self._turns, options = read.turns, read.options
         self._stride = self._turns.stride
         self._keeps_host, self._alone = read.drops, self._turns.count == 1
-        self._length = len(read.source)
+        self._length, self._start = len(read.source), 0  # hosts take turns from the start to the end of the length
         self._ended = False
         weight = _weight(read.source)
         self._chunk_size = max(1, chunk // weight)
@@ -200,7 +200,11 @@ class Reading(Flow):
 
     @property
     def even(self) -> bool:
-        return self.hosts == 1 or (not self._read.drops and self._turns.even(self._length))
+        return self.hosts == 1 or (not self._read.drops and self._turns.even(self._length - self._start))
+
+    @property
+    def in_step(self) -> bool:
+        return self.even or self._position() <= self._length
 
     def keep_host(self) -> None:
         self._keeps_host = True
@@ -326,6 +330,7 @@ class Reading(Flow):
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             await self._seek(position)
+            self._start = position
             self.ahead.stop = self._turns.stop(position, self._length)
 
     async def _seek(self, position: int) -> None:

@@ -77,6 +77,10 @@ class Repeating(Flow):
         if not parent.even:
             parent.keep_host()
 
+    @property
+    def in_step(self) -> bool:
+        return super().in_step and not self._uneven
+
     async def next(self) -> Any:
         while self._epochs is None or self._epoch < self._epochs:
             element = await self._parent.next()
@@ -92,7 +96,7 @@ class Repeating(Flow):
 
     def state(self) -> Any:
         state = {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
-        if self._uneven:
+        if not self.in_step:
             state['uneven'] = True
         if self._adapts:
             state['start'] = self._start

@@ -1,0 +1,42 @@
+"""Hosts whose shards have unequal lengths, also because of where they continued: states are exact, or refused."""
+
+import collections
+import itertools
+
+import pytest
+
+from granular import IterDataset, MapDataset, ShardOptions
+from granular.errors import StateError
+
+NUMBERS = 13
+
+
+def interleaved(shard):
+    parts = [MapDataset.range(first, first + NUMBERS).to_iter_dataset(shard_options=shard) for first in (0, 100)]
+    return IterDataset.interleave(parts, 1)
+
+
+def repeated(shard):
+    return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).repeat(2)
+
+
+@pytest.mark.parametrize('make', [interleaved, repeated])
+@pytest.mark.parametrize('hosts', [(1, 2, 1), (2, 2, 1), (1, 3, 2), (3, 2, 3)])
+@pytest.mark.parametrize('first', [0, 1, 2])
+def test_no_element_is_repeated_or_left_out(make, hosts, first):
+    expected = collections.Counter(make(ShardOptions(0, 1)))
+    for second in range(1, 2 * NUMBERS // hosts[1] - first * hosts[0]):
+        given, states = collections.Counter(), None
+        try:
+            for count, number in zip(hosts, (first, second, None), strict=True):
+                parts = [iter(make(ShardOptions(host, count))) for host in range(count)]
+                for host, part in enumerate(parts):
+                    if states:
+                        part.set_state(states[host % len(states)])
+                for part in parts:
+                    given.update(itertools.islice(part, number))
+                states = [part.get_state() for part in parts]
+        except StateError as error:
+            assert 'hosts do not advance equally' in str(error)
+            continue
+        assert given == expected, (hosts, first, second)
