@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.position import bare
+from granular.aio.pipeline.position import same_position
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.errors import NotFoundError, StateError
 
@@ -80,7 +80,7 @@ async def load_state(directory: Path | str | Any, process: ShardOptions | None =
         raise NotFoundError(f'{directory}: contains no state: {missing}') from missing
     states = [_parse(await path.read_text(), path) for path in files]
     for path, state in zip(files, states, strict=True):
-        if bare(state) != bare(states[0]):
+        if not same_position(state, states[0]):
             raise StateError(
                 f'{path} is at {_outline(state)}, {files[0]} at {_outline(states[0])}: to resume with another '
                 f'number of processes, save all of them after the same number of elements, of a pipeline whose states '
@@ -105,4 +105,5 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def _outline(state: Mapping[str, Any]) -> str:
-    return f'{json.dumps(bare(state)):.200}'
+    position = {key: value for key, value in state.items() if key != 'pipeline'}
+    return f'{json.dumps(position):.200}'

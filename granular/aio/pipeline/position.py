@@ -34,18 +34,33 @@ def version_of(state: Mapping[str, Any]) -> int:
     return version
 
 
-_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'cached': dict}
+_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int}
 
 
-def bare(state: Any) -> Any:
-    """Return a state as plain JSON, without what may differ where the position is the same.
+def same_position(one: Any, other: Any) -> bool:
+    """Return whether two states, as plain JSON, are of one position.
 
-    That is the description of its pipeline, which may have another path on another machine, the number of its host, and
-    what a cache has read ahead of it.
+    Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
+    the host, and what a cache has read beyond its place.
     """
-    if isinstance(state, Mapping):
-        return {key: bare(value) for key, value in state.items() if not isinstance(value, _VARYING.get(key, ()))}
-    return [bare(value) for value in state] if isinstance(state, list | tuple) else state
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        left, right = _compared(one), _compared(other)
+        if _reads_beyond(one) or _reads_beyond(other):
+            left.pop('cached', None)
+            right.pop('cached', None)
+        return left.keys() == right.keys() and all(same_position(left[key], right[key]) for key in left)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same_position, one, other))
+    return bool(one == other)
+
+
+def _compared(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if not isinstance(value, _VARYING.get(key, ()))}
+
+
+def _reads_beyond(state: Mapping[str, Any]) -> bool:
+    cached = state.get('cached')
+    return isinstance(cached, Mapping) and (cached.get('count') != state.get('place') or bool(cached.get('ended')))
 
 
 class Fit(NamedTuple):
@@ -208,7 +223,7 @@ class Turns:
                 raise StateError(f'expected the position of one of several hosts, got {state!r:.200}')
         if hosts != self.count:
             if terms.held or (hosts > 1 and not terms.in_step):
-                raise StateError(_of_other_hosts(terms, hosts, self.count))
+                raise StateError(of_other_hosts(terms, hosts, self.count))
         elif host not in (None, self.index) and not terms.in_step:
             raise StateError(
                 f'{terms.stage}: the state is of host {host} of {hosts}, this is host {self.index}: hosts do not '
@@ -229,7 +244,8 @@ def judge_unnamed_hosts(stage: str, hosts: int) -> None:
     logger.warning('%s: it is taken for that of a single host', earlier)
 
 
-def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
+def of_other_hosts(terms: Terms, saved: int, own: int) -> str:
+    """Return the message for a state of another number of hosts that the terms exclude."""
     fit = FITS[terms.kind]
     reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'
     later = _LATER if saved > 1 else 'continue on one host'

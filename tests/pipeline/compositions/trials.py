@@ -68,9 +68,9 @@ def same(seed: int, kind: str = 'same') -> Result:
 
 
 def without_lines(state: Any) -> Any:
-    """Return a state without the lines of pipelines, which have the sizes of read-ahead."""
+    """Return a state without the lines of pipelines, with sizes of read-ahead, and what caches have read ahead."""
     if isinstance(state, dict):
-        return {key: without_lines(value) for key, value in state.items() if key != 'pipeline'}
+        return {key: without_lines(value) for key, value in state.items() if key not in ('pipeline', 'cached')}
     return [without_lines(value) for value in state] if isinstance(state, list) else state
 
 

@@ -1,6 +1,6 @@
 """Functions of single elements, merged into the read if possible."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions
+from granular.errors import StateError
 from granular.indexing import Seed
 
 
@@ -151,6 +152,11 @@ class Applying(Flow):
         if self._name in ('map', 'filter'):
             await self._parent.restore(state, terms.of(self._stage, self._name, False))
         else:
+            if not isinstance(state, Mapping) or 'parent' not in state:
+                raise StateError(
+                    f'{self._stage}: the state was saved on another number of hosts, each of which numbers its own '
+                    f'elements: continue on as many hosts as before'
+                )
             count = number_of(state, 'count')
             await self._parent.restore(state['parent'], terms)
             self._count = count

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.position import FITS, FREE, Terms, bare
+from granular.aio.pipeline.position import FITS, FREE, Terms, same_position
 from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked
 from granular.errors import StateError
 
@@ -60,7 +60,7 @@ class Held:
             return
         if not missing and again['ended'] and not self._ended:
             return
-        if missing or bare(self._parent.state()) != bare(again['after']):
+        if missing or not same_position(self._parent.state(), again['after']):
             raise StateError(
                 f'{self._stage}: the elements that it held could not be read again: {self._count} of '
                 f'{again["count"]} were found, and then {self._parent.state()!r:.200}, not {again["after"]!r:.200}: '
@@ -104,6 +104,8 @@ class Held:
                 raise StateError(f'{self._stage}: expected what it held, got {again!r:.200}')
         self._current = terms.of(self._stage, self._kind, holds)
         await self._parent.restore(state['parent'], self._current)
-        self.before, self._previous, self._after = state['parent'], state['parent'], None
+        # What is held is read again on as many hosts as before; otherwise hosts and weights are those of this pipeline.
+        self.before = state['parent'] if holds else self._parent.state()
+        self._previous, self._after = self.before, None
         self._count, self._ended, self.again = 0, False, again
         self._terms = terms.of(self._stage, self._kind, False)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FREE, Terms, of_other_hosts
 from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
@@ -132,11 +132,16 @@ class Interleaving(Flow):
         self._closed_failures: list[tuple[int, str]] = []
         self._terms = FREE  # those under which the saved streams continue
         self._keeps_host = False
+        self._hosts = 1  # those that share the streams made so far
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
     @property
     def parents(self) -> tuple[Flow, ...]:  # type: ignore[override]
         return tuple(self._flows.values())
+
+    @property
+    def hosts(self) -> int:
+        return self._hosts
 
     @property
     def even(self) -> bool:
@@ -163,6 +168,7 @@ class Interleaving(Flow):
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
+        self._hosts = max(self._hosts, flow.hosts)
         if self._keeps_host or not flow.even:
             flow.keep_host()
         self._started.add(flow)
@@ -242,8 +248,8 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if not self.in_step:
-            state['uneven'] = True
+        if self._hosts > 1 and not self.in_step:
+            state['uneven'] = self._hosts
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
@@ -274,6 +280,14 @@ class Interleaving(Flow):
             await self._close([flow for number, flow in flows.items() if number not in self._flows])
         for number in list(self._saved):  # now, so that a state that does not fit is refused at once
             await self._first_turn(number)
+        if (hosts := state.get('uneven')) and hosts != await self._shared_by():
+            raise StateError(of_other_hosts(terms, hosts, self._hosts))
+
+    async def _shared_by(self) -> int:
+        """Return the number of hosts that share the streams, of which some may have ended."""
+        if self._hosts == 1 and self._count and (flow := await self._made_now(0)) is not None:
+            await self._close([flow])
+        return self._hosts
 
     async def begin(self) -> None:
         await ensure_event_loop()

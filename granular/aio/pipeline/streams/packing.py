@@ -51,6 +51,10 @@ class Packing(Flow):
     def even(self) -> bool:
         return self.hosts == 1
 
+    @property
+    def in_step(self) -> bool:
+        return self.hosts == 1  # how many rows there are is not known
+
     def keep_host(self) -> None:
         self._keeps_host = True
         super().keep_host()

@@ -107,7 +107,7 @@ class Prefetching(Flow):
             return  # what is made ahead follows from there
         await self._stop()
         await self._parent.restore(state, terms)
-        self._after, self._terms = state, terms
+        self._after, self._terms = self._parent.state(), terms
 
     async def begin(self) -> None:
         if not self._size and self._task is None:

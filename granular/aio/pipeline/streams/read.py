@@ -326,7 +326,7 @@ class Reading(Flow):
             terms = terms.of(f'to_iter_dataset, after {stage}', 'to_iter_dataset, elements dropped', False)
         position = self._turns.at(state, terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
-            raise StateError(f'expected the position of an element, got {state!r:.100}')
+            raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             await self._seek(position)

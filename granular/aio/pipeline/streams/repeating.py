@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
-from granular.aio.pipeline.position import FREE, Terms, bare, judge_unnamed_hosts
+from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
@@ -74,7 +74,8 @@ class Repeating(Flow):
         self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
         self._uneven = False  # True if hosts have returned different numbers of elements in their epochs
-        if not parent.even:
+        self._shared = not parent.even  # by hosts that may have different numbers of elements
+        if self._shared:
             parent.keep_host()
 
     @property
@@ -90,13 +91,14 @@ class Repeating(Flow):
             if self._empty:
                 break
             self._uneven = self._uneven or not self._parent.even
+            self._shared = self._shared or self._uneven
             await self._parent.restore(self._start, self._terms)
             self._epoch, self._empty = self._epoch + 1, True
         return END
 
     def state(self) -> Any:
         state = {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
-        if not self.in_step:
+        if self._shared and not self.in_step:
             state['uneven'] = True
         if self._adapts:
             state['start'] = self._start
@@ -108,6 +110,7 @@ class Repeating(Flow):
             terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
         await self._parent.restore(state['parent'], terms)
         self._epoch, self._empty, self._uneven = epoch, bool(state['empty']), uneven
+        self._shared = uneven or not self._parent.even
         # What a later stage holds is read again with the weights that it was read with, also beyond this epoch.
         self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
 
@@ -168,7 +171,7 @@ class Caching(Flow):
         held = self._held
         if not held.adapts:
             return {'parent': held.before, 'place': self._next_index}
-        state = held.state(self._next_index > 0, place=self._next_index)
+        state = held.state(bool(self._cached) or held.again is not None, place=self._next_index)
         if 'held' in state:
             state['cached'] = state.pop('held')  # may be more than what was given out
         return state
@@ -184,9 +187,11 @@ class Caching(Flow):
                 judge_unnamed_hosts('cache()', self._parent.hosts)
             state = {'parent': self._held.before, 'place': state}
         place, own = number_of(state, 'place'), self._held.before
-        keeps = not place or not self._parent.adapts or state['parent'] is own or state == self.state()
-        if not keeps or bare(state['parent']) != bare(own):
-            await self._held.restore({**state, 'held': state.get('cached')}, place > 0, terms)
+        rewinds = not place and not terms.held
+        keeps = rewinds or not self._parent.adapts or state['parent'] is own or state == self.state()
+        if not keeps or not same_position(state['parent'], own):
+            cached = state.get('cached')
+            await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
             self._cached, self._complete, self._astray = [], False, False
             self._after = self._parent.state()
         self._next_index = place
