@@ -109,9 +109,8 @@ class Cursor(Running):
 
     async def _return(self) -> None:
         """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
-        if self._astray:
-            await self.flow.restore(self._before)
-            self._count, self._astray = self._count_before, False
+        await self.flow.restore(self._before)
+        self._count, self._astray = self._count_before, False
 
     async def _begin(self, recipient: int) -> None:
         """Begin an operation for a thread, before the last element unless it was received."""
@@ -119,7 +118,8 @@ class Cursor(Running):
             self._astray = True
         self._recipient = 0
         self.hide()
-        await self._return()
+        if self._astray:
+            await self._return()
 
     async def _begin_move(self, recipient: int) -> None:
         await self._begin(recipient)
