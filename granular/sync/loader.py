@@ -47,7 +47,9 @@ class Loader(core.LoaderHandle, Closing):
         if batch is END:
             raise StopIteration
         self._core.ahead.received()
-        return cast(Batch, batch)
+        result = cast(Batch, batch)
+        self._core.received()
+        return result
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         run(self._load(state, strict))

@@ -3,6 +3,7 @@
 import abc
 import collections
 import functools
+import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -51,7 +52,7 @@ class LoaderHandle(abc.ABC):
     @property
     def consumed(self) -> int:
         """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
-        return self._core.ahead.position
+        return self._core.position
 
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
@@ -109,7 +110,7 @@ def remaining_batches(loader: LoaderHandle) -> int | None:
     core = loader._core
     if core.batches is None:
         return None
-    return core.turns.rounds(core.ahead.position, length_of(core.source))
+    return core.turns.rounds(core.position, length_of(core.source))
 
 
 class Loader(LoaderHandle):
@@ -229,6 +230,7 @@ class Loader(LoaderHandle):
 
     async def __anext__(self) -> Batch:
         batch, _ = await self._core.take()
+        self._core.received()
         if batch is END:
             raise StopAsyncIteration
         return cast(Batch, batch)
@@ -267,6 +269,7 @@ class _Core(Running):
         self.turns = Turns(shard_id, num_shards, batch, whole=True)
         self._start = 0  # the step from which shards take turns
         self._ended = False  # True once the consumer was told the end of the epoch
+        self._recipient = 0  # the thread to which the last batch is on its way; 0 if it was received
         self._processes: Workers | None = None
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
             self._make, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
@@ -297,11 +300,16 @@ class _Core(Running):
             )
         return turns.rounds(0, length)
 
+    @property
+    def position(self) -> int:
+        """The step of the first batch that was not received."""
+        return self.ahead.position - (self.turns.stride if self._recipient else 0)
+
     def seek(self, step: int) -> None:
         """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
         self.ahead.drop()
         self.ahead.position = self._start = step
-        self._ended = False
+        self._ended, self._recipient = False, 0
         if self._assembly is not None:
             self._set_stop()
 
@@ -341,23 +349,36 @@ class _Core(Running):
         raise AssertionError
 
     async def take(self) -> tuple[Any, int]:
-        """Return the next batch, or ``END``, and the step after it; concurrent calls wait for each other."""
-        asked = time.perf_counter()
+        """Return the next batch, or ``END``, and the thread that it is for; concurrent calls wait for each other.
+
+        Call ``received`` right before the batch is handed to the consumer: otherwise the thread gets it again.
+        """
+        asked, recipient = time.perf_counter(), threading.get_ident()
         await ensure_event_loop()
         async with self.turn():
             self.check()
             await self.settle()
+            self.take_back((None, recipient))
+            self._recipient = 0
             batch = await await_user(self.compute(self._next(asked)))
             self._ended = batch is END
-            return batch, self.ahead.position
+            self._recipient = 0 if self._ended else recipient
+            return batch, recipient
+
+    def received(self) -> None:
+        """Note that the batch that this thread took reaches its consumer, without a further call."""
+        this = threading.get_ident()
+        if self._recipient == this:  # otherwise another thread has taken a batch since
+            self._recipient = 0
 
     def take_back(self, taken: tuple[Any, int]) -> None:
-        """Return a batch that did not reach the consumer, unless another one was taken or a state loaded since."""
-        batch, position = taken
-        if batch is END or self.ahead.position != position:
+        """Return a batch that did not reach its thread, unless another one was taken or a state loaded since."""
+        _, recipient = taken
+        if self._recipient != recipient:
             return
         self.ahead.drop()
         self.ahead.position -= self.turns.stride
+        self._recipient = 0
         for name, number in self._added.items():
             self.counts[name] -= number
 

@@ -54,8 +54,13 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
         if not _computing():  # otherwise a function may be using the iterator that calls it
             for element in self._cursor.page:
                 return element
-        element, *_ = run(self._cursor.take(), self._cursor.take_back)
-        self._cursor.received()
+        cursor = self._cursor
+        try:
+            element = run(cursor.take())
+            cursor.received()
+        except BaseException:
+            cursor.take_back()
+            raise
         if element is END:
             raise StopIteration
         return element

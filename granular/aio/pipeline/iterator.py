@@ -24,7 +24,9 @@ from granular.indexing import check_integer
 class Cursor(Running):
     """The position in a stream: returns its elements one after another, and the state from which the next one follows.
 
-    If an element fails, its error is raised and the state stays before it: the next call tries the element again.
+    If an element fails, its error is raised and the state stays before it: the next call tries the element again. So
+    does the next call of a thread that an interrupt (Ctrl-C) kept from receiving an element. An interrupt of the main
+    thread comes where a function begins, or where a call returns: what must not be divided makes no calls.
 
     Attributes:
       flow: the running stream.
@@ -45,83 +47,101 @@ class Cursor(Running):
         self._moves = 0  # operations begun: each computes an element or restores a state
         self._before: Any = None  # the mark before the last of them
         self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
+        self._recipient = 0  # the thread to which the last element is on its way; 0 if it was received
         self._count = 0
+        self._count_before = 0  # before the last operation
         self._ready: list[Any] = []  # the elements of the page
         self._shown = 0  # their number when they were shown
+        self._next_page: Iterable[Any] = ()  # shown once the element before it was received
         self._left = 0, 0.0  # the thread and the time in which the last element was returned
         _cursors.add(self)
 
-    async def take(self) -> tuple[Any, int, int]:
-        """Return the next element, or ``END``, the number of the operation that computed it, and the size of the page
-        after it.
-        """
+    async def take(self) -> Any:
+        """Return the next element, or ``END``; call ``received`` right before it is handed to the consumer."""
+        recipient = threading.get_ident()
         async with self.turn():
             self.check()
             try:
-                await self._begin_move()
+                await self._begin_move(recipient)
                 step = self.flow.next()
                 element = await await_user(self.compute(step) if self._calls_functions else step)
+                self._count += element is not END
                 self._astray = False
             finally:
                 if self._loop is None:
                     await self.settle()
-            self._count += element is not END
-            self._show()
+            self._next_page = self._new_page()
             self._left = threading.get_ident(), time.perf_counter()
-            return element, self._moves, self._shown
+            return element
 
     def received(self) -> None:
-        """Count the time since ``take`` returned in another thread, from which the consumer woke up, as waiting."""
+        """Let the elements after the one that this thread took be taken, which reaches its consumer without a call.
+
+        The time since ``take`` returned in another thread, from which the consumer woke up, counts as waiting.
+        """
         thread, left = self._left
-        if thread != threading.get_ident():
+        this = threading.get_ident()
+        if thread != this:
             self.flow.received(time.perf_counter() - left)
+        if self._recipient == this:  # otherwise another thread has taken an element since
+            self.page, self._recipient = self._next_page, 0
 
-    def take_back(self, taken: tuple[Any, int, int]) -> None:
-        """Let an element that did not reach the consumer come again, unless another consumer has taken one since."""
-        element, move, shown = taken
-        if move != self._moves or element is END:
-            return
-        self.hide()  # so that no element is taken between the comparison and what follows from it
-        if shown == self._shown:
+    def take_back(self) -> None:
+        """Let an element that did not reach this thread come again, unless another thread has taken one since."""
+        this = threading.get_ident()
+        if self._recipient == this:
             self._astray = True
-            self._count -= 1
 
-    def _show(self) -> None:
-        """Let the elements that are ready be taken without an operation."""
-        self._ready = self.flow.ready()
-        self._shown = len(self._ready)
-        if self._shown:
-            self.page = map(list.pop, itertools.repeat(self._ready, self._shown))
+    def _new_page(self) -> Iterable[Any]:
+        """Return the elements that are ready, to be taken without an operation."""
+        ready = self.flow.ready()
+        page = map(list.pop, itertools.repeat(ready, len(ready))) if ready else ()
+        shown = len(ready)
+        self._ready, self._shown = ready, shown
+        return page
 
     def hide(self) -> None:
         """Let elements be taken by operations only, and count those that were taken without one."""
         self.page = ()
-        self._count += self._shown - len(self._ready)
-        self._shown = len(self._ready)
+        left = len(self._ready)
+        self._count += self._shown - left
+        self._shown = left
 
     async def _return(self) -> None:
         """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
-        if self._astray:
-            await self.flow.restore(self._before)
-            self._astray = False
+        await self.flow.restore(self._before)
+        self._count, self._astray = self._count_before, False
 
-    async def _begin_move(self) -> None:
+    async def _begin(self, recipient: int) -> None:
+        """Begin an operation for a thread, before the last element unless it was received."""
+        if self._recipient == recipient:
+            self._astray = True
+        self._recipient = 0
         self.hide()
-        await self._return()
-        self._before = self.flow.mark()
-        self._astray = True
+        if self._astray:
+            await self._return()
+
+    async def _begin_move(self, recipient: int) -> None:
+        await self._begin(recipient)
+        before = self.flow.mark()
+        self._before, self._count_before = before, self._count
+        self._astray, self._recipient = True, recipient
         self._moves += 1
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data.
 
-        While another thread waits for an element, this is the state before that element.
+        Until an element has reached its thread, this is the state before that element.
         """
         while True:
             moves = self._moves
-            state = self.flow.unmark(self._before) if self._astray else self.flow.state()
+            state = self.flow.unmark(self._before) if self._in_move() else self.flow.state()
             if moves == self._moves:
                 return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
+
+    def _in_move(self) -> bool:
+        """Return whether the last element was not received."""
+        return self._astray or self._recipient != 0
 
     def next_index(self) -> int:
         """Return the number of the next element."""
@@ -145,33 +165,36 @@ class Cursor(Running):
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
         terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread
+        recipient = threading.get_ident()
         async with self.turn():
             self.check()
             try:
                 check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
                 self.flow.set_strict(strict)
-                await self._begin_move()
+                await self._begin_move(recipient)
                 await restore_checked(self.flow, state['state'], terms)
-                self._astray = False
+                self._astray, self._recipient = False, 0
             finally:
                 await self.settle()
 
     async def set_prefetch(self, size: int) -> None:
         """Change the number of elements that are computed ahead."""
         size = check_integer('buffer_size', size, 0)
+        recipient = threading.get_ident()
         async with self.turn():
             self.check()
-            self.hide()
+            await self._begin(recipient)
             if not await self.flow.set_prefetch(size):
                 raise InvalidArgumentError('the stream computes no elements ahead: add prefetch() to it')
-            self._show()
+            self.page = self._new_page()
 
     async def start_prefetch(self) -> None:
         """Start reading before the first element is requested."""
+        recipient = threading.get_ident()
         async with self.turn():
             self.check()
             try:
-                await self._return()
+                await self._begin(recipient)
                 await self.compute(self.flow.begin())
             finally:
                 await self.settle()
@@ -182,7 +205,7 @@ class Cursor(Running):
 
     def elements(self) -> int:
         """Return the number of elements returned."""
-        return self._count + self._shown - len(self._ready)
+        return self._count_before if self._in_move() else self._count + self._shown - len(self._ready)
 
     def stats(self) -> dict[str, float]:
         """Return the counters of this iterator."""
@@ -336,7 +359,8 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
 
     async def __anext__(self) -> Element_co:
         element: Element_co
-        element, *_ = await self._cursor.take()
+        element = await self._cursor.take()
+        self._cursor.received()
         if element is END:
             raise StopAsyncIteration
         return element

@@ -297,11 +297,12 @@ class _Computing(StartedCoroutine[T]):
         self._coro, self._token = coro, token
 
     def _step(self, value: Any, error: BaseException | None) -> Any:
-        outer = computing.set((*computing.get(), self._token))
+        outer = computing.get()
         try:
+            computing.set((*outer, self._token))  # in here, as an interrupt may come right after it
             return self._coro.send(value) if error is None else self._coro.throw(error)
         finally:
-            computing.reset(outer)
+            computing.set(outer)
 
 
 _closings: set[asyncio.Task[None]] = set()

@@ -329,9 +329,9 @@ class Reading(Flow):
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
-            await self._seek(position)
             self._start = position
-            self.ahead.stop = self._turns.stop(position, self._length)
+            self.ahead.stop = self._turns.stop(position, self._length)  # first: interrupted, it is set again
+            await self._seek(position)
 
     async def _seek(self, position: int) -> None:
         self._elements -= len(self._chunk_rest)
