@@ -156,8 +156,8 @@ class RedisCache(Cache):
         return await (await self._connections.get()).begin(self)
 
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T | None:
-        """Return the server's answer, or None if it is unavailable."""
-        if time.monotonic() < self._down_until:
+        """Return the server's answer, or None if it is unavailable or the cache is closed."""
+        if self.closed or time.monotonic() < self._down_until:
             return None
         try:
             async with asyncio.timeout(self._timeout):
@@ -166,6 +166,8 @@ class RedisCache(Cache):
             raise  # an invalid address, or a closed cache
         except Exception as error:
             # Only the server's answers are handled here, and malformed ones raise errors of many kinds.
+            if self.closed:  # meanwhile, by another task
+                return None
             self._counts['errors'] += 1
             self._down_until = time.monotonic() + self._retry
             await self._disconnect()
