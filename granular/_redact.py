@@ -7,8 +7,14 @@ import urllib.parse
 from collections.abc import Iterable
 from typing import Final
 
-# Before the @ of Azure's addresses (abfs://container@account...) stands no user but the container.
-_USER: Final = re.compile(r'(?!(?<=\babfs)://[\w$-]+@|(?<=\babfss)://[\w$-]+@|(?<=\baz)://[\w$-]+@)://[^/?#\s@]*@')
+# Before the @ of Azure's addresses (abfs://container@account...) stands no user but the container. A password may
+# contain unquoted slashes and more, so that it ends with the last @; what follows the port of a host is a path.
+_HOST: Final = r'(?!arn:)(?!(?:[\w-]+(?:\.[\w-]+)+|localhost):\d{1,5}[/?#])'
+_USER: Final = re.compile(
+    r'(?!(?<=\babfs)://[\w$-]+@|(?<=\babfss)://[\w$-]+@|(?<=\baz)://[\w$-]+@)'
+    rf'://(?:{_HOST}[^/?#\s@:\[]*:\S*|[^/?#\s@]*)@'
+)
+_UNQUOTED: Final = re.compile(r'\w+://(?!arn:)[^/?#\s@:\[]*:(?!\d{1,5}[/?#])[^/?#\[\]]*[/?#\[\]].*@.*', re.DOTALL)
 _VALUE: Final = re.compile(r'([?&;][^=&;\s\'"<>]{1,64}=)[^&;\s\'"<>]*')
 _HEADER: Final = re.compile(
     r'(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-amz-security-token|\bx-goog-\w+-token)(["\']?\s*[:=]\s*)(?!\.\.\.)[^\r\n<]+',
@@ -73,6 +79,11 @@ def hidden(text: str) -> str:
     text = _VALUE.sub(r'\1...', text)
     text = _HEADER.sub(r'\1\2...', text)
     return _SCHEME.sub(r'\1 ...', text)
+
+
+def is_quoted(url: str) -> bool:
+    """Return False if a URL has a password with an unquoted slash, question mark, number sign or bracket."""
+    return _UNQUOTED.fullmatch(url) is None
 
 
 def without_user(text: str) -> str:

@@ -46,7 +46,12 @@ class Batches(Closing, Iterator[Any]):
 
     def __iter__(self) -> Self:
         if self._told:
-            self._batches = iter(self._source)
+            again = iter(self._source)
+            if again is self._batches and not isinstance(again, LoaderHandle):
+                raise InvalidArgumentError(
+                    f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
+                )
+            self._batches = again
             self._state = self._batches.state_dict() if self._keeps else None
             self._ended = self._told = False
         return self

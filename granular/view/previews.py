@@ -24,6 +24,7 @@ _CHARS: Final = 240  # characters of a line
 _NODES: Final = 2000  # nodes of a tree
 _DEPTH: Final = 32
 _NUMBERS: Final = 6  # values of an array in a line
+_UNSHOWN: Final = (DecodeError, *UNPACKING)  # what a value may raise that cannot be shown
 
 
 def head_size(value: Value, most: int) -> int:
@@ -47,8 +48,8 @@ def line(value: Value, head: bytes) -> dict[str, Any]:
     out: dict[str, Any] = {'family': family, 'type': value.kind, 'size': value.size}
     try:
         out['text'] = _text(family, value, head)
-    except DecodeError as error:
-        out['error'] = str(error)
+    except _UNSHOWN as error:
+        out['error'] = _reason(error)
     return out
 
 
@@ -62,8 +63,8 @@ def detail(value: Value, head: bytes) -> dict[str, Any]:
     elif out['family'] in ('json', 'tree') and len(head) == value.size:
         try:
             out['tree'] = _Nodes().node((decode_json if out['family'] == 'json' else decode_tree)(head), 0)
-        except DecodeError as error:
-            out['error'] = str(error)
+        except _UNSHOWN as error:
+            out['error'] = _reason(error)
     elif out['family'] == 'bytes':
         out['full'] = _hex_dump(head)
     out['cut'] = ('full' in out or out['family'] in ('json', 'tree')) and len(head) < value.size
@@ -94,8 +95,19 @@ def _decode_text(head: bytes, size: int) -> str:
     return text
 
 
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
 def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=_short)
+    return json.dumps(_with_text_keys(value), ensure_ascii=False, default=_short)
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a nested value whose maps have keys that JSON allows."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _short(value: Any) -> str:

@@ -94,7 +94,7 @@ def fail(datapoint):
 def test_failed_transform_names_the_step(source):
     with granular.SharedMemoryCache(source, fail) as cache, pytest.raises(ValueError, match='no') as caught:
         cache.fetch([7])
-    assert 'step 7' in caught.value.__notes__[0]
+    assert 'index 7' in caught.value.__notes__[0]
 
 
 def test_filtered_elements_are_cached(source):

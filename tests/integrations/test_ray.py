@@ -89,14 +89,14 @@ class Nodes:
     # multiprocessing drop these functions, and crash if that collects a node: its gRPC client does not survive a fork.
     _started = []
 
-    def __init__(self, folder):
+    def __init__(self):
         from ray.cluster_utils import Cluster
 
         memory = 100 << 20
         self._options = {'num_cpus': 1, 'object_store_memory': memory}
         # Without what watches a cluster: its processes take a tenth of the processor's time.
         quiet = {'include_dashboard': False, 'include_log_monitor': False, 'no_monitor': True}
-        self.cluster = Cluster(initialize_head=True, head_node_args={**self._options, **quiet, 'temp_dir': folder})
+        self.cluster = Cluster(initialize_head=True, head_node_args={**self._options, **quiet})
         self._started.append(self.cluster.head_node)
         self._add()
 
@@ -136,7 +136,10 @@ def nodes(seaweed):
         patch.setenv('AWS_ACCESS_KEY_ID', seaweed.options['key'])
         patch.setenv('AWS_SECRET_ACCESS_KEY', seaweed.options['secret'])
         folder = tempfile.mkdtemp(prefix='ray-')  # short, as it holds sockets
-        nodes = Nodes(folder)
+        # Ray notes the address of each cluster in one file: that of this run is apart from other clusters here.
+        patch.setenv('RAY_TMPDIR', folder)
+        patch.delenv('RAY_ADDRESS', raising=False)
+        nodes = Nodes()
         try:
             ray.init(address=nodes.cluster.address, log_to_driver=False, logging_level='error')
             context = ray.data.DataContext.get_current()
@@ -163,6 +166,11 @@ def data(nodes):
     import ray.data
 
     return ray.data
+
+
+def test_other_clusters_of_this_machine_are_left_alone(nodes):
+    place = pathlib.Path(tempfile.gettempdir(), 'ray', 'ray_current_cluster')
+    assert not place.exists() or place.read_text().strip() != nodes.cluster.address
 
 
 # --- reading

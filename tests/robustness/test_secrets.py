@@ -198,6 +198,50 @@ def test_passwords_in_urls_are_not_revealed(url, logged):
     clean(logged.text)
 
 
+ODD = (
+    'plantedsecret/plantedrest', '/plantedpassword', 'planted/9000/planted',
+    'planted?planted', 'planted#planted', 'planted@planted', 'planted:planted', 'planted/pass@planted', '//planted',
+    'planted%2Fplanted', 'planted/?#@planted', '&planted=planted', '<planted>', "'planted'", '"planted', '[planted]',
+    'planted\\planted', 'pläntedplanted/', '+planted/=',
+)  # fmt: skip
+SCHEMES = (
+    's3',
+    'gs',
+    'http',
+    'https',
+    'hf',
+    'az',
+    'abfs',
+    'abfss',
+    'ftp',
+    'sftp',
+    'redis',
+    'rediss',
+    'nothing',
+)
+
+
+@pytest.mark.parametrize('scheme', SCHEMES)
+@pytest.mark.parametrize('user', ['', 'user', KEY])
+def test_odd_passwords_in_urls_are_not_revealed(scheme, user, logged, monkeypatch):
+    for password in ODD:
+        url = f'{scheme}://{user}:{password}@host/file.parquet'
+        clean(hidden(f'opening {url} failed: {url}'))
+        calls = [
+            lambda url=url: clean(repr(granular.Path(url)) + f'{granular.Path(url)}'),
+            lambda url=url: clean(repr(granular.Path(url).parent)),
+            lambda url=url: granular.RedisCache([1], url, fingerprint='x'),
+            lambda url=url: granular.Path('s3://bucket/x', endpoint_url=url, key=KEY, secret=SECRET, config=QUICK),
+            lambda url=url: granular.Path('gs://bucket/x', endpoint_url=url, config=QUICK),
+        ]
+        for call in calls:
+            try:
+                call()
+            except GranularError as error:
+                clean(''.join(traceback.format_exception(error)))
+    clean(logged.text)
+
+
 @pytest.mark.parametrize('scheme', ['s3', 'gs'])
 def test_passwords_in_endpoints_are_not_revealed(scheme):
     options = {'key': KEY, 'secret': SECRET} if scheme == 's3' else {}
@@ -255,7 +299,21 @@ def test_hidden_removes_users_and_query_values():
         'https://...@host:1/a?x=...&X-Amz-Algorithm=...&X-Amz-Credential=...&X-Amz-Security-Token=...'
         '&X-Amz-Signature=...'
     )
-    for text in ('s3://bucket/a@b', 'bytes 1 to 5', 'what? a = b', 'a user@host', 'http://host/@x', 'x?', 'a=b;c'):
+    for text in (
+        's3://bucket/a@b',
+        'bytes 1 to 5',
+        'what? a = b',
+        'a user@host',
+        'http://host/@x',
+        'x?',
+        'a=b;c',
+        'http://127.0.0.1:9000/bucket/a@b',
+        'https://store.example.com:443/a/b@c',
+        'http://localhost:1/@',
+        'http://[::1]:80/a@b',
+        'az://container@account/a@b',
+        'hf://datasets/me/digits@v1/x',
+    ):
         assert hidden(text) == text
     clean(hidden(ECHO))
     target = Target.of(f'https://host/x?{QUERY}', {'Authorization': f'Bearer {BEARER}'})

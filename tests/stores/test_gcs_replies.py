@@ -2,13 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 
+import granular
 from granular.aio.http.messages import Head
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.listing import Listing
 from granular.errors import BadReplyError
+from tests.support.faults import FaultServer
 
 OBJECT = {
     'kind': 'storage#object',
@@ -136,6 +139,39 @@ def test_repeated_page_is_a_bad_reply():
     assert listing.token == 'x'
     assert [item.name for item in listing.next_page(items('a/3')).items] == ['a/3']
     assert listing.ended
+
+
+def test_size_may_be_missing_where_a_checksum_proves_that_the_object_is_empty():
+    body = {name: value for name, value in OBJECT.items() if name != 'size'}
+    empty = {'crc32c': 'AAAAAA==', 'md5Hash': '1B2M2Y8AsgTpgAmY7PhCfg=='}
+    assert parse_object(answer({**body, **empty})).size == 0
+    for wrong in ({}, {**empty, 'crc32c': OBJECT['crc32c']}, {**empty, 'md5Hash': OBJECT['md5Hash']}):
+        with pytest.raises(BadReplyError, match='size'):
+            parse_object(answer({**body, **wrong}))
+
+
+@pytest.mark.parametrize('store', ['s3', 'gs'])
+def test_datasets_open_where_an_end_may_begin_before_the_object(store, tmp_path):
+    """The replies of Google's storage-testbench."""
+    with granular.ShardedDatasetWriter(tmp_path / 'data', {'x': 'array', 'none': 'bytes'}, shardlen=3) as writer:
+        for i in range(9):
+            writer.append({'x': np.arange(i), 'none': b''})
+    files = {f'data/{path.relative_to(tmp_path / "data")}': path.read_bytes() for path in tmp_path.rglob('*.*')}
+    files['data/empty'] = b''
+    key = {'key': 'key', 'secret': 'secret'} if store == 's3' else {'token': 'anon'}
+    config = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2)
+    with FaultServer(files=files) as server:
+        root = granular.Path(f'{store}://bucket/data', endpoint_url=server.endpoint, config=config, **key)
+        server.script.extend(['before_start'] * 1000)
+        with granular.ShardedDatasetReader(root) as reader:
+            assert [len(point['x']) for point in reader] == list(range(9))
+        assert any((line or '').startswith('bytes=-') for line in server.ranges)
+        server.script.clear()
+        # Figures that do not agree prove nothing.
+        server.script.extend([('before_start', more) for more in (-1, 1)] * 100)
+        with pytest.raises(BadReplyError, match='Content-Range'):
+            granular.BagReader(root / '000000' / 'x.bag')
+        server.script.clear()
 
 
 def test_listing_of_empty_pages_with_new_tokens_ends():

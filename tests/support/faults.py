@@ -18,7 +18,7 @@ DATA = bytes(i * 7 % 256 for i in range(100_000))
 _OTHER = bytes(255 - i for i in range(256))
 # The lines of a script that give an object in a way of their own; an object that is missing is missing.
 _GIVING = ('drip', 'whole', 'document', 'ranged', 'shifted', 'long', 'short', 'then_close', 'chunked', 'zipped')
-_GIVING += ('until_close', 'slowly', 'slid', 'squeezed', 'partial', 'twice', 'bare', 'half', 'garbled')
+_GIVING += ('before_start', 'until_close', 'slowly', 'slid', 'squeezed', 'partial', 'twice', 'bare', 'half', 'garbled')
 
 
 class Request(NamedTuple):
@@ -296,6 +296,19 @@ class FaultServer(LoopServer):
     async def ranged(self, writer: asyncio.StreamWriter, request: Request, content_range: str | None) -> None:
         more = {} if content_range is None else {'Content_Range': content_range}
         writer.write(self._head(request, 206, len(request.content), **more) + request.content)
+
+    async def before_start(self, writer: asyncio.StreamWriter, request: Request, more: int = 0) -> None:
+        """The reply of Google's storage-testbench: an end that is longer than the object begins before it.
+
+        Args:
+          more: bytes by which the figures of the reply differ.
+        """
+        size = len(request.body)
+        if not (request.range_header or '').startswith('bytes=-'):
+            await self.good(writer, request)
+            return
+        start = size + int(request.range_header.removeprefix('bytes='))
+        await self.ranged(writer, request, f'bytes {start + more}-{size - 1}/{size}')
 
     async def shifted(self, writer: asyncio.StreamWriter, request: Request) -> None:
         """Another range than requested, with a matching Content-Range."""

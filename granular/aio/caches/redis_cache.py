@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -14,7 +15,8 @@ from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
 from granular.aio.caches.base import Cache, Function, is_record
-from granular.aio.runtime.scope import scope
+from granular.aio.runtime.lifecycle import Running
+from granular.aio.runtime.scope import PerLoop, scope
 from granular.aio.runtime.threads import offload
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
@@ -110,8 +112,8 @@ class RedisCache(Cache):
         self._expire = None if expire is None else round(expire * 1000)
         self._timeout, self._wait, self._retry = timeout, wait, retry
         self._namespace, self._print = namespace, fingerprint
-        self._key = 'redis', secrets.token_hex(8)
-        self._connected = False
+        make = functools.partial(_Connections, self._redis, self._url, self._public_url, timeout)
+        self._connections: PerLoop[_Connections] = PerLoop(make)
         self._down_until = 0.0
         self._failing = False
         self._counts = dict.fromkeys(_COUNTERS, 0)
@@ -134,10 +136,9 @@ class RedisCache(Cache):
         self._seed = int.from_bytes(hashlib.sha256(self._prefix.encode()).digest()[:8], 'big')
 
     async def _close(self) -> None:
-        if self._connected:
-            client = (await scope()).peek(self._key)  # clients of other event loops are closed when those loops end
-            if client is not None:
-                await client.aclose()
+        # Those of other event loops are closed when the cache is dropped, or their loop ends.
+        if (connections := await self._connections.peek()) is not None:
+            await connections.aclose()
 
     def stats(self) -> dict[str, int]:
         """Return the counters of this process.
@@ -152,26 +153,11 @@ class RedisCache(Cache):
     # --- requests to the server
 
     async def _client(self) -> Any:
-        async def create(scope: Any) -> Any:
-            backoff = import_extra('redis.backoff', 'redis').NoBackoff()
-            # No retries: after a failure, values are read from the source at once.
-            no_retry = import_extra('redis.asyncio.retry', 'redis').Retry(backoff, 0)
-            seconds = self._timeout
-            try:
-                client = self._redis.from_url(
-                    self._url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=no_retry
-                )
-            except ValueError:
-                raise InvalidArgumentError(f'{self._public_url}: is not an address that redis-py supports') from None
-            scope.on_close(client.aclose)
-            return client
-
-        self._connected = True
-        return await (await scope()).get(self._key, create)
+        return await (await self._connections.get()).begin(self)
 
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T | None:
-        """Return the server's answer, or None if it is unavailable."""
-        if time.monotonic() < self._down_until:
+        """Return the server's answer, or None if it is unavailable or the cache is closed."""
+        if self.closed or time.monotonic() < self._down_until:
             return None
         try:
             async with asyncio.timeout(self._timeout):
@@ -180,6 +166,8 @@ class RedisCache(Cache):
             raise  # an invalid address, or a closed cache
         except Exception as error:
             # Only the server's answers are handled here, and malformed ones raise errors of many kinds.
+            if self.closed:  # meanwhile, by another task
+                return None
             self._counts['errors'] += 1
             self._down_until = time.monotonic() + self._retry
             await self._disconnect()
@@ -199,11 +187,10 @@ class RedisCache(Cache):
 
     async def _disconnect(self) -> None:
         """Close all connections, so that a late answer is not read as the answer to a later request."""
-        client = (await scope()).peek(self._key)
-        if client is not None:
+        if (connections := await self._connections.peek()) is not None:
             with contextlib.suppress(Exception):  # the server has already failed
                 async with asyncio.timeout(self._timeout):
-                    await client.connection_pool.disconnect()
+                    await connections.client.connection_pool.disconnect()
 
     async def _find(self, indices: Sequence[int]) -> list[Any]:
         await scope()
@@ -311,6 +298,30 @@ class RedisCache(Cache):
         half = len(record) // 2
         number = index.to_bytes(8, 'little')
         return seal(seal(self._seed, number, number), record[:half], record[half:]).to_bytes(8, 'little')
+
+
+class _Connections(Running):
+    """Connections to the server under one event loop, closed with their cache, or with the loop."""
+
+    def __init__(self, redis: Any, url: str, public_url: str, seconds: float) -> None:
+        super().__init__()
+        backoff = import_extra('redis.backoff', 'redis').NoBackoff()
+        # No retries: after a failure, values are read from the source at once.
+        no_retry = import_extra('redis.asyncio.retry', 'redis').Retry(backoff, 0)
+        try:
+            self.client = redis.from_url(url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=no_retry)
+        except ValueError:
+            raise InvalidArgumentError(f'{public_url}: is not an address that redis-py supports') from None
+
+    async def begin(self, cache: RedisCache) -> Any:
+        """Return the client, which is closed once the cache is dropped."""
+        if self._loop is None:
+            await self.settle()
+            self.close_with(cache)
+        return self.client
+
+    async def _close(self) -> None:
+        await self.client.aclose()
 
 
 async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:

@@ -8,7 +8,7 @@ from granular.aio.caches.base import Cache, Function, is_record
 from granular.aio.caches.segments import path_of
 from granular.aio.caches.table import Address, Table
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import offload, offload_whole
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer, index_of
@@ -98,7 +98,7 @@ class SharedMemoryCache(Cache):
         return hashlib.sha256(self._print.encode()).digest()[:16]
 
     async def _close(self) -> None:
-        self._table.close()
+        await offload_whole(self._table.close)
 
     async def get(self, index: SupportsIndex) -> Any:
         """Return the value at an index, negative from the end."""

@@ -21,7 +21,14 @@ from typing import Any, Final, NamedTuple
 from granular.aio.caches.segments import Segment, attach, create, path_of
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.stores.local.locks import RangeLocks
-from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+from granular.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 
 _MAGIC: Final = int.from_bytes(b'grcache1', 'little')
 # The header fields, 8 bytes each: magic, an unguessable token, the source's fingerprint, the number of indices, the
@@ -35,6 +42,7 @@ _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _HEAD: Final = struct.Struct('<QQ')  # precedes each record: its length and its index
 _WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
 _POLL: Final = 0.001
+_MEANWHILE: Final = 'the cache was closed meanwhile'
 
 
 class Address(NamedTuple):
@@ -76,6 +84,7 @@ class Table:
         self._writing = _WritersLock(self._fd)
         self._counting = threading.Lock()
         self._pid, self._row = -1, 0
+        self._closed = False
         _tables.add(self)
 
     @classmethod
@@ -139,19 +148,25 @@ class Table:
 
     def find(self, index: int) -> range | None:
         """Return the position of a record, or None."""
-        slot = self._words[_FRONT + index]
-        if not slot:
-            return None
-        length, owner = _HEAD.unpack_from(self._data, slot - 1)
+        try:
+            slot = self._words[_FRONT + index]
+            if not slot:
+                return None
+            length, owner = _HEAD.unpack_from(self._data, slot - 1)
+        except ValueError:
+            raise ClosedError(_MEANWHILE) from None
         start = slot - 1 + _HEAD.size
         return range(start, start + length) if owner == index and start + length <= self.room else None
 
     def read(self, position: range) -> bytes:
         """Return the bytes of a record."""
-        return self._data[position.start : position.stop]
+        try:
+            return self._data[position.start : position.stop]
+        except ValueError:
+            raise ClosedError(_MEANWHILE) from None
 
     def put(self, records: Sequence[tuple[int, bytes]]) -> None:
-        """Store records that are not stored yet, while there is space; blocks."""
+        """Store records that are not stored yet, while there is space and the table is open; blocks."""
         stored, words = 0, self._words
         with self._writing.held(_WAIT) as acquired:
             for index, record in records if acquired else ():
@@ -179,6 +194,8 @@ class Table:
         if not number:
             return
         with self._counting:
+            if self._closed:
+                return
             if self._pid != os.getpid():
                 self._take_row()
             self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
@@ -203,14 +220,16 @@ class Table:
         self._writing.after_fork()
 
     def close(self) -> None:
-        """Close the table and release its name."""
+        """Close the table and release its name, once a thread that stores records has ended; blocks."""
+        if hasattr(self, '_writing'):
+            self._writing.end()
+            with self._counting:
+                self._closed = True
+                self._words.release()
+                self._front.close()
+                self._data.close()
         if self._holder is not None:
             self._holder.release()
-        if hasattr(self, '_writing'):
-            self._writing.close()
-            self._words.release()
-            self._front.close()
-            self._data.close()
         self._closing()
 
 
@@ -244,6 +263,7 @@ class _WritersLock:
         self._file = fd
         self._locks: RangeLocks | None = None  # on a separate open file, because forked processes share the others
         self._threads = threading.Lock()
+        self._ended = False  # by now, the descriptor may be that of another file
 
     @contextlib.contextmanager
     def held(self, seconds: float) -> Iterator[bool]:
@@ -253,6 +273,9 @@ class _WritersLock:
             yield False
             return
         try:
+            if self._ended:
+                yield False
+                return
             if self._locks is None:
                 self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
             while not (acquired := self._locks.lock(0, 1)) and time.monotonic() < until:
@@ -265,14 +288,14 @@ class _WritersLock:
         finally:
             self._threads.release()
 
-    def close(self) -> None:
-        """Close the lock's file."""
-        self._locks = None
+    def end(self) -> None:
+        """Wait until no thread holds the lock, and grant it no more."""
+        with self._threads:
+            self._ended, self._locks = True, None
 
     def after_fork(self) -> None:
         """Reset the lock in a child process: the parent may hold it."""
-        self._threads = threading.Lock()
-        self.close()
+        self._threads, self._locks = threading.Lock(), None
 
 
 _tables: Final = each_after_fork(Table.after_fork)

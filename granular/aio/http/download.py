@@ -13,6 +13,8 @@ from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)')
+# Sent by Google's storage-testbench for the end of an object that is shorter: it begins before the first byte.
+_TOO_LONG: Final = re.compile(r'bytes (-\d{1,18})-(-?\d{1,18})/(\d{1,18})')
 _OF_NOTHING: Final = 'bytes 0--1/0'  # sent by fake-gcs-server for an empty object, which has no range
 _WHOLE: Final = 64 * MiB  # of a whole object that is accepted in reply to a range request
 _ENDLESS: Final = 1 << 62
@@ -287,6 +289,8 @@ class Download(Exchange):
         empty = content_range == _OF_NOTHING and head.length == 0
         if empty and self._start <= 0 and self._stop is None and self._span is None:
             return self._room(0, 0, 0, version)
+        if self._is_all(content_range, head.length):
+            return self._room(0, head.length or 0, head.length or 0, version)
         match = _CONTENT_RANGE.fullmatch(content_range)
         if match is None or match[1] is None or match[3] == '*':
             raise BadReplyError(f'{self.name}: status 206 with Content-Range {shown(content_range)}')
@@ -308,6 +312,14 @@ class Download(Exchange):
                 f'{self.name}: Content-Range {shown(content_range)} with Content-Encoding {shown(coding)}'
             )
         return self._room(first, behind, size, version)
+
+    def _is_all(self, content_range: str, length: int | None) -> bool:
+        """Return whether a reply to a request for more than all bytes has all of them, by three figures that agree."""
+        match = _TOO_LONG.fullmatch(content_range) if self._stop is None and self._span is None else None
+        if match is None:
+            return False
+        size = int(match[3])
+        return (int(match[1]), int(match[2]), length) == (size + self._start, size - 1, size)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
         """Return the destination for the following bytes; the first reply allocates it."""

@@ -200,7 +200,7 @@ def _report_losses() -> None:
 
 
 class Running(abc.ABC):
-    """The working part of an iterator: its tasks, threads and processes, bound to the loop that first uses it.
+    """The working part of an iterator or cache: tasks, threads, processes, connections, bound to the first loop.
 
     The user holds a handle, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this part is
     closed. Items are taken one at a time, in the order of the requests, by any number of threads or tasks.
@@ -317,4 +317,4 @@ def _close_soon(running: Closable) -> None:
 def _closed(task: 'asyncio.Task[None]') -> None:
     _closings.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning('closing a dropped iterator failed', exc_info=error)
+        logger.warning('closing a dropped iterator or cache failed', exc_info=error)

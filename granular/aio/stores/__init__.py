@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from granular._redact import hidden
+from granular._redact import hidden, is_quoted
 from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat, Store, Upload
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
@@ -53,6 +53,10 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
         return LocalStore('', config), local_key(_expand_user(path if match is None else match[2]))
     check_text(path)
     scheme, rest = match[1].lower(), match[2]
+    if not is_quoted(path):
+        raise InvalidArgumentError(
+            f'{scheme}://...: expected a quoted password (%2F for a slash), or credentials as options'
+        )
     root, _, key = rest.partition('/')
     if scheme in ('s3', 's3a', 'gs', 'gcs', 'http', 'https'):
         if not root:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from granular._lazy import import_if_installed
-from granular._redact import protect
+from granular._redact import hidden, protect
 from granular.aio.http.messages import Target, shown
 from granular.aio.http.reply import Reply
 from granular.aio.http.retry import refusal
@@ -58,8 +58,8 @@ def split(address: str) -> tuple[str, str]:
     match = _ADDRESS.fullmatch(address.partition('://')[2].rstrip('/'))
     if match is None or (match['kind'] is None and match['id'].partition('/')[0] in _KINDS):
         raise InvalidArgumentError(
-            f'{address}: expected hf://datasets/owner/name/..., hf://spaces/owner/name/... or hf://owner/name/..., '
-            f'with @revision behind the name for another branch, tag or commit'
+            f'{hidden(address)}: expected hf://datasets/owner/name/..., hf://spaces/owner/name/... or '
+            f'hf://owner/name/..., with @revision behind the name for another branch, tag or commit'
         )
     key = match['key'] or ''
     return f'hf://{match[0][: match.start("key") - 1] if match["key"] is not None else match[0]}', key

@@ -50,6 +50,7 @@ class RangeLocks:
 
     def __init__(self, file: str | int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._fd = -1
         self._fd = file if isinstance(file, int) else os.open(file, flags, 0o600)
 
     def lock(self, start: int, count: int) -> bool:
@@ -72,7 +73,8 @@ class RangeLocks:
         return True
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self._fd)
+        if self._fd >= 0:
+            close(self._fd)
 
 
 class FolderLock:

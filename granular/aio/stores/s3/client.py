@@ -150,8 +150,9 @@ class S3Client(Client):
         if abs(skew) > _MAX_SKEW:
             return False
         self._skew = skew
+        side = 'behind' if skew > datetime.timedelta(0) else 'ahead of'
         logger.warning(
-            "%s: this machine's clock is %s behind the store's: signing by the store's", self._store.root, skew
+            "%s: this machine's clock is %s %s the store's: signing by the store's", self._store.root, abs(skew), side
         )
         return True
 

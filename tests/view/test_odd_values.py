@@ -1,0 +1,96 @@
+"""Odd values in ``granular view``: one that cannot be shown says so, and the rest of its page is shown."""
+
+import json
+
+import msgpack
+import numpy as np
+import pytest
+
+import granular
+from tests.view.serving import Served
+from tests.view.test_server import ask
+
+TREES = {
+    'bytes as keys': {b'\xff\0': 1},
+    'numbers as keys': {2: 1, 1.5: {None: 3}, True: 4},
+    'surrogates in text': {'a': '\ud800', '\udfff': 1},
+    'a number that is none': [float('nan'), float('inf'), -float('inf')],
+    'a long number': 2**64 - 1,
+    'an extension': msgpack.ExtType(5, b'abc'),
+    'a time': msgpack.Timestamp(2**33, 999),
+    'an odd time': msgpack.Timestamp(-(2**62), 1),
+    'nesting': json.loads('[' * 400 + ']' * 400),
+    'an empty map': {},
+}
+OPTIONS = {'unicode_errors': 'surrogatepass', 'strict_types': False}
+VALUES = {
+    **{('tree', name): msgpack.packb(value, **OPTIONS) for name, value in TREES.items()},
+    **{('msgpack', name): msgpack.packb(value, **OPTIONS) for name, value in TREES.items()},
+    ('tree', 'a tuple as a key'): b'\x81\x92\x01\x02\x03',
+    ('tree', 'damage'): b'\xc1',
+    ('tree', 'an array as a value'): granular.formats.encode_tree({'x': [np.arange(3), np.array(['\ud800'])]}),
+    ('json', 'surrogates'): b'{"\\ud800": "\\udfff"}',
+    ('json', 'no numbers'): b'[NaN, Infinity, -Infinity, 1e999]',
+    ('json', 'a number of 10,000 digits'): b'1' * 10_000,
+    ('json', 'a short number of 700 digits'): b'1' * 700,
+    ('json', 'nesting'): b'[' * 500 + b']' * 500,
+    ('json', 'deep nesting'): b'[' * 100_000 + b']' * 100_000,
+    ('json', 'damage'): b'{',
+    ('utf8', 'surrogates'): '\ud800'.encode(errors='surrogatepass'),
+    ('utf8', 'no UTF-8'): b'\xff\xfe',
+    ('utf8', 'zeros'): b'\0' * 100,
+    ('utf8', 'control characters'): bytes(range(32)) + '\u202e\ufeff\uffff'.encode(),
+    ('int', 'damage'): b'123',
+    ('int', 'nothing'): b'',
+    ('float', 'not a number'): np.array(np.nan).tobytes(),
+    ('float', 'infinity'): np.array(np.inf).tobytes(),
+    ('float', 'damage'): b'1',
+    ('bool', 'neither'): b'\7',
+    ('array', 'damage'): b'\x93',
+    ('array', 'dates'): granular.formats.encode_array(np.array(['2000', 'NaT'], 'M8[Y]')),
+    ('array', 'dates beyond those of Python'): granular.formats.encode_array(np.array([2**62], 'M8[s]')),
+    ('array', 'text with surrogates'): granular.formats.encode_array(np.array(['\ud800'])),
+    ('array', 'text beyond Unicode'): granular.formats.encode_array(
+        np.array([2**31], np.uint32)
+    ).replace(b'<u4', b'<U1'),
+    ('array', 'no numbers'): granular.formats.encode_array(np.array([np.nan, np.inf, 1e300 * 1j])),
+    ('array', 'no dimensions'): granular.formats.encode_array(np.float16('nan')),
+    ('bytes', 'nothing'): b'',
+    ('jpg', 'damage'): b'\xff\xd8\xff',
+    ('mp4', 'damage'): b'\0',
+    ('wav', 'damage'): b'RIFF',
+    ('unheard of', 'anything'): b'\xff',
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def odd(tmp_path_factory):
+    """Datasets of 20 rows by type, in whose middle the odd values are, and one datapoint of a text."""
+    folder = granular.Path(tmp_path_factory.mktemp('odd'))
+    for kind in dict.fromkeys(kind for kind, _ in VALUES):
+        records = [record for (other, _), record in VALUES.items() if other == kind]
+        with granular.DatasetWriter(folder / kind, {'odd': kind, 'all': f'{kind}[]', 'n': 'int'}, None) as writer:
+            for i, record in enumerate(records):
+                writer.append({'odd': record, 'all': [record, record], 'n': i.to_bytes(8, 'little')})
+    with Served(folder) as served:
+        yield served
+
+
+@pytest.mark.parametrize('kind', dict.fromkeys(kind for kind, _ in VALUES))
+def test_odd_values_are_shown_beside_the_others(kind, odd):
+    count = sum(other == kind for other, _ in VALUES)
+    reply = ask(odd, '/api/rows', path=kind, start=0, count=count)
+    assert reply.status == 200
+    columns = reply.json['columns']
+    assert [cell['text'] for cell in columns['n']] == [str(i) for i in range(count)]
+    assert all('text' in cell or cell['error'] for key in ('odd', 'all') for cell in columns[key])
+    for index in range(count):
+        values = ask(odd, '/api/datapoint', path=kind, index=index)
+        assert values.status == 200
+        assert [value['key'] for value in values.json['values']] == ['all', 'n', 'odd']
+        assert values.json['values'][1]['text'] == str(index)
+        assert len(ask(odd, '/api/values', path=kind, key='all', index=index).json['values']) == 2
+    assert ask(odd, '/api/histograms', path=kind).status == 200
+    assert ask(odd, '/api/pictures', path=kind, key='odd', at='0').status == 200
+    for relation in ('=', 'has', '<'):
+        assert ask(odd, '/api/search', path=kind, key='odd', relation=relation, text='1').status in (200, 400)
