@@ -13,7 +13,7 @@ import numpy as np
 
 import granular
 from granular import ReadOptions, ShardOptions, sources
-from granular.errors import StateError
+from granular.errors import InvalidArgumentError, StateError
 from tests.pipeline.compositions import functions as f
 from tests.pipeline.compositions.atoms import Stream, name_of, plain
 from tests.pipeline.compositions.generator import composition
@@ -191,8 +191,15 @@ def stream_batches(draw: Draw, node: Node) -> Result:
     with adapted(draw, iter(again) if once else again) as second:
         taken(second, draw.one_of([0, 0, 2]))
         second.load_state_dict(state)
-        epoch = ([] if once else elements) if whole.ended else None
+        epoch = elements if whole.ended and not once else None
         check_rest(f'saved after {at} of {len(elements)}', second, iter(second), elements[at:], epoch)
+        if whole.ended and once:
+            expect('behind the end', taken(second, 1), [])
+            try:
+                iter(second)
+            except InvalidArgumentError:
+                return Result('exact', node)
+            raise Wrong('an exhausted iterator is iterated again, without an error')
     return Result('exact', node)
 
 

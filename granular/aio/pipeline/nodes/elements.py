@@ -271,7 +271,7 @@ class Select(Element):
             raise UnknownKeyError(f'index {index}: unknown field {error}: there are {sorted(datapoint)}') from None
 
     def describe(self) -> str:
-        return f'select({", ".join(self._fields)})'
+        return f'select({", ".join(map(str, self._fields))})'
 
 
 def selected(source: Source, fields: Sequence[str]) -> Source:
