@@ -8,6 +8,7 @@ import granular
 from tests.pipeline.compositions import functions as f
 from tests.pipeline.compositions.plans import Node
 from tests.pipeline.compositions.rules import Draw
+from tests.pipeline.compositions.saved_states.pipelines import AtRandom, IsKept, Parts
 
 
 class Backwards:
@@ -26,29 +27,6 @@ class Backwards:
 
     def __repr__(self) -> str:
         return f'Backwards({self._length})'
-
-
-class AtRandom(granular.RandomMapTransform[Any, Any]):
-    """Changes marks by the random numbers of the index."""
-
-    def random_map(self, element: Any, rng: Any) -> Any:
-        return f.at_random(element, rng)
-
-
-class IsKept(granular.FilterTransform[Any]):
-    """Drops about a quarter of the elements."""
-
-    def filter(self, element: Any) -> bool:
-        return f.is_kept(element)
-
-
-class Parts(granular.FlatMapTransform[Any, Any]):
-    """Divides each element."""
-
-    max_fan_out = 4
-
-    def flat_map(self, element: Any) -> list[Any]:
-        return f.parts(element)
 
 
 def operations(draw: Draw, node: Node) -> tuple[list[Any], Any]:
