@@ -147,6 +147,22 @@ class Terms(NamedTuple):
             return self._replace(in_step=fit.in_step, weights=weights)
         return Terms(stage, kind, held, fit.in_step and self.in_step, weights, self.version)
 
+    def check_hosts(self, saved: int | None, own: int) -> None:
+        """Check that a state of some number of hosts fits this pipeline's.
+
+        Args:
+          saved: the number of hosts of the state; None if it names none, as one host's does.
+          own: the number of hosts that share the elements now.
+
+        Raises:
+          StateError: if the terms exclude it.
+        """
+        if saved is None and self.version == 1 and (self.held or not self.in_step):
+            judge_unnamed_hosts(self.stage, own)
+        hosts = saved or 1
+        if hosts != own and (self.held or (hosts > 1 and not self.in_step)):
+            raise StateError(_of_other_hosts(self, hosts, own))
+
 
 FREE: Final = Terms()
 restoring: Final[contextvars.ContextVar[Terms]] = contextvars.ContextVar('restoring', default=FREE)
@@ -214,17 +230,13 @@ class Turns:
           StateError: if the terms exclude its number of hosts, or its host.
         """
         if not isinstance(state, Mapping) or 'at' not in state:
-            hosts, host, at = 1, None, state
-            if terms.version == 1 and (terms.held or not terms.in_step):
-                judge_unnamed_hosts(terms.stage, self.count)
+            hosts, host, at = None, None, state
         else:
             hosts, host, at = state.get('hosts', 1), state.get('host'), state['at']
             if type(hosts) is not int or hosts < 1 or not (host is None or type(host) is int):
                 raise StateError(f'expected the position of one of several hosts, got {state!r:.200}')
-        if hosts != self.count:
-            if terms.held or (hosts > 1 and not terms.in_step):
-                raise StateError(of_other_hosts(terms, hosts, self.count))
-        elif host not in (None, self.index) and not terms.in_step:
+        terms.check_hosts(hosts, self.count)
+        if hosts == self.count and host not in (None, self.index) and not terms.in_step:
             raise StateError(
                 f'{terms.stage}: the state is of host {host} of {hosts}, this is host {self.index}: hosts do not '
                 f'advance equally through this stage: load the state of this host'
@@ -244,7 +256,7 @@ def judge_unnamed_hosts(stage: str, hosts: int) -> None:
     logger.warning('%s: it is taken for that of a single host', earlier)
 
 
-def of_other_hosts(terms: Terms, saved: int, own: int) -> str:
+def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
     """Return the message for a state of another number of hosts that the terms exclude."""
     fit = FITS[terms.kind]
     reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'

@@ -43,6 +43,8 @@ class Held:
 
     async def next(self) -> Any:
         """Return the next element of the parent, or ``END``; it is held until ``release`` is called."""
+        if not self._count:
+            self.before = self._parent.state()  # which may name the hosts by now
         if self._last:
             self._previous = self._parent.state()
         self._after = None

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
-from granular.aio.pipeline.position import FREE, Terms, of_other_hosts
+from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
@@ -132,7 +132,7 @@ class Interleaving(Flow):
         self._closed_failures: list[tuple[int, str]] = []
         self._terms = FREE  # those under which the saved streams continue
         self._keeps_host = False
-        self._hosts = 1  # those that share the streams made so far
+        self._hosts = 1  # those that share the streams, of which one was made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
     @property
@@ -248,8 +248,10 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._hosts > 1 and not self.in_step:
-            state['uneven'] = self._hosts
+        if self._hosts > 1:
+            state['hosts'] = self._hosts
+            if not self.in_step:
+                state['uneven'] = True
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
@@ -280,14 +282,17 @@ class Interleaving(Flow):
             await self._close([flow for number, flow in flows.items() if number not in self._flows])
         for number in list(self._saved):  # now, so that a state that does not fit is refused at once
             await self._first_turn(number)
-        if (hosts := state.get('uneven')) and hosts != await self._shared_by():
-            raise StateError(of_other_hosts(terms, hosts, self._hosts))
+        if self._hosts == 1 and not self._flows:
+            await self._learn_hosts()
+        terms.check_hosts(number_of(state, 'hosts') if 'hosts' in state else None, self._hosts)
 
-    async def _shared_by(self) -> int:
-        """Return the number of hosts that share the streams, of which some may have ended."""
-        if self._hosts == 1 and self._count and (flow := await self._made_now(0)) is not None:
+    async def _learn_hosts(self) -> None:
+        """Make a stream, to know how many hosts share them."""
+        for number in self._open:
+            if number is not None and await self._first_turn(number) is not None:
+                return
+        if self._count and (flow := await self._made_now(0)) is not None:
             await self._close([flow])
-        return self._hosts
 
     async def begin(self) -> None:
         await ensure_event_loop()
