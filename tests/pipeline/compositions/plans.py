@@ -22,6 +22,7 @@ class Setting:
       method: their start method.
       tracks: the streams of mixes by name that are mixed at all; all of them by default.
       unmixed: True to leave out the stages behind a mix that only reorder or combine, to see its streams in order.
+      leaf: the stream to see as a whole: what is joined with it has no end.
     """
 
     host: int = 0
@@ -34,6 +35,7 @@ class Setting:
     method: str = 'fork'
     tracks: frozenset[str] | None = None
     unmixed: bool = False
+    leaf: int | None = None
 
     @property
     def shard(self) -> ShardOptions:
@@ -109,7 +111,13 @@ class Node:
     def build(self, setting: Setting) -> Any:
         if setting.unmixed and self.mixed and self.neutral and self.parents[0].mixed:
             return self.parents[0].build(setting)
-        return self.make([parent.build(setting) for parent in self.parents], setting)
+        datasets = [parent.build(setting) for parent in self.parents]
+        if setting.leaf in dict(self.leaves) and self.name in ('IterDataset.zip', 'IterDataset.mix'):
+            datasets = [
+                dataset if setting.leaf in dict(parent.leaves) else dataset.repeat()
+                for parent, dataset in zip(self.parents, datasets, strict=True)
+            ]
+        return self.make(datasets, setting)
 
     @functools.cached_property
     def built(self) -> Any:
