@@ -1,5 +1,6 @@
 """Elements that a stage has read and not given out yet, saved by reference."""
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ class Held:
     """The elements of its parent that a stage holds back.
 
     Their state is that of the parent before them, by which they are read again. Behind a mix by name, which may
-    continue with other weights, the state also has their number and the state after them: they are read again with the
-    weights of the state, and the parent then continues from there with its own.
+    continue with other weights, the state also has their number, the state after them, and where the weights changed
+    among them: they are read again with the weights of the state, and the parent then continues with its own.
 
     Args:
       parent: the stage before.
@@ -25,7 +26,6 @@ class Held:
     Attributes:
       before: the state of the parent before the elements.
       adapts: True if states need more than that.
-      again: what is to be read again and compared with a state, until it is; otherwise None.
     """
 
     def __init__(self, parent: Flow, stage: str, kind: str, last: bool = False) -> None:
@@ -35,14 +35,24 @@ class Held:
         self._previous: Any = self.before  # before the last element
         self._after: Any = None  # after the last element; None until it is requested
         self._count, self._ended = 0, False  # elements since ``before``, and True if the parent ended after them
-        self.again: Mapping[str, Any] | None = None
-        self._terms: Terms = FREE  # those under which the parent continues after it
-        self._current: Terms = FREE  # those under which it continues now
+        self._changes: list[
+            list[Any]
+        ] = []  # after how many, with the end, it went on from which other state
+        self._again: deque[Any] = deque()  # those that were read again, and not taken since
+        self._terms: Terms = FREE  # those under which the parent continues
         if not FITS[kind].in_step:
             parent.keep_host()
 
+    @property
+    def holds(self) -> bool:
+        """Whether any element is held."""
+        return self._count > 0 or self._ended
+
     async def next(self) -> Any:
         """Return the next element of the parent, or ``END``; it is held until ``release`` is called."""
+        return self._again.popleft() if self._again else await self._read()
+
+    async def _read(self) -> Any:
         if not self._count:
             self.before = self._parent.state()  # which may name the hosts by now
         if self._last:
@@ -51,36 +61,25 @@ class Held:
         element = await self._parent.next()
         self._ended = element is END
         self._count += not self._ended
-        if self.again is not None:
-            await self._go_on(self.again)
         return element
-
-    async def _go_on(self, again: Mapping[str, Any]) -> None:
-        """Let the parent continue with its own weights once all elements were read again."""
-        missing = number_of(again, 'count') - self._count
-        if missing > 0 and not self._ended:
-            return
-        if not missing and again['ended'] and not self._ended:
-            return
-        if missing or not same_position(self._parent.state(), again['after']):
-            raise StateError(
-                f'{self._stage}: the elements that it held could not be read again: {self._count} of '
-                f'{again["count"]} were found, and then {self._parent.state()!r:.200}, not {again["after"]!r:.200}: '
-                f'continue with the weights and the number of hosts that saved the state'
-            )
-        self.again, self._current = None, self._terms
-        await restore_checked(self._parent, again['after'], self._terms)
 
     async def go_back(self, state: Any) -> None:
         """Let the parent continue from its state after the last element, because the next one failed."""
-        await self._parent.restore(state, self._current)
+        await self._parent.restore(state, self._terms)
 
     def release(self, last: bool = False) -> None:
-        """Hold no element, or only the last one."""
+        """Hold no element, or only the last one.
+
+        Raises:
+          StateError: if elements of a state are left, because this stage holds fewer.
+        """
+        if self._again:
+            raise StateError(f'{self._stage}: the state holds {len(self._again)} elements more than this stage does')
         if last:
+            self._changes = [[1, state] for count, state in self._changes if count == self._count]
             self.before, self._count = self._previous, 1
         else:
-            self.before, self._count = self._parent.state(), 0
+            self.before, self._count, self._changes = self._parent.state(), 0, []
         self._ended = False
 
     def state(self, holds: bool, **own: Any) -> dict[str, Any]:
@@ -92,22 +91,55 @@ class Held:
         """
         own['parent'] = self.before
         if holds and self.adapts:
-            if self.again is None and self._after is None:
+            if self._after is None:
                 self._after = self._parent.state()
-            own['held'] = self.again or {'count': self._count, 'ended': self._ended, 'after': self._after}
+            own['held'] = {'count': self._count, 'ended': self._ended, 'after': self._after}
+            if self._changes:
+                own['held']['changes'] = list(self._changes)
         return own
 
     async def restore(self, state: Mapping[str, Any], holds: bool, terms: Terms) -> None:
-        """Continue before the elements of a state."""
-        again = state.get('held') if holds else None
-        if again is not None:
-            number_of(again, 'count')
-            if 'after' not in again or type(again.get('ended')) is not bool:
-                raise StateError(f'{self._stage}: expected what it held, got {again!r:.200}')
-        self._current = terms.of(self._stage, self._kind, holds)
-        await self._parent.restore(state['parent'], self._current)
+        """Continue before the elements of a state. Those from a mix by name are read again now."""
+        self._terms = terms.of(self._stage, self._kind, holds)
+        await self._parent.restore(state['parent'], self._terms)
         # What is held is read again on as many hosts as before; otherwise hosts and weights are those of this pipeline.
         self.before = state['parent'] if holds else self._parent.state()
         self._previous, self._after = self.before, None
-        self._count, self._ended, self.again = 0, False, again
-        self._terms = terms.of(self._stage, self._kind, False)
+        self._count, self._ended, self._changes, self._again = 0, False, [], deque()
+        if holds and state.get('held') is not None:
+            await self._read_again(state['held'], terms.of(self._stage, self._kind, False))
+
+    async def _read_again(self, held: Mapping[str, Any], terms: Terms) -> None:
+        """Read what a state holds, with its weights, and let the parent go on from there under the given terms."""
+        changes, after = list(held.get('changes', ())), held.get('after')
+        counts = [number_of({'count': count}, 'count') for count, _ in changes]
+        if after is None or type(held.get('ended')) is not bool or counts != sorted(counts):
+            raise StateError(f'{self._stage}: expected what it held, got {held!r:.200}')
+        again: deque[Any] = deque()
+        for count, changed in [*changes, [number_of(held, 'count') + held['ended'], None]]:
+            while len(again) < count and not self._ended:
+                again.append(await self._taken_again())
+            if changed is not None:
+                await restore_checked(self._parent, changed, self._terms)
+                self._changes.append([count, changed])
+        found = self._parent.state()
+        if self._count != held['count'] or self._ended != held['ended'] or not same_position(found, after):
+            raise StateError(
+                f'{self._stage}: the elements that it held could not be read again: {self._count} of '
+                f'{held["count"]} were found, and then {found!r:.200}, not {after!r:.200}: continue with the weights '
+                f'and the number of hosts that saved the state'
+            )
+        self._again, self._terms = again, terms
+        await restore_checked(self._parent, after, terms)
+        self._after = self._parent.state()
+        if not same_position(self._after, after):
+            self._changes.append([len(again), self._after])
+
+    async def _taken_again(self) -> Any:
+        try:
+            return await self._read()
+        except Exception as error:
+            raise StateError(
+                f'{self._stage}: element {self._count} of those that it held could not be read again: '
+                f'{type(error).__name__}: {error}'
+            ) from error

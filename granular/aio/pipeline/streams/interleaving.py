@@ -282,15 +282,13 @@ class Interleaving(Flow):
             await self._close([flow for number, flow in flows.items() if number not in self._flows])
         for number in list(self._saved):  # now, so that a state that does not fit is refused at once
             await self._first_turn(number)
-        if self._hosts == 1 and not self._flows:
+        opens = any(number is not None for number in numbers)
+        if self._hosts == 1 and not self._flows and (terms.held or not terms.in_step or not opens):
             await self._learn_hosts()
         terms.check_hosts(number_of(state, 'hosts') if 'hosts' in state else None, self._hosts)
 
     async def _learn_hosts(self) -> None:
         """Make a stream, to know how many hosts share them."""
-        for number in self._open:
-            if number is not None and await self._first_turn(number) is not None:
-                return
         if self._count and (flow := await self._made_now(0)) is not None:
             await self._close([flow])
 

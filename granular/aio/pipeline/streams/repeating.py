@@ -152,7 +152,7 @@ class Caching(Flow):
         self._astray = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
-        while self._next_index >= len(self._cached) or self._held.again is not None:
+        while self._next_index >= len(self._cached):
             if self._complete:
                 return END
             if self._astray:
@@ -171,7 +171,7 @@ class Caching(Flow):
         held = self._held
         if not held.adapts:
             return {'parent': held.before, 'place': self._next_index}
-        state = held.state(bool(self._cached) or held.again is not None, place=self._next_index)
+        state = held.state(held.holds, place=self._next_index)
         if 'held' in state:
             state['cached'] = state.pop('held')  # may be more than what was given out
         return state
