@@ -551,6 +551,17 @@ def test_damaged_row_group_can_be_skipped(tmp_path):
         assert iterator.get_state()['state'] == {'row_group': 1, 'index_within_row_group': 0}
 
 
+async def test_concurrent_read_of_other_row_groups_does_not_fail_with_a_damaged_one(tmp_path):
+    path = granular.Path(tmp_path / 'x')
+    data = bytearray(write(path, numbers(300), row_group_size=100, write_page_checksum=True).read_bytes())
+    data[pq.read_metadata(path).row_group(1).column(1).dictionary_page_offset + 5000] ^= 0xFF
+    path.write_bytes(data)
+    async with aio.ParquetDataSource(path) as source:
+        both, rows = await asyncio.gather(source.fetch([150, 250]), source.fetch([251, 252]), return_exceptions=True)
+        assert isinstance(both, CorruptError)
+        assert [row['id'] for row in rows] == [251, 252]
+
+
 def not_utf8(column):
     """Columns of text, of which row 3 of each row group of four is not UTF-8, in several types."""
     texts = [b'd\xff' if i % 4 == 3 else b'text' for i in range(12)]

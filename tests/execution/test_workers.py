@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from granular import MapDataset, MultiprocessingOptions, sources
 from granular.errors import GranularError, InvalidArgumentError, WorkerError
 from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
-from tests.support.tables import each_value
+from tests.support.tables import each_value, pairwise
 
 METHODS = ('spawn', 'forkserver', 'fork')
 
@@ -401,6 +402,85 @@ print([point.x for point in points])
 """
     done = interpreter.run(script)
     assert done.stdout == '[20, 22, 24, 26, 28]\n', done.stderr
+
+
+RAISING = """
+import sys
+import granular
+
+class MyError(Exception):
+    pass
+
+class Hard(BaseException):
+    pass
+
+def local_class():
+    class LocalError(Exception):
+        pass
+    return LocalError
+
+KINDS = MyError, Hard, local_class()
+
+def at_the_top(i):
+    raise MyError(i)
+
+LAMBDA = lambda i: at_the_top(i)
+RAISED = [(kind, cause) for kind in KINDS for cause in (None, *KINDS)]
+
+def local():
+    def fn(i, seed=None):
+        if not i:
+            return {'x': i}
+        if i > len(RAISED):
+            return (at_the_top if i % 2 else LAMBDA)(i)
+        kind, cause = RAISED[i - 1]
+        raise kind(i) from cause and cause('cause')
+    return fn
+
+def loaders(method):
+    source = granular.sources.Transform(range(len(RAISED) + 3), local())
+    with granular.Loader(source, 1, workers=1, mp=method) as loader:
+        for step in range(1, len(source)):
+            loader.load({'step': step})
+            yield from outcome(loader)
+
+def streams(method):
+    dataset = granular.MapDataset.range(len(RAISED) + 3).map(local())
+    workers = granular.MultiprocessingOptions(int(method is not None), start_method=method or 'spawn')
+    with iter(dataset.to_iter_dataset().mp_prefetch(workers)) as iterator:
+        for step in range(1, len(dataset)):
+            iterator.set_state({'state': step})
+            yield from outcome(iterator)
+
+def outcome(items):
+    try:
+        next(items)
+    except BaseException as error:
+        cause = type(error.__cause__)
+        # The parent of a fork does not know its local class, which is another object there.
+        yield [kind if kind in KINDS[:2] else kind.__name__ for kind in (type(error), cause)], error.args
+
+if __name__ == '__main__':
+    for api in loaders, streams:
+        for expected, found in zip(api(None), api(sys.argv[1]), strict=True):
+            if expected[0][1] == 'NoneType':
+                expected[0][1] = 'RemoteError'
+            if expected != found:
+                print(api.__name__, expected, found)
+    print('done')
+"""
+
+
+@pytest.mark.parametrize(('method', 'home'), pairwise(itertools.product(METHODS, ['script', 'notebook'])))
+def test_errors_of_the_main_module_arrive_as_without_workers(method, home, tmp_path, interpreter):
+    if home == 'notebook':
+        done = interpreter.run(RAISING, method)
+    else:
+        (tmp_path / 'script.py').write_text(RAISING)
+        command = [sys.executable, '-W', 'ignore', tmp_path / 'script.py', method]
+        environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ('done\n', '')
 
 
 def double(x):

@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import gc
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
 from tests.pipeline.test_map_dataset import plain
+from tests.support.tables import pairwise
 
 
 class Failing:
@@ -65,6 +67,48 @@ def test_failure_after_a_restored_state_skips_no_element(name):
                     break
             assert function.failures == 0
             assert result == whole[at:]
+
+
+def fails_twice(i, seed=None):
+    if i in (41, 44):
+        raise KeyError('broken')
+    return {'i': i}
+
+
+def as_point(i, seed):
+    return {'i': i}
+
+
+def ordered(fn, order):
+    return granular.sources.Epochs(granular.sources.Transform(range(200), fn), shuffle=ORDERS[order], seed=3)
+
+
+ORDERS = {
+    'sequential': False, 'permutation': True,
+    'Blocks(8)': granular.shuffle.Blocks(8), 'Blocks(4, 2)': granular.shuffle.Blocks(4, 2),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize(
+    ('order', 'method', 'prefetch'), pairwise(itertools.product(ORDERS, [None, 'fork', 'spawn'], [0, 4]))
+)
+def test_batch_fails_only_for_its_own_records(order, method, prefetch):
+    with granular.Loader(ordered(as_point, order), 10) as loader:
+        expected, failing = [next(loader)['i'].tolist() for _ in range(30)], 0
+    source = ordered(fails_twice, order)
+    with granular.Loader(source, 10, prefetch=prefetch, workers=2, mp=method) as loader:
+        for number, indices in enumerate(expected):
+            if not {41, 44} & set(indices):
+                assert next(loader)['i'].tolist() == indices
+                continue
+            failing += 1
+            for _ in range(3):
+                with pytest.raises(KeyError, match='broken'):
+                    next(loader)
+                assert loader.save()['step'] == 10 * number
+            loader.load({**loader.save(), 'step': 10 * (number + 1)})
+    assert failing
 
 
 def test_invalid_state_leaves_the_iterator_unchanged():

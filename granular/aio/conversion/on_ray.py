@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import pickle
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
@@ -213,14 +212,12 @@ class _Failed:
     """The result of a task that failed: Ray passes on neither all exceptions nor their classes."""
 
     def __init__(self, error: BaseException) -> None:
-        import cloudpickle
-
-        self._pickle: bytes = cloudpickle.dumps(portable(error, cloudpickle))
+        self._portable = portable(error)
 
     def error(self) -> BaseException:
         """Return the exception, with its causes and the traceback in the worker."""
         try:
-            return remote(*pickle.loads(self._pickle))
+            return remote(*self._portable)
         except BaseException as error:  # the methods of its class may raise anything
             return WorkerError(f'the error of a task of Ray does not unpickle in this process: {summary(error)}')
 

@@ -2,12 +2,14 @@
 
 import collections
 import contextvars
+import importlib
+import itertools
 import logging
 import pickle
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from granular.aio.runtime.tracebacks import RemoteError, shorten
 from granular.aio.runtime.user_functions import call_user
@@ -53,27 +55,28 @@ def of_datapoint(error: Exception) -> bool:
     return not isinstance(error, OSError | ClosedError)
 
 
-def portable(error: BaseException, pickler: Any = pickle) -> tuple[list[BaseException], str]:
-    """Return an error and its causes, one after the other, all of them picklable, and its traceback as text.
+def portable(error: BaseException) -> tuple[list[bytes], str]:
+    """Return an error and its causes, pickled one after the other, and its traceback as text, for ``remote``.
 
-    Args:
-      error: the error.
-      pickler: the module that pickles them: ``pickle`` or ``cloudpickle``.
+    Classes that cannot be imported are pickled by value, as those of a script of which a function was sent by value.
     """
     shorten(error)
     text = ''.join(traceback.format_exception(error))
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
-    return [_pickling(link, pickler) for link in chain], text
+    return [_pickled(link) for link in chain], text
 
 
-def _pickling(error: BaseException, pickler: Any) -> BaseException:
-    try:
-        pickler.loads(pickler.dumps(error))  # many exceptions pickle, but do not unpickle
-    except BaseException:  # the methods of its class may raise anything
-        return WorkerError(summary(error))
-    return error
+def _pickled(error: BaseException) -> bytes:
+    for module in ('pickle', 'cloudpickle'):
+        try:
+            pickled: bytes = importlib.import_module(module).dumps(error)
+            pickle.loads(pickled)  # many exceptions pickle, but do not unpickle
+        except BaseException:  # the methods of its class may raise anything
+            continue
+        return pickled
+    return pickle.dumps(WorkerError(summary(error)))
 
 
 def summary(error: BaseException) -> str:
@@ -84,16 +87,17 @@ def summary(error: BaseException) -> str:
         return type(error).__name__
 
 
-def remote(chain: Sequence[BaseException], text: str) -> BaseException:
+def remote(pickled: Sequence[bytes], text: str) -> BaseException:
     """Restore an error from another process, with its causes."""
-    for error, cause in zip(chain, (*chain[1:], RemoteError(text)), strict=True):
+    chain = [*map(pickle.loads, pickled), RemoteError(text)]
+    for error, cause in itertools.pairwise(chain):
         error.__cause__ = cause
-    return chain[0]
+    first: BaseException = chain[0]
+    return first
 
 
-def _unpickled(index: int, chain: Sequence[Exception], text: str) -> Failure:
-    remote(chain, text)
-    return Failure(index, chain[0])
+def _unpickled(index: int, pickled: Sequence[bytes], text: str) -> Failure:
+    return Failure(index, cast(Exception, remote(pickled, text)))
 
 
 class Errors:

@@ -395,6 +395,6 @@ def _unpickled(ok: bool, head: bytes, fd: int, sizes: Sequence[int]) -> tuple[bo
     """Return an item and True, or an error and False."""
     try:
         result = shared_memory.join(head, fd, sizes)
+        return ok, result if ok else remote(*result)
     except BaseException as error:  # the methods of its class may raise anything
         return False, WorkerError(f'the item of a worker process does not unpickle in this process: {summary(error)}')
-    return ok, result if ok else remote(*result)

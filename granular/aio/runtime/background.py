@@ -5,7 +5,8 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from granular.aio.runtime.scope import peek_scope
-from granular.aio.runtime.tasks import outcome, result_of, start_task
+from granular.aio.runtime.tasks import start_task
+from granular.errors import StoreError
 
 T = TypeVar('T')
 
@@ -13,7 +14,7 @@ T = TypeVar('T')
 def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     """Start a task under a loop; it is cancelled when the loop ends (:class:`granular.aio.runtime.scope.Scope`).
 
-    Await it by ``outcome``, or by :func:`wait_shared` if several callers may wait; all of them get its error.
+    Await it by ``outcome``, or by :func:`wait_shared` if several callers may wait.
     """
     task = start_task(coro)
     task.add_done_callback(_retrieve_error)
@@ -22,16 +23,28 @@ def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     return task
 
 
-async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> None:
-    """Wait for tasks that other callers may await too; a task that no caller awaits any more is cancelled."""
+async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> bool:
+    """Wait for tasks that other callers may await too; a task that no caller awaits any more is cancelled.
+
+    Returns:
+      Whether all of them succeeded. If not, the caller does its part alone: the part of another caller may have failed.
+
+    Raises:
+      StoreError: of a task; the part of the caller would fail as well.
+    """
     for task in tasks:
         _waiters[task] = _waiters.get(task, 0) + 1
     try:
-        for task in tasks:
-            await outcome(result_of(task))
+        if tasks:
+            await asyncio.wait(tasks)
     finally:
         for task in tasks:
             _stop_waiting(task)
+    errors = [asyncio.CancelledError() if task.cancelled() else task.exception() for task in tasks]
+    for error in errors:
+        if isinstance(error, StoreError):
+            raise error
+    return not any(errors)
 
 
 async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:

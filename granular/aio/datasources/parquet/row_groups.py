@@ -87,8 +87,10 @@ class RowGroups:
         missing = [key for key, column in columns.items() if column is None]
         self._start_loading(cache, missing)
         loads = {key: cache.loads[key] for key in missing}
-        await wait_shared({load.task for load in loads.values()})
-        columns |= {key: load.columns[key] for key, load in loads.items()}
+        if await wait_shared({load.task for load in loads.values()}):
+            columns |= {key: load.columns[key] for key, load in loads.items()}
+        else:
+            columns |= await self._read_columns(cache, missing)
         return await offload(
             lambda: convert(len(positions), self._select_rows(positions, owners, groups, names, columns))
         )

@@ -85,7 +85,7 @@ class BlockBuffer(Node):
         return -(-len(self) // self._block)
 
     def _begin(self, buffer: '_Buffer', keys: Iterable[int]) -> None:
-        missing = [key for key in keys if key not in buffer.blocks]
+        missing = [key for key in keys if not buffer.has(key)]
         if missing:
             task = background(self._read(buffer, missing))
             for key in missing:
@@ -98,7 +98,7 @@ class BlockBuffer(Node):
         numbers, within = np.divmod(positions, self._block)
         keys: list[int] = (numbers + epochs * self._count).tolist()
         needed = dict.fromkeys(keys)
-        missing = {key for key in needed if key not in buffer.blocks}
+        missing = {key for key in needed if not buffer.has(key)}
         counters.cached += len(keys) - (sum(key in missing for key in keys) if missing else 0)
         self._begin(buffer, missing)
         blocks = {key: buffer.blocks[key] for key in needed}
@@ -116,7 +116,7 @@ class BlockBuffer(Node):
                 buffer.nbytes -= block.freed()
                 if not block.left:
                     del buffer.blocks[key]
-        if again:  # already taken (a state was restored) or dropped with their block
+        if again:  # taken already (a state was restored), dropped with their block, or read with others that failed
             for i, datapoint in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
                 out[i] = datapoint
         return out
@@ -131,7 +131,8 @@ class BlockBuffer(Node):
             datapoints = iter(await self.parents[0].fetch(np.concatenate(ranges)))
         except BaseException:
             for key in keys:
-                buffer.blocks.pop(key, None)
+                if buffer.blocks[key].task is asyncio.current_task():  # otherwise it was cancelled, and replaced
+                    del buffer.blocks[key]
             raise
         for key, steps in zip(keys, ranges, strict=True):
             buffer.nbytes += buffer.blocks[key].fill(list(itertools.islice(datapoints, len(steps))))
@@ -165,6 +166,11 @@ class _Buffer:
         self.nbytes = 0
         self.group = -1  # the last group that was read ahead
         self.span = 0  # groups per window
+
+    def has(self, key: int) -> bool:
+        """Return whether a block was read, or is being read, and not cancelled."""
+        block = self.blocks.get(key)
+        return block is not None and (block.task.done() or not block.task.cancelling())
 
 
 class _Block:
