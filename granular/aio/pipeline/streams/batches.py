@@ -98,16 +98,14 @@ class Batching(Flow):
 class Rebatching(Flow):
     """Batches of another size, cut out of the batches of a stream."""
 
+    kind = 'rebatch'
+
     def __init__(self, parents: Sequence[Flow], size: int, drop: bool, description: str) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
-        self._held, self._size, self._drop = Held(parents[0], description, 'rebatch'), size, drop
+        self._held, self._size, self._drop = Held(parents[0], description, self.kind), size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0
-
-    @property
-    def even(self) -> bool:
-        return self.hosts == 1
 
     async def next(self) -> Any:
         parts: list[Any] = []

@@ -113,12 +113,9 @@ class Applying(Flow):
         self._parent, self._name, self._fn, self._count = parent, name, fn, 0
         self._check, self._counter, self._stage = check, Counter(description), description
         if name == 'filter':
+            self.kind = 'filter'
             parent.keep_host()
         self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
-
-    @property
-    def even(self) -> bool:
-        return super().even if self._name != 'filter' else self.hosts == 1
 
     async def next(self) -> Any:
         call = self._counter.call
@@ -165,19 +162,16 @@ class Applying(Flow):
 class FlatMapping(Flow):
     """Several elements for each one."""
 
+    kind = 'flat_map'
     calls_functions = True
 
     def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
         self._fn, self._stage = fn, f'flat_map({name_of(fn)})'
-        self._held = Held(parents[0], self._stage, 'flat_map')
+        self._held = Held(parents[0], self._stage, self.kind)
         self._counter = Counter(self._stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
-
-    @property
-    def even(self) -> bool:
-        return self.hosts == 1
 
     async def next(self) -> Any:
         if self._computed is None:

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.position import FITS, FREE, Terms
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
 from granular.errors import StateError
@@ -47,6 +47,7 @@ class Flow(abc.ABC):
 
     Attributes:
       parents: the previous stages.
+      kind: its name in ``FITS``; '' if it advances equally on all hosts, and holds nothing.
       calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
       strict: True if ``restore`` refuses the state of a different pipeline.
       adapts: True if a stage before may continue with other weights than those of its state.
@@ -55,6 +56,7 @@ class Flow(abc.ABC):
     """
 
     parents: 'tuple[Flow, ...]' = ()
+    kind = ''
     calls_functions = False
     strict = True
 
@@ -73,6 +75,8 @@ class Flow(abc.ABC):
 
     @property
     def even(self) -> bool:
+        if self.kind and not FITS[self.kind].in_step:
+            return self.hosts == 1
         return all(parent.even for parent in self.parents)
 
     def keep_host(self) -> None:

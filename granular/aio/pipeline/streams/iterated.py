@@ -47,6 +47,7 @@ class Iterated(Stream):
 class Iterating(Flow):
     """An iterator of the user's."""
 
+    kind = 'subclass of IterDataset'
     calls_functions = True
 
     def __init__(self, dataset: Any, description: str) -> None:
@@ -62,10 +63,6 @@ class Iterating(Flow):
     def hosts(self) -> int:
         return max((flow.hosts for flow in self.inputs()), default=1)
 
-    @property
-    def even(self) -> bool:
-        return self.hosts == 1
-
     def inputs(self) -> Sequence[Flow]:
         return _flows_of(self._iterator)
 
@@ -77,7 +74,7 @@ class Iterating(Flow):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
-        token = restoring.set(terms.of(self._stage, 'subclass of IterDataset', True))
+        token = restoring.set(terms.of(self._stage, self.kind, True))
         try:
             await offload(self._iterator.set_state, state)
         finally:

@@ -29,10 +29,12 @@ class Packing(Flow):
     next row: its number is the position in the ``Turns`` of the shards of rows.
     """
 
+    kind = 'pack'
+
     def __init__(self, parents: Sequence[Flow], recipe: Recipe) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
         self._recipe, self._features, self._turns = recipe, recipe.features, Turns.of(recipe.shard)
-        self._held = Held(parents[0], recipe.description, 'pack', last=True)
+        self._held = Held(parents[0], recipe.description, self.kind, last=True)
         self._keeps_host = False
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
@@ -46,10 +48,6 @@ class Packing(Flow):
     @property
     def hosts(self) -> int:
         return super().hosts * self._turns.count
-
-    @property
-    def even(self) -> bool:
-        return self.hosts == 1
 
     @property
     def in_step(self) -> bool:

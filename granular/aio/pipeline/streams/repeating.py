@@ -141,10 +141,12 @@ class Limiting(Flow):
 class Caching(Flow):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
+    kind = 'cache'
+
     def __init__(self, parents: Sequence[Flow]) -> None:
         self.parents: tuple[Flow, ...] = tuple(parents)
         self._parent = parents[0]
-        self._held = Held(self._parent, 'cache()', 'cache')
+        self._held = Held(self._parent, 'cache()', self.kind)
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0

@@ -47,9 +47,11 @@ class WindowShuffled(Stream):
 class WindowShuffling(Flow):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
+    kind = 'window_shuffle'
+
     def __init__(self, parent: Flow, size: int, seed: int, description: str) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._held, self._size, self._seed = Held(parent, description, 'window_shuffle'), size, seed
+        self._held, self._size, self._seed = Held(parent, description, self.kind), size, seed
         self._window: list[Any] = []
         self._number = 0
         self._length = 0
