@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import inspect
 import itertools
 import math
 import os
@@ -14,9 +15,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop, start_coroutine
+from granular.aio.runtime.loops import (
+    StartedCoroutine,
+    ensure_event_loop,
+    ensure_uninterrupted,
+    running_loop,
+    start_coroutine,
+)
 from granular.aio.runtime.tasks import result_of
-from granular.aio.runtime.user_functions import call_user, computing
+from granular.aio.runtime.user_functions import await_user, call_user, computing
 from granular.errors import ClosedError
 
 T = TypeVar('T')
@@ -114,6 +121,14 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     if loop is None:
         return call_user(fn, *args)
     return await call_in(threads(), fn, *args)
+
+
+async def call_or_await(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a user's blocking function, as ``offload`` does, or await a coroutine function on a loop."""
+    if not inspect.iscoroutinefunction(fn):
+        return await offload(fn, *args)
+    await ensure_event_loop()
+    return await await_user(fn(*args))
 
 
 async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:
