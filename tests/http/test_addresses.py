@@ -73,9 +73,7 @@ async def read(server, count=8, **settings):
     return granular.io_stats()['retries'] - before
 
 
-@pytest.mark.parametrize(
-    'dead', [SILENT[:1], SILENT[:3], SILENT[3:], [REFUSING], [REFUSING, *SILENT]], ids=lambda dead: '-'.join(dead)
-)
+@pytest.mark.parametrize('dead', [SILENT[:1], SILENT[:3], SILENT[3:], [REFUSING], [REFUSING, *SILENT]], ids='-'.join)
 @pytest.mark.parametrize('first', [True, False])
 async def test_dead_addresses_of_a_host_cost_no_attempt(dead, first, server, silent, names):
     names.addresses = [*dead, LIVE] if first else [LIVE, *dead]

@@ -47,10 +47,10 @@ class Failure:
 
 
 def of_datapoint(error: Exception) -> bool:
-    """Return whether ``on_error`` applies to an error: not if it comes from the store, or ends the program."""
+    """Return whether ``on_error`` applies to an error: not if it comes from the store or the machine."""
     if isinstance(error, FunctionError):
         return isinstance(error.__cause__, Exception)
-    return not isinstance(error, OSError | ClosedError)
+    return not isinstance(error, OSError | MemoryError | ClosedError)
 
 
 def portable(error: BaseException, pickler: Any = pickle) -> tuple[list[BaseException], str]:
