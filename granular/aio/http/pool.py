@@ -25,6 +25,7 @@ logger: Final = logging.getLogger('granular')
 
 _KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
+_OPENING: Final = 512  # connections that are opened at a time: thousands would keep the loop busy beyond the timeout
 _NEXT_AFTER: Final = 0.5  # seconds after which another address of a host is tried as well
 _TICK: Final = 1.0  # maximum seconds between two checks for stalled connections
 _SOONEST: Final = 0.02
@@ -83,6 +84,7 @@ class Pool:
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}
         self._turn = itertools.count()
+        self._opening = asyncio.Semaphore(_OPENING)
         self._late: set[str] = set()  # addresses that failed, or did not answer soon: the others are tried before them
         self._context: asyncio.Future[ssl.SSLContext] | None = None
         self._loop = asyncio.get_running_loop()
@@ -154,8 +156,12 @@ class Pool:
             idle.remove(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
-        if self._closed:
-            raise PoolClosedError
+        async with self._opening:
+            if self._closed:
+                raise PoolClosedError
+            return await self._connect_now(origin)
+
+    async def _connect_now(self, origin: Origin) -> Connection:
         deadline = self._loop.time() + self._config.connect_timeout
         addresses = await self._resolved(origin, deadline)
         try:
