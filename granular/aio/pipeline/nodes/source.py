@@ -16,7 +16,14 @@ from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
-from granular.aio.runtime.user_functions import CONTROL, await_user, call_user, function_error
+from granular.aio.runtime.user_functions import (
+    CONTROL,
+    await_user,
+    call_user,
+    ensure_loop_for,
+    function_error,
+    refuse_coroutine_function,
+)
 from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
@@ -179,13 +186,16 @@ def convert(source: Any) -> Source:
             f'{type(source).__name__} maps names to several datasets: choose one of {list(source)!r:.200}'
         )
     for name in ('fetch', '__getitems__', '_getitems'):
-        if callable(getattr(source, name, None)):
+        if callable(method := getattr(source, name, None)):
+            refuse_coroutine_function(method)
             return _Blocking(source, name)
     if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
         return _InMemory(source)
     if callable(source):
+        refuse_coroutine_function(source)
         return _Called(source, '__call__')
     if hasattr(source, '__getitem__'):
+        refuse_coroutine_function(source.__getitem__)
         return _Called(source, '__getitem__')
     remedy = ''
     if hasattr(source, 'get_state') or hasattr(source, 'to_iter_dataset') or hasattr(source, 'mp_prefetch'):
@@ -259,7 +269,9 @@ class Fetching(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         options = {} if self._mask is None else {'mask': self._mask}
-        datapoints: list[Any] = await await_user(self._source.fetch(indices, **options))
+        fetch = self._source.fetch
+        await ensure_loop_for(fetch)
+        datapoints: list[Any] = await await_user(fetch(indices, **options))
         return datapoints
 
     def select(self, fields: Sequence[str]) -> Self | None:
