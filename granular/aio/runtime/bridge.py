@@ -232,9 +232,9 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
             coro.close()
         else:
             call.cancel()
-            if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
-                # The interpreter exits, and this thread with it: as silently as any other daemon thread.
-                raise SystemExit from None
+        if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
+            # The interpreter exits, and this thread with it: as silently as any other daemon thread.
+            raise SystemExit from None
         shorten(error)
         raise
 

@@ -249,7 +249,7 @@ class Reading(Flow):
             rest = self._chunk_rest
             element = rest[-1]
             if type(element) is Failure:
-                if self.errors.raises:
+                if self.errors.raises_for(element):
                     await self._seek(self._position())
                     raise element.error
                 self.errors.report([outline(element)])
