@@ -36,6 +36,17 @@ BUCKETS = ('seaweed', 'fakegcs')
 BLOCKED = 0.2  # seconds; no callback may block an event loop for longer
 
 
+_imported = [0]  # the number of modules when objects were frozen last
+
+
+def pytest_runtest_setup() -> None:
+    """Freeze the objects of the packages that tests have imported: with them, each collection takes 0.1 s."""
+    if len(sys.modules) > _imported[0] + 20:
+        _imported[0] = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
 def _work() -> float:
     """Return the processor time of a fixed piece of work, which grows where other processes take caches and clock."""
     start = time.thread_time()
@@ -71,7 +82,6 @@ def hermetic() -> Iterator[None]:
     for api in (granular, granular.aio):
         for name in api.__all__:
             getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
-    gc.freeze()  # collections do not look at the packages that the tests have imported
     yield
     gc.unfreeze()
     patch.undo()
@@ -111,7 +121,6 @@ def unblocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope='session')
 def moto() -> Iterator[MotoServer]:
     with MotoServer() as server:
-        gc.freeze()
         yield server
 
 
