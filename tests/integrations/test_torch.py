@@ -180,7 +180,7 @@ def test_epochs_equal_those_of_the_dataset():
     assert first == [batch.tolist() for batch in mixed] != [batch.tolist() for batch in dataset]
     dataset = IterableDataset(base.repeat())
     dataset.set_epoch(1)
-    with pytest.raises(InvalidArgumentError, match='infinitely repeated dataset has no epoch 1'):
+    with pytest.raises(InvalidArgumentError, match='epoch 1: the dataset is repeated infinitely'):
         iter(dataset)
 
 
