@@ -133,7 +133,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
         # Pipeline states are compared by this text, so it is the same in every process, open or not.
         digest = hashlib.sha256()
         for part in self._parts:
-            digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
+            digest.update(os.fsencode(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'))
         first, count = f'{self._parts[0].path}', len(self._parts)
         return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
 
