@@ -367,6 +367,10 @@ def length_of(source: Any) -> int:
     except TypeError:
         name = source.describe() if isinstance(source, Source) else type(source).__name__
         raise InvalidArgumentError(f'{name} has no length: pass length=') from None
+    except OverflowError:
+        raise InvalidArgumentError(
+            f'{type(source).__name__}: expected a length below 2**63: take a part of it'
+        ) from None
 
 
 async def map_in_threads(
