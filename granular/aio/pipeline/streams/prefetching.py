@@ -33,13 +33,18 @@ class Prefetching(Flow):
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._size = parent, size
         self.calls_functions: bool = not size
-        self._after = self._parent.state()
+        self._after, self._in_step = self._parent.state(), parent.in_step
         self._terms = FREE
         self._task: asyncio.Task[None] | None = None
-        self._ready: asyncio.Queue[tuple[Any, Any]] | None = None  # elements and the states after them
+        # Elements, the states after them, and whether hosts are in step there.
+        self._ready: asyncio.Queue[tuple[Any, Any, bool]] | None = None
         self._room = asyncio.Event()  # set if the task may compute another element
         self._computing = False
         self._closed = False
+
+    @property
+    def in_step(self) -> bool:
+        return self._in_step
 
     async def next(self) -> Any:
         if self._closed:
@@ -47,19 +52,19 @@ class Prefetching(Flow):
         if not self._size and not self._pending():
             await self._stop()
             element = await self._parent.next()
-            self._after = self._parent.state()
+            self._after, self._in_step = self._parent.state(), self._parent.in_step
             return element
         await self.begin()
         if self._ready is None:
             return END
-        element, after = await self._ready.get()
+        element, after, in_step = await self._ready.get()
         self._set_room()
         if isinstance(after, _Raised):
             self._task = None
             raise after.error
         if element is END:
             self._task = None
-        self._after = after
+        self._after, self._in_step = after, in_step
         return element
 
     def _pending(self) -> bool:
@@ -72,18 +77,18 @@ class Prefetching(Flow):
         else:
             self._room.clear()
 
-    async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any]]') -> None:
+    async def _fill(self, ready: 'asyncio.Queue[tuple[Any, Any, bool]]') -> None:
         element: Any = None
         while element is not END:
             await self._room.wait()
             self._computing = True
             try:
                 element = await self._parent.next()
-                ready.put_nowait((element, self._parent.state()))
+                ready.put_nowait((element, self._parent.state(), self._parent.in_step))
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
-                ready.put_nowait((None, _Raised(error)))
+                ready.put_nowait((None, _Raised(error), True))
                 return
             finally:
                 self._computing = False
@@ -107,7 +112,7 @@ class Prefetching(Flow):
             return  # what is made ahead follows from there
         await self._stop()
         await self._parent.restore(state, terms)
-        self._after, self._terms = self._parent.state(), terms
+        self._after, self._in_step, self._terms = self._parent.state(), self._parent.in_step, terms
 
     async def begin(self) -> None:
         await ensure_event_loop()
@@ -129,7 +134,7 @@ class Prefetching(Flow):
         self._closed, ready = True, self._ready
         await self._stop()
         if ready is not None and ready.empty():  # wake a consumer that waits for an element
-            ready.put_nowait((None, _Raised(ClosedError('the iterator is closed'))))
+            ready.put_nowait((None, _Raised(ClosedError('the iterator is closed')), True))
         await super().aclose()
 
 
