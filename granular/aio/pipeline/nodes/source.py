@@ -231,7 +231,7 @@ class _Adapter(Source):
         return type(self._source).__name__  # its description may have an address, or data
 
     @abc.abstractmethod
-    async def _fetch(self, indices: ArrayLike) -> list[Any]: ...
+    def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]: ...
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         began = time.perf_counter()
@@ -256,11 +256,12 @@ class Fetching(_Adapter):
     def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
         super().__init__(source)
         self._mask = mask
+        self._is_own = type(source).fetch.__module__.startswith('granular.')
 
-    async def _fetch(self, indices: ArrayLike) -> list[Any]:
+    def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options = {} if self._mask is None else {'mask': self._mask}
-        datapoints: list[Any] = await await_user(self._source.fetch(indices, **options))
-        return datapoints
+        coro: Awaitable[list[Any]] = self._source.fetch(indices, **options)
+        return coro if self._is_own else await_user(coro)
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self._source) or self._mask is not None:
