@@ -147,12 +147,10 @@ class Bridge:
                 started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
                 thread = threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError as error:
-                    if not threads.is_refused_at_exit(error):
-                        raise
+                    threads.start_thread(thread)
+                except ClosedError:
                     self.ended = True
-                    raise ClosedError('the interpreter is shutting down') from None
+                    raise
                 if (failure := started.get()) is not None:
                     raise failure
             return self._running[0][0]

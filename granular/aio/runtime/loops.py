@@ -85,9 +85,9 @@ def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     outer = stepped_coroutine()
     try:
         _stepped.coro = coro
-        if coro.send(None) is not SWITCH_TO_LOOP:
-            raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
-        return StartedCoroutine(coro)
+        if (yielded := coro.send(None)) is None or yielded is SWITCH_TO_LOOP:  # None: by `asyncio.sleep(0)`
+            return StartedCoroutine(coro)
+        raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:
         return cast(T, end.value)
     except BaseException:

@@ -3,11 +3,12 @@
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import running_loop
-from granular.errors import FunctionError
+from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.errors import FunctionError, InvalidArgumentError
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -43,6 +44,15 @@ def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
         return fn(*args)
     except CONTROL as error:
         raise function_error(error) from error
+
+
+def refuse_coroutine_function(fn: object) -> None:
+    """Raise an error for a coroutine function, where its coroutine would be taken for a result."""
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, '__call__', None)):  # noqa: B004
+        raise InvalidArgumentError(
+            f'expected a function, got the coroutine function {getattr(fn, "__qualname__", type(fn).__qualname__)}: '
+            f'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
+        )
 
 
 async def await_user(coro: Awaitable[T]) -> T:

@@ -14,9 +14,16 @@ from numpy.typing import ArrayLike
 
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
-from granular.aio.runtime.user_functions import CONTROL, await_user, call_user, function_error
+from granular.aio.runtime.user_functions import (
+    CONTROL,
+    await_user,
+    call_user,
+    function_error,
+    refuse_coroutine_function,
+)
 from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
@@ -179,13 +186,16 @@ def convert(source: Any) -> Source:
             f'{type(source).__name__} maps names to several datasets: choose one of {list(source)!r:.200}'
         )
     for name in ('fetch', '__getitems__', '_getitems'):
-        if callable(getattr(source, name, None)):
+        if callable(method := getattr(source, name, None)):
+            refuse_coroutine_function(method)
             return _Blocking(source, name)
     if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
         return _InMemory(source)
     if callable(source):
+        refuse_coroutine_function(source)
         return _Called(source, '__call__')
     if hasattr(source, '__getitem__'):
+        refuse_coroutine_function(source.__getitem__)
         return _Called(source, '__getitem__')
     remedy = ''
     if hasattr(source, 'get_state') or hasattr(source, 'to_iter_dataset') or hasattr(source, 'mp_prefetch'):
@@ -259,9 +269,9 @@ class Fetching(_Adapter):
         self._is_own = type(source).fetch.__module__.startswith('granular.')
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
-        options = {} if self._mask is None else {'mask': self._mask}
-        coro: Awaitable[list[Any]] = self._source.fetch(indices, **options)
-        return coro if self._is_own else await_user(coro)
+        options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
+        fetch = self._source.fetch
+        return fetch(indices, **options) if self._is_own else _awaited(fetch, indices, options)
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self._source) or self._mask is not None:
@@ -275,6 +285,11 @@ class Fetching(_Adapter):
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
+
+
+async def _awaited(fetch: Callable[..., Awaitable[list[Any]]], indices: ArrayLike, options: dict[str, Any]) -> list[Any]:
+    await ensure_event_loop()  # most awaits of a user's coroutine need one
+    return await await_user(fetch(indices, **options))
 
 
 class _Blocking(_Adapter):
