@@ -144,10 +144,10 @@ class BagReader(Sampling[bytes]):
             async with once_more:
                 return (await read_records([(self._bag, indices)]))[0]
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
         await self._ensure_open()
         bag = self._bag
-        async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote)) as records:
+        async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote, start)) as records:
             async for record in records:
                 yield record
 

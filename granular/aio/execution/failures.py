@@ -122,6 +122,11 @@ class Errors:
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
         self._reasons: collections.Counter[str] = collections.Counter()
 
+    def raises_for(self, failure: Failure) -> bool:
+        """Return whether a failure is raised: any without a policy, otherwise one that means an end to the program."""
+        error = failure.error
+        return self.raises or (isinstance(error, FunctionError) and not of_datapoint(error))
+
     @property
     def raises(self) -> bool:
         """True if the first failure is raised."""

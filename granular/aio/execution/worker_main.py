@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable, summary
-from granular.aio.runtime.user_functions import await_user
+from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
 from granular.metrics import Metrics, counters, timing
 
@@ -79,7 +79,7 @@ def work(
         capturing.set(loaded.captures)
         task = loaded
     except BaseException as error:  # the classes of unpickled objects may raise anything
-        failed = error
+        failed = function_error(error) if isinstance(error, CONTROL) else error
     lock = threading.Lock()
     reporter = _Reporter([] if task is None else task.stages())
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}

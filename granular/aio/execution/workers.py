@@ -23,7 +23,7 @@ from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import offload_whole, start_thread
+from granular.aio.runtime.threads import expect_exit, offload_whole, start_thread
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
 
@@ -126,6 +126,7 @@ class Workers:
                 worker.kill()
             raise
         self._workers, self._started = workers, True
+        expect_exit()  # at which handlers kill the processes
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]

@@ -15,7 +15,7 @@ from granular import filters
 from granular.aio.execution.failures import Failure
 from granular.aio.fields.nesting import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
-from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.nodes.indices import check_finite
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
 from granular.aio.runtime.bridge import run
@@ -287,8 +287,7 @@ class Keys(Adapter):
             raise InvalidArgumentError(
                 'elements removed by a filter have no fields: select datapoints by class or index instead'
             )
-        if len(source) >= ENDLESS:
-            raise InvalidArgumentError('an infinitely repeated dataset cannot be wrapped: wrap it before repeat()')
+        check_finite(source, 'wrapping', 'wrap the dataset before repeat()')
         self.parents: tuple[Any, ...] = (source,)
         self._names, self._length = names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys

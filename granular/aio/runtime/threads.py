@@ -1,6 +1,7 @@
 """Thread pools beside the event loop: blocking calls are made there, and many calls are spread over the threads."""
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import contextvars
@@ -35,7 +36,13 @@ SLOW: Final = 0.005
 """After ``READS`` reads of a disk that took more than ``SLOW`` seconds, spent waiting, the others go to threads."""
 
 exiting: Final = threading.Event()
-"""Set once a call came too late for a thread, because the interpreter is shutting down."""
+"""Set once the interpreter is known to shut down: a handler at exit runs, or a call came too late for a thread."""
+
+
+def expect_exit() -> None:
+    """Let ``exiting`` be set at exit, before the handlers run that were registered by now, such as finalizers."""
+    atexit.unregister(exiting.set)
+    atexit.register(exiting.set)
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):

@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, SupportsIndex, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,6 +22,7 @@ from granular.aio.runtime.user_functions import (
     await_user,
     call_user,
     function_error,
+    is_of_signal,
     refuse_coroutine_function,
 )
 from granular.errors import (
@@ -287,7 +288,9 @@ class Fetching(_Adapter):
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
 
 
-async def _awaited(fetch: Callable[..., Awaitable[list[Any]]], indices: ArrayLike, options: dict[str, Any]) -> list[Any]:
+async def _awaited(
+    fetch: Callable[..., Awaitable[list[Any]]], indices: ArrayLike, options: dict[str, Any]
+) -> list[Any]:
     await ensure_event_loop()  # most awaits of a user's coroutine need one
     return await await_user(fetch(indices, **options))
 
@@ -370,6 +373,10 @@ def length_of(source: Any) -> int:
     except TypeError:
         name = source.describe() if isinstance(source, Source) else type(source).__name__
         raise InvalidArgumentError(f'{name} has no length: pass length=') from None
+    except OverflowError:
+        raise InvalidArgumentError(
+            f'{type(source).__name__}: expected a length below 2**63: take a part of it'
+        ) from None
 
 
 async def map_in_threads(
@@ -388,7 +395,7 @@ async def map_in_threads(
             return datapoint
         try:
             return first(datapoint, indices[i])
-        except Exception as error:
+        except (Exception, *CONTROL) as error:
             return failed(error, indices[i], first)
 
     def several(i: int) -> Any:
@@ -398,13 +405,14 @@ async def map_in_threads(
                 if datapoint is None or type(datapoint) is Failure:
                     return datapoint
                 datapoint = fn(datapoint, index)
-        except Exception as error:
+        except (Exception, *CONTROL) as error:
             return failed(error, index, fn)
         return datapoint
 
-    def failed(error: Exception, index: int, call: Any) -> Failure:
-        if isinstance(error, CONTROL):
-            error = function_error(error)
+    def failed(raised: BaseException, index: int, call: Any) -> Failure:
+        if is_of_signal(raised):
+            raise raised
+        error = function_error(raised) if isinstance(raised, CONTROL) else cast(Exception, raised)
         stage = getattr(call, '__self__', None)
         where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
         error.add_note(f'while {doing} the datapoint at index {index}{where}')
