@@ -45,8 +45,8 @@ class Epochs(Shuffle):
         super().__init__(epoch, order, check_integer('seed', seed, 0))
         self.endless = True
 
-    async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await super().fetch(steps_of(indices))
+    def _steps(self, indices: ArrayLike) -> Ints:
+        return steps_of(indices)
 
     def describe(self) -> str:
         return f'Epochs(seed={self.seed}, {self.order!r})'

@@ -12,7 +12,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
-from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
+from granular.aio.bags.records import read_limits, read_parts
 from granular.aio.datasets.columns import Columns, Group, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
@@ -21,6 +21,7 @@ from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.parquet.source import ParquetDataSource, encrypted_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.runtime.threads import offload
+from granular.aio.stores.fanout import OnceMore
 from granular.config import MiB
 from granular.errors import EncodeError, OutOfRangeError, UnknownKeyError
 from granular.formats import encode_array, encode_float, encode_int, encode_tree
@@ -182,8 +183,8 @@ class DatasetSource(Source):
         # A range that begins beyond the end of a sequence is an error for the readers, here it is empty.
         selection = {key: slice(first, first + count) if self._many(key) else True for key in keys}
 
-        async def locate(fresh: bool) -> dict[str, list[Located]]:
-            references = await read_references(groups, fresh)
+        async def locate() -> dict[str, list[Located]]:
+            references = await read_references(groups)
             choices = self._shards[0].choose(selection)
             requests: list[tuple[Bag, Ints]] = []
             lengths: list[tuple[Ints, Ints]] = []
@@ -193,7 +194,7 @@ class DatasetSource(Source):
                     requests.append((columns.bags[choice.field.key], records))
                     whole = counts[:, choice.number] if choice.field.many else chosen
                     lengths.append((np.broadcast_to(chosen, len(wanted)), np.broadcast_to(whole, len(wanted))))
-            limits = iter(zip(requests, lengths, await read_limits(requests, fresh), strict=True))
+            limits = iter(zip(requests, lengths, await read_limits(requests), strict=True))
             out: dict[str, list[Located]] = {}
             for choice in choices:
                 located = out[choice.field.key] = []
@@ -213,7 +214,10 @@ class DatasetSource(Source):
 
         if not groups:
             return {key: [] for key in keys}
-        return await retry_if_corrupt(locate, self._shards[0].is_remote)
+        once_more = OnceMore(self._shards[0].is_remote)
+        while True:
+            async with once_more:
+                return await locate()
 
     async def _compare(self, indices: Ints) -> None:
         """Replace the shards of datapoints that are not those in the dataset's index."""
@@ -260,12 +264,15 @@ class RecordSource(Source):
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
         bag = self._bag
-        starts, stops = (await retry_if_corrupt(lambda fresh: read_limits([(bag, indices)], fresh), bag.is_remote))[0]
-        values = [
-            Located(None, [Value(stop - start, bag, start, 'bytes')])
-            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-        ]
-        return dict.fromkeys(keys, values)
+        once_more = OnceMore(bag.is_remote)
+        while True:
+            async with once_more:
+                [(starts, stops)] = await read_limits([(bag, indices)])
+                values = [
+                    Located(None, [Value(stop - start, bag, start, 'bytes')])
+                    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+                ]
+                return dict.fromkeys(keys, values)
 
     async def read(self, parts: Sequence[Part]) -> list[bytes]:
         return await _read_bags(parts)

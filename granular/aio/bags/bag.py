@@ -14,8 +14,9 @@ from granular.aio.bags.packed import PackedTable
 from granular.aio.http.reply import Reply, changed, stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
+from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.fanout import read_all
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats import layout
@@ -219,7 +220,7 @@ class Bag:
         else:
             await self._open_single(end)
         if self._cache_data:
-            read = Job(path.key, np.array([0]), np.array([end.size]), self._pin)
+            read = Request(path.key, np.array([0]), np.array([end.size]), self._pin)
             self._data = (await read_all(store, [read]))[0][0] if end.start else end.data
 
     def _add_file(self, path: Path, end: Reply) -> None:
@@ -386,13 +387,14 @@ class Bag:
         if not self.opened:
             raise ClosedError(f'the reader of {self.name} is closed')
 
-    def limits_read(self, indices: Ints) -> Job:
+    def limits_read(self, indices: Ints) -> Request:
         """Return the read of the table entries that hold the limits of records, if the table is not in memory."""
         if self._table is None:
             raise InvalidArgumentError(f'{self.name}: its table is cached')
         path, start, version = self._table
         entries = start + layout.LIMIT * indices
-        return Job(path.key, np.where(indices > 0, entries - layout.LIMIT, entries), entries + layout.LIMIT, version)
+        starts = np.where(indices > 0, entries - layout.LIMIT, entries)
+        return Request(path.key, starts, entries + layout.LIMIT, version)
 
     def parse_limits(self, indices: Ints, entries: Sequence[bytes]) -> tuple[Ints, Ints]:
         """Return the starts and stops of records from the table entries of ``limits_read``."""
@@ -409,9 +411,9 @@ class Bag:
             )
         return starts, stops
 
-    def records_read(self, starts: Ints, stops: Ints) -> Job:
+    def records_read(self, starts: Ints, stops: Ints) -> Request:
         """Return the read of the bytes of records."""
-        return Job(self._require_path().key, starts, stops, self._pin)
+        return Request(self._require_path().key, starts, stops, self._pin)
 
     def cached_records(self, starts: Ints, stops: Ints) -> list[bytes] | None:
         """Return the bytes of records, if they are in memory."""

@@ -13,11 +13,8 @@ class PackedTables(abc.ABC):
     """Tables of numbers, read many at a time."""
 
     @abc.abstractmethod
-    async def read(self, tables: Ints, positions: Ints, fresh: bool) -> tuple[Ints, Ints]:
-        """Return the numbers at some positions of some tables, and the numbers that follow them.
-
-        ``fresh`` bypasses what is cached.
-        """
+    async def read(self, tables: Ints, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the numbers at some positions of some tables, and the numbers that follow them."""
 
     @abc.abstractmethod
     def read_one(self, table: int, position: int) -> tuple[int, int]:
@@ -50,14 +47,14 @@ class PackedTable:
         return self.tables.read_one(self.number, position - 1)[1] if position else 0
 
 
-async def read_tables(requests: Sequence[tuple[PackedTable, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
+async def read_tables(requests: Sequence[tuple[PackedTable, Ints]]) -> list[tuple[Ints, Ints]]:
     """Return, for each request, the numbers at its positions and the numbers that follow: one fan-out per index."""
     out: list[tuple[Ints, Ints]] = [(positions, positions) for _, positions in requests]
     for tables in {id(table.tables): table.tables for table, _ in requests}.values():
         chosen = [i for i, (table, _) in enumerate(requests) if table.tables is tables]
         counts = [len(requests[i][1]) for i in chosen]
         numbers = np.repeat([requests[i][0].number for i in chosen], counts)
-        lefts, rights = await tables.read(numbers, np.concatenate([requests[i][1] for i in chosen]), fresh)
+        lefts, rights = await tables.read(numbers, np.concatenate([requests[i][1] for i in chosen]))
         ends = np.cumsum(counts).tolist()
         for i, end, count in zip(chosen, ends, counts, strict=True):
             out[i] = lefts[end - count : end], rights[end - count : end]

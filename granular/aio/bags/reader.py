@@ -9,11 +9,12 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
-from granular.aio.bags.records import read_records, retry_if_corrupt
+from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
+from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.plain import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
@@ -138,12 +139,10 @@ class BagReader(Sampling[bytes]):
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))
 
     async def _fetch(self, indices: Ints) -> list[bytes]:
-        bag = self._bag
-
-        async def read(fresh: bool) -> list[bytes]:
-            return (await read_records([(bag, indices)], fresh))[0]
-
-        return await retry_if_corrupt(read, bag.is_remote)
+        once_more = OnceMore(self._bag.is_remote)
+        while True:
+            async with once_more:
+                return (await read_records([(self._bag, indices)]))[0]
 
     async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
         await self._ensure_open()

@@ -1,25 +1,20 @@
 """Read records of many bags in one fan-out."""
 
 import itertools
-import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.packed import read_tables
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import Store
+from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.config import MiB
-from granular.errors import CorruptBagError, CorruptError
+from granular.errors import CorruptBagError
 from granular.formats.checksums import check
 from granular.indexing import Ints
-
-T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 
 class Adjacent(NamedTuple):
@@ -39,35 +34,20 @@ class Adjacent(NamedTuple):
         return [self.data[start:stop] for start, stop in itertools.pairwise(limits)]
 
 
-async def retry_if_corrupt(read: Callable[[bool], Awaitable[T]], remote: bool) -> T:
-    """Return ``read(False)``, or, if that raises CorruptError, ``read(True)``, which bypasses the store's caches.
-
-    An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
-    the same bytes.
-    """
-    try:
-        return await read(False)
-    except CorruptError as error:
-        if not remote:
-            raise
-        logger.warning('corrupt data, read once more from the store: %s', error)
-        return await read(True)
-
-
-async def read_records(requests: Sequence[tuple[Bag, Ints]], fresh: bool = False) -> list[list[bytes]]:
+async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:
     """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data.
 
     Args:
       requests: the bags, each with the indices of its records.
-      fresh: bypass the store's caches.
     """
-    limits = await read_limits(requests, fresh)
+    limits = await read_limits(requests)
     for (bag, indices), (starts, stops) in zip(requests, limits, strict=True):
         if (total := int((stops - starts).sum())) > bag.datasize:
             if len(np.unique(indices)) == len(indices):
                 raise CorruptBagError(f'{bag.name}: {len(indices)} records have {total} bytes of {bag.datasize}')
-            return await _read_distinct(requests, fresh)
-    out = await read_parts([(bag, *bounds) for (bag, _), bounds in zip(requests, limits, strict=True)], fresh)
+            return await _read_distinct(requests)
+    cached, reads = _reads_of([(bag, *bounds) for (bag, _), bounds in zip(requests, limits, strict=True)])
+    out = _filled(cached, await read_all(_store_of(bag for bag, _ in requests), reads) if reads else [])
     for (bag, indices), records in zip(requests, out, strict=True):
         if bag.sums is not None:
             if sum(map(len, records)) <= MiB:
@@ -77,7 +57,7 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]], fresh: bool = False
     return out
 
 
-async def read_adjacent(bag: Bag, indices: Ints, fresh: bool = False) -> Adjacent | None:
+async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
     """Read records that lie one behind the other, without slicing them; return None if they do not.
 
     They are not checked against checksums.
@@ -85,54 +65,60 @@ async def read_adjacent(bag: Bag, indices: Ints, fresh: bool = False) -> Adjacen
     Args:
       bag: the bag.
       indices: the records, at least one.
-      fresh: bypass the store's caches.
     """
-    [(starts, stops)] = await read_limits([(bag, indices)], fresh)
+    [(starts, stops)] = await read_limits([(bag, indices)])
     if not np.array_equal(starts[1:], stops[:-1]):
         return None
-    [[data]] = await read_parts([(bag, starts[:1], stops[-1:])], fresh)
+    [[data]] = await read_parts([(bag, starts[:1], stops[-1:])])
     return Adjacent(data, np.append(starts, stops[-1]) - starts[0])
 
 
-async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]], fresh: bool = False) -> list[list[bytes]]:
+async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]]) -> list[list[bytes]]:
     """Read byte ranges of many bags of one store in one fan-out, without checking them.
 
     Args:
       requests: the bags, each with the starts and stops of its ranges.
-      fresh: bypass the store's caches.
     """
+    cached, reads = _reads_of(requests)
+    return _filled(cached, await read_all(_store_of(bag for bag, _, _ in requests), reads) if reads else [])
+
+
+def _reads_of(requests: Sequence[tuple[Bag, Ints, Ints]]) -> tuple[list[list[bytes] | None], list[Request]]:
+    """Return what is in memory of the byte ranges of bags, and the reads of the others."""
     cached = [bag.cached_records(starts, stops) for bag, starts, stops in requests]
     reads = [
         bag.records_read(starts, stops)
         for (bag, starts, stops), parts in zip(requests, cached, strict=True)
         if parts is None
     ]
-    fetched = iter(await read_all(_store_of(bag for bag, _, _ in requests), reads, fresh) if reads else ())
-    return [next(fetched) if parts is None else parts for parts in cached]
+    return cached, reads
 
 
-async def read_limits(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[tuple[Ints, Ints]]:
+def _filled(cached: Sequence[list[bytes] | None], fetched: Sequence[list[bytes]]) -> list[list[bytes]]:
+    others = iter(fetched)
+    return [next(others) if parts is None else parts for parts in cached]
+
+
+async def read_limits(requests: Sequence[tuple[Bag, Ints]]) -> list[tuple[Ints, Ints]]:
     """Return the starts and stops of records."""
     cached = [bag.limits(indices) for bag, indices in requests]
     if any(bag.packed is not None for bag, _ in requests):
-        await _read_packed(requests, cached, fresh)
+        await _read_packed(requests, cached)
     missing = [request for request, limits in zip(requests, cached, strict=True) if limits is None]
     if not missing:
         return [limits for limits in cached if limits is not None]
     tables = await read_all(
-        _store_of(bag for bag, _ in missing), [bag.limits_read(indices) for bag, indices in missing], fresh
+        _store_of(bag for bag, _ in missing), [bag.limits_read(indices) for bag, indices in missing]
     )
     parsed = (bag.parse_limits(indices, table) for (bag, indices), table in zip(missing, tables, strict=True))
     return [next(parsed) if limits is None else limits for limits in cached]
 
 
-async def _read_packed(
-    requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[Ints, Ints] | None], fresh: bool
-) -> None:
+async def _read_packed(requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[Ints, Ints] | None]) -> None:
     """Fill in the limits of the bags that have them in the index of their dataset."""
     numbers = [i for i, (bag, _) in enumerate(requests) if bag.packed is not None and limits[i] is None]
     packed = [(bag.packed, indices) for bag, indices in (requests[i] for i in numbers) if bag.packed is not None]
-    results = await read_tables(packed, fresh)
+    results = await read_tables(packed)
     starts = np.concatenate([starts for starts, _ in results])
     stops = np.concatenate([stops for _, stops in results])
     most = np.repeat([requests[i][0].datasize for i in numbers], [len(starts) for starts, _ in results])
@@ -153,8 +139,8 @@ def _store_of(bags: Iterable[Bag]) -> Store:
     return next(bag.path.store for bag in bags if bag.path is not None)
 
 
-async def _read_distinct(requests: Sequence[tuple[Bag, Ints]], fresh: bool) -> list[list[bytes]]:
+async def _read_distinct(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:
     """Read records as ``read_records``, for indices that repeat: each record is read and stored once."""
     distinct = [np.unique(indices, return_inverse=True) for _, indices in requests]
-    out = await read_records([(bag, once) for (bag, _), (once, _) in zip(requests, distinct, strict=True)], fresh)
+    out = await read_records([(bag, once) for (bag, _), (once, _) in zip(requests, distinct, strict=True)])
     return [[records[i] for i in again.tolist()] for records, (_, again) in zip(out, distinct, strict=True)]

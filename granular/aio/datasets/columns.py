@@ -9,12 +9,13 @@ import numpy as np
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.packed import PackedReferences, read_tables
-from granular.aio.bags.records import Adjacent, read_adjacent, read_records, retry_if_corrupt
+from granular.aio.bags.records import Adjacent, read_adjacent, read_records
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
+from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import (
     CorruptDatasetError,
@@ -215,29 +216,29 @@ class Columns:
         Raises:
           CorruptDatasetError: if one does not.
         """
-
-        async def check(fresh: bool) -> None:
-            firsts, counts = (await read_references([(self, indices)], fresh))[0]
-            for choice in self.choices:
-                self.record_indices(indices, choice, firsts, counts)
-
-        await retry_if_corrupt(check, self.is_remote)
+        once_more = OnceMore(self.is_remote)
+        while True:
+            async with once_more:
+                firsts, counts = (await read_references([(self, indices)]))[0]
+                for choice in self.choices:
+                    self.record_indices(indices, choice, firsts, counts)
+                return
 
     async def available(self, index: int) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         if self.refs is None:
             return dict.fromkeys(self.spec, True)
 
-        async def read(fresh: bool) -> dict[str, bool | range]:
-            firsts, counts = (await read_references([(self, np.array([index]))], fresh))[0]
-            out: dict[str, bool | range] = {}
-            for field, number, _ in self.choices:
-                count = int(counts[0, number])
-                self._check_reference(field.key, index, int(firsts[0, number]), count)
-                out[field.key] = range(count) if field.many else True
-            return out
-
-        return await retry_if_corrupt(read, self.is_remote)
+        once_more = OnceMore(self.is_remote)
+        while True:
+            async with once_more:
+                firsts, counts = (await read_references([(self, np.array([index]))]))[0]
+                out: dict[str, bool | range] = {}
+                for field, number, _ in self.choices:
+                    count = int(counts[0, number])
+                    self._check_reference(field.key, index, int(firsts[0, number]), count)
+                    out[field.key] = range(count) if field.many else True
+                return out
 
     def _check_reference(self, key: str, index: int, first: int, count: int) -> None:
         if first < 0 or count < 0 or first + count > self.bags[key].length:
@@ -295,10 +296,9 @@ Group = tuple[Columns, Ints]
 """A dataset and the indices of the datapoints to read from it."""
 
 
-async def fetch_datapoints(groups: Sequence[Group], choices: Sequence[Choice]) -> list[Datapoint]:
-    """Read the datapoints of all groups, in order, in one fan-out. The groups share a spec and a store."""
-    columns = await read_columns(groups, choices)
-    datapoints: list[Datapoint] = [{} for _, indices in groups for _ in range(len(indices))]
+def as_datapoints(columns: Sequence[list[Any]], choices: Sequence[Choice], count: int) -> list[Datapoint]:
+    """Return so many datapoints for the values of their fields."""
+    datapoints: list[Datapoint] = [{} for _ in range(count)]
     # Key by key, which takes half the time of building each dict from its row.
     for choice, column in zip(choices, columns, strict=True):
         key = choice.field.key
@@ -308,9 +308,12 @@ async def fetch_datapoints(groups: Sequence[Group], choices: Sequence[Choice]) -
 
 
 async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> list[list[Any]]:
-    """Return the values of all groups' datapoints, by field."""
+    """Return the values of all groups' datapoints, by field, in one fan-out. The groups share a spec and a store."""
+    once_more = OnceMore(_are_remote(groups))
     try:
-        return await retry_if_corrupt(lambda fresh: _read_columns(groups, choices, fresh), _are_remote(groups))
+        while True:
+            async with once_more:
+                return await _read_columns(groups, choices, await read_references(groups))
     except ObjectChangedError:
         await _forget_snapshots(groups)
         raise
@@ -318,8 +321,11 @@ async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> li
 
 async def read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
+    once_more = OnceMore(_are_remote([group]))
     try:
-        return await retry_if_corrupt(lambda fresh: _read_buffers(group, choices, fresh), _are_remote([group]))
+        while True:
+            async with once_more:
+                return await _read_buffers(group, choices)
     except ObjectChangedError:
         await _forget_snapshots([group])
         raise
@@ -336,18 +342,18 @@ async def _forget_snapshots(groups: Sequence[Group]) -> None:
             await columns.snapshot.forget()
 
 
-async def _read_buffers(group: Group, choices: Sequence[Choice], fresh: bool) -> dict[str, list[Any] | Adjacent]:
-    (columns, indices), references = group, await read_references([group], fresh)
+async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
+    (columns, indices), references = group, await read_references([group])
     out: dict[str, list[Any] | Adjacent] = {}
 
     async def read_values(some: Sequence[Choice]) -> None:
-        values = await _read_columns([group], some, fresh, references)
+        values = await _read_columns([group], some, references)
         out.update({choice.field.key: column for choice, column in zip(some, values, strict=True)})
 
     async def read_raw(choice: Choice) -> None:
         key = choice.field.key
         records, _ = columns.record_indices(indices, choice, *references[0])
-        buffer = await read_adjacent(columns.bags[key], records, fresh)
+        buffer = await read_adjacent(columns.bags[key], records)
         if buffer is None:
             await read_values([choice])
         else:
@@ -366,11 +372,8 @@ async def _read_buffers(group: Group, choices: Sequence[Choice], fresh: bool) ->
 async def _read_columns(
     groups: Sequence[Group],
     choices: Sequence[Choice],
-    fresh: bool,
-    references: Sequence[tuple[Ints, Ints]] | None = None,
+    references: Sequence[tuple[Ints, Ints]],
 ) -> list[list[Any]]:
-    if references is None:
-        references = await read_references(groups, fresh)
     requests: list[tuple[Bag, Ints]] = []
     counts: dict[str, list[Ints]] = {}
     for choice in choices:
@@ -379,7 +382,7 @@ async def _read_columns(
             record_indices, count = columns.record_indices(indices, choice, firsts, lengths)
             requests.append((columns.bags[choice.field.key], record_indices))
             own.append(count)
-    records = await read_records(requests, fresh)
+    records = await read_records(requests)
     flat = [_chain(records[i * len(groups) : (i + 1) * len(groups)]) for i in range(len(choices))]
     values = await decode_records(
         [choice.field for choice in choices],
@@ -403,13 +406,13 @@ def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: in
     raise IndexError(position)
 
 
-async def read_references(groups: Sequence[Group], fresh: bool = False) -> list[tuple[Ints, Ints]]:
+async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
     """Return the first record and the number of records for each group, both of shape (datapoints, keys).
 
-    In the columns layout, the shapes are (datapoints, 1) and (1, 1). ``fresh`` bypasses the store's caches.
+    In the columns layout, the shapes are (datapoints, 1) and (1, 1).
     """
     requests = [(columns.refs, indices) for columns, indices in groups if columns.refs and columns.references is None]
-    records = iter(await read_records(requests, fresh)) if requests else iter(())
+    records = iter(await read_records(requests)) if requests else iter(())
     packed = [
         (table, indices)
         for columns, indices in groups
@@ -417,7 +420,7 @@ async def read_references(groups: Sequence[Group], fresh: bool = False) -> list[
         for tables in columns.references.tables
         for table in tables
     ]
-    numbers = iter(await read_tables(packed, fresh)) if packed else iter(())
+    numbers = iter(await read_tables(packed)) if packed else iter(())
     out = []
     for columns, indices in groups:
         if columns.refs is None:

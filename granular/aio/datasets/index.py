@@ -11,12 +11,12 @@ import numpy as np
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.packed import PackedReferences, PackedTable, PackedTables
-from granular.aio.bags.records import retry_if_corrupt
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.base import Request
+from granular.aio.stores.fanout import OnceMore, past_caches, read_all
 from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.checksums import crc32c
@@ -124,11 +124,10 @@ class DatasetIndex(PackedTables):
     @classmethod
     async def read_file(cls, path: Path, whole: bool) -> 'DatasetIndex':
         """Open an index file; as ``open``, but raise the error if it cannot be used."""
-
-        async def read(fresh: bool) -> DatasetIndex:
-            return await cls._read(path, whole)
-
-        return await retry_if_corrupt(read, not path.store.local)
+        once_more = OnceMore(not path.store.local)
+        while True:
+            async with once_more:
+                return await cls._read(path, whole)
 
     @classmethod
     async def _read(cls, path: Path, whole: bool) -> 'DatasetIndex':
@@ -187,7 +186,7 @@ class DatasetIndex(PackedTables):
     def in_memory(self) -> bool:
         return self._words is not None
 
-    async def read(self, tables: Ints, positions: Ints, fresh: bool) -> tuple[Ints, Ints]:
+    async def read(self, tables: Ints, positions: Ints) -> tuple[Ints, Ints]:
         pages = self._first_page[tables] + positions // PAGE
         records = positions % PAGE
         if self._words is not None:
@@ -196,13 +195,13 @@ class DatasetIndex(PackedTables):
         sizes = self._sizes[unique]
         waves = np.cumsum(sizes) // max(1, self._bound // 4)  # so that a call keeps within the bound, too
         if not len(unique) or waves[-1] == waves[0]:
-            words, starts = await self._pages(unique, fresh)
+            words, starts = await self._pages(unique)
             return await self._unpack(words, starts[inverse], records)
         lefts, rights = np.empty((2, len(positions)), np.int64)
         for wave in np.unique(waves).tolist():
             first, last = np.searchsorted(waves, [wave, wave + 1])
             chosen = np.flatnonzero((inverse >= first) & (inverse < last))
-            words, starts = await self._pages(unique[first:last], fresh)
+            words, starts = await self._pages(unique[first:last])
             results = await self._unpack(words, starts[inverse[chosen] - first], records[chosen])
             lefts[chosen], rights[chosen] = results
         return lefts, rights
@@ -212,15 +211,16 @@ class DatasetIndex(PackedTables):
             return await offload(unpack, words, starts, records)
         return unpack(words, starts, records)
 
-    async def _pages(self, pages: Ints, fresh: bool) -> tuple[Words, Ints]:
+    async def _pages(self, pages: Ints) -> tuple[Words, Ints]:
         """Return some pages one after the other, and their positions; those that are not in memory are read."""
         with self._lock:
-            found = {} if fresh else {page: self._cached[page] for page in pages.tolist() if page in self._cached}
+            cached = {} if past_caches.get() else self._cached
+            found = {page: cached[page] for page in pages.tolist() if page in cached}
         missing = np.array([page for page in pages.tolist() if page not in found], np.int64)
         if len(missing):
             starts = self._starts[missing] * WORD
-            job = Job(self.path.key, starts, starts + self._sizes[missing] * WORD, self._pin)
-            (parts,) = await read_all(self.path.store, [job], fresh)
+            request = Request(self.path.key, starts, starts + self._sizes[missing] * WORD, self._pin)
+            (parts,) = await read_all(self.path.store, [request])
             for page, part in zip(missing.tolist(), parts, strict=True):
                 self._check_sum(part, int(self.directory.pages['checksum'][page]))
                 found[page] = np.frombuffer(part, '<u8')

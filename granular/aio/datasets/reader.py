@@ -14,7 +14,7 @@ from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Columns, Datapoint, Mask, fetch_datapoints, read_buffers, read_columns
+from granular.aio.datasets.columns import Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
@@ -191,7 +191,8 @@ class DatasetReader(Sampling[Datapoint_co]):
         position = index_of(index, columns.length, self._name)
         if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
             return datapoint
-        return (await fetch_datapoints([(columns, np.array([position]))], choices))[0]
+        values = await read_columns([(columns, np.array([position]))], choices)
+        return as_datapoints(values, choices, 1)[0]
 
     @overload
     async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
@@ -210,8 +211,8 @@ class DatasetReader(Sampling[Datapoint_co]):
         if self._state != 'open':
             await self._ensure_open()
         columns = self._columns
-        group = columns, indices_of(indices, columns.length, self._name)
-        return await fetch_datapoints([group], columns.choose(mask))
+        positions, choices = indices_of(indices, columns.length, self._name), columns.choose(mask)
+        return as_datapoints(await read_columns([(columns, positions)], choices), choices, len(positions))
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""

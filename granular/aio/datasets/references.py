@@ -1,14 +1,14 @@
 """References of the refs layout: for each datapoint and key, the first record and the number of records."""
 
-import functools
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.records import read_records, retry_if_corrupt
+from granular.aio.bags.records import read_records
 from granular.aio.runtime.threads import offload
+from granular.aio.stores.fanout import OnceMore
 from granular.errors import CorruptDatasetError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs
 from granular.indexing import Ints
@@ -39,8 +39,7 @@ class References:
         firsts, counts = np.empty((2, len(spec), refs.length), np.uint32)
         for start in range(0, refs.length, _WINDOW):
             stop = min(start + _WINDOW, refs.length)
-            read = functools.partial(_read_references, refs, spec, range(start, stop))
-            first, count = await retry_if_corrupt(read, refs.is_remote)
+            first, count = await _read_references(refs, spec, range(start, stop))
             firsts[:, start:stop], counts[:, start:stop] = first.T, count.T
         indices = np.arange(refs.length, dtype=np.uint32)
         same = [not is_sequence(kind) and np.array_equal(firsts[i], indices) for i, kind in enumerate(spec.values())]
@@ -61,14 +60,17 @@ class References:
         return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self.tables]
 
 
-async def _read_references(refs: Bag, spec: Spec, indices: range, fresh: bool) -> tuple[Ints, Ints]:
-    records = (await read_records([(refs, np.arange(indices.start, indices.stop))], fresh))[0]
-    first, count = await offload(unpack_refs, records, spec, refs.name)
-    if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
-        raise CorruptDatasetError(
-            f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'
-        )
-    return first, count
+async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints, Ints]:
+    once_more = OnceMore(refs.is_remote)
+    while True:
+        async with once_more:
+            records = (await read_records([(refs, np.arange(indices.start, indices.stop))]))[0]
+            first, count = await offload(unpack_refs, records, spec, refs.name)
+            if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
+                raise CorruptDatasetError(
+                    f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'
+                )
+            return first, count
 
 
 def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:

@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Self, SupportsIndex, TypeVar, overload
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Choice, Columns, Datapoint, Group, Mask, fetch_datapoints, read_columns
+from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_columns
 from granular.aio.datasets.dataset import as_cache_keys
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
@@ -26,8 +26,6 @@ from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
-
-T = TypeVar('T')
 
 
 class ShardedDatasetReader(Sampling[Datapoint_co]):
@@ -161,14 +159,14 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         if isinstance(index, slice | range):
             choices = self._shards[0].columns.choose(mask)
             positions, order = self._sort(indices_of(index, len(self), self._name))
-            values = await self._read(positions, choices, read_columns) if len(positions) else [[] for _ in choices]
+            values = await self._read(positions, choices) if len(positions) else [[] for _ in choices]
             return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
         columns, position = self._find(index)
         choices = columns.choices if mask is None else columns.choose(mask)
         if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
             return datapoint
         positions = np.array([index_of(index, len(self), self._name)])
-        return (await self._read(positions, choices, fetch_datapoints))[0]
+        return as_datapoints(await self._read(positions, choices), choices, 1)[0]
 
     @overload
     async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
@@ -180,7 +178,9 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
             await self._ensure_open()
         positions, order = self._sort(indices_of(indices, len(self), self._name))
         choices = self._shards[0].columns.choose(mask)
-        return _reorder(await self._read(positions, choices, fetch_datapoints), order) if len(positions) else []
+        if not len(positions):
+            return []
+        return _reorder(as_datapoints(await self._read(positions, choices), choices, len(positions)), order)
 
     async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
         """Return what a mask can select from a datapoint; as ``DatasetReader.available``."""
@@ -209,13 +209,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         order = np.argsort(shards, kind='stable')
         return indices[order], order
 
-    async def _read(
-        self,
-        indices: Ints,
-        choices: Sequence[Choice],
-        read: Callable[[Sequence[Group], Sequence[Choice]], Coroutine[Any, Any, T]],
-    ) -> T:
-        """Read datapoints, given by indices that are sorted by shard."""
+    async def _read(self, indices: Ints, choices: Sequence[Choice]) -> list[list[Any]]:
+        """Return the values of datapoints by field, given by indices that are sorted by shard."""
         shards = np.searchsorted(self._stops, indices, side='right')
         edges = np.append(0, np.flatnonzero(np.diff(shards)) + 1)
         numbers, positions = shards[edges], np.split(indices - self._starts[shards], edges[1:])
@@ -224,7 +219,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
                 (self._shards[number].columns, group) for number, group in zip(numbers.tolist(), positions, strict=True)
             ]
             try:
-                return await self._shards.read(numbers, read(groups, choices))
+                return await self._shards.read(numbers, read_columns(groups, choices))
             except (ObjectChangedError, NotFoundError):
                 if not await self._shards.replace(numbers.tolist()):
                     raise

@@ -148,7 +148,7 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     for key, bag in columns.bags.items():
         for start in range(0, bag.length, _WINDOW):
             indices = np.arange(start, min(start + _WINDOW, bag.length))
-            own, other = [(await read_limits([(b, indices)], False))[0] for b in (bag, described.columns.bags[key])]
+            own, other = [(await read_limits([(b, indices)]))[0] for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
                 return f'{key}.bag has other limits than the index, of records {start} to {indices[-1]}'
     for start in range(0, columns.length if columns.refs is not None else 0, _WINDOW):

@@ -16,7 +16,8 @@ from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.base import Request
+from granular.aio.stores.fanout import read_all
 from granular.errors import ObjectChangedError
 from granular.indexing import Ints
 
@@ -125,7 +126,7 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         reads = [
             read_all(
                 store,
-                [Job(self.paths[owner].key, *ranges[owner], self._indices[owner].version) for owner in owners],
+                [Request(self.paths[owner].key, *ranges[owner], self._indices[owner].version) for owner in owners],
             )
             for store, owners in stores.items()
         ]

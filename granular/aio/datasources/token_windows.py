@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.records import read_limits, read_parts, retry_if_corrupt
+from granular.aio.bags.records import read_limits, read_parts
 from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
@@ -20,6 +20,7 @@ from granular.aio.datasets.sharded_reader import (
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.sampling import Sampling
+from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
     CorruptDatasetError,
     DecodeError,
@@ -124,31 +125,34 @@ class TokenWindows(Sampling[Window]):
         self._shards, self._remote = shards, any(columns.is_remote for columns in shards)
         await self._retry(self._read_table)
 
-    async def _retry(self, read: Callable[[bool], Awaitable[T]]) -> T:
-        """Read as ``retry_if_corrupt``. If a shard is not the one in the index, the error names the remedy."""
+    async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Read, once more if what arrives is corrupt. If a shard is not the one in the index, the error says so."""
+        once_more = OnceMore(self._remote)
         try:
-            return await retry_if_corrupt(read, self._remote)
+            while True:
+                async with once_more:
+                    return await read()
         except (ObjectChangedError, NotFoundError) as error:
             if (indexed := indexed_shards_of(self._reader)) is None:
                 raise
             raise indexed.outdated(error) from error
 
-    async def _read_table(self, fresh: bool) -> None:
+    async def _read_table(self) -> None:
         """Compute where each array is, and how many values it has."""
         groups = [(columns, np.arange(columns.length)) for columns in self._shards]
-        references = await read_references(groups, fresh)
+        references = await read_references(groups)
         requests: list[tuple[Bag, Ints]] = []
         for (columns, indices), (firsts, lengths) in zip(groups, references, strict=True):
             (choice,) = columns.choose((self._key,))
             records, _ = columns.record_indices(indices, choice, firsts, lengths)
             requests.append((columns.bags[self._key], records))
-        limits = await read_limits(requests, fresh)
+        limits = await read_limits(requests)
         starts = np.concatenate([starts for starts, _ in limits])
         sizes = np.concatenate([stops for _, stops in limits]) - starts
         self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])
         self._checked = np.zeros(len(starts), np.bool_)
         if len(starts):
-            heads = await self._read(np.array([0]), starts[:1], starts[:1] + np.minimum(_HEAD, sizes[:1]), fresh)
+            heads = await self._read(np.array([0]), starts[:1], starts[:1] + np.minimum(_HEAD, sizes[:1]))
             try:
                 self._dtype = parse_array_head(heads[0])
             except DecodeError as error:
@@ -226,8 +230,8 @@ class TokenWindows(Sampling[Window]):
             starts = np.append(starts, self._starts[unchecked] - heads)
             stops = np.append(stops, self._starts[unchecked])
 
-        async def read(fresh: bool) -> list[bytes]:
-            parts = await self._read(owners, starts, stops, fresh)
+        async def read() -> list[bytes]:
+            parts = await self._read(owners, starts, stops)
             for owner, head in zip(unchecked.tolist(), parts[len(indices) :], strict=True):
                 self._check_head(owner, head)
             return parts
@@ -244,7 +248,7 @@ class TokenWindows(Sampling[Window]):
                 f'that begins with {head!r}'
             )
 
-    async def _read(self, owners: Ints, starts: Ints, stops: Ints, fresh: bool) -> list[bytes]:
+    async def _read(self, owners: Ints, starts: Ints, stops: Ints) -> list[bytes]:
         """Return byte ranges of the bags of some datapoints, in order."""
         check_open(self._reader)
         shards = np.searchsorted(self._firsts, owners, side='right') - 1
@@ -255,7 +259,7 @@ class TokenWindows(Sampling[Window]):
             (self._shards[number].bags[self._key], starts[group], stops[group])
             for number, group in zip(numbers.tolist(), groups, strict=True)
         ]
-        parts = await read_parts(requests, fresh)
+        parts = await read_parts(requests)
         if len(parts) == 1:
             return parts[0]
         out = [b''] * len(owners)

@@ -74,7 +74,12 @@ class Batch:
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Read everything. The first error cancels the other reads, waits for them and is raised as itself."""
+        """Read everything, with the errors of ``Transport.read``. The first one cancels the other reads, waits for them
+        and is raised as itself.
+
+        Afterwards each download has its bytes in ``data``, unless it was given memory for them, and the version of the
+        object in ``version``.
+        """
         if not self._left:
             return
         limit = self._limit

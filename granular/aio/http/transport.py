@@ -1,11 +1,11 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NamedTuple, TypeVar
 
 from granular._redact import hidden
-from granular.aio.http.batch import Batch, Outcome, Provider
+from granular.aio.http.batch import Outcome, Provider
 from granular.aio.http.buffers import Space
 from granular.aio.http.connection import Exchange, StaleError
 from granular.aio.http.download import Download, Versions, coding_of
@@ -95,7 +95,7 @@ class Transport:
     def download(
         self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Download:
-        """Return a read of one byte range, for ``read`` or ``read_many``.
+        """Return a read of one byte range, for ``read`` or a ``Batch``.
 
         Args:
           key: the object.
@@ -106,14 +106,6 @@ class Transport:
           into: memory for exactly the requested bytes, to use instead of newly allocated memory.
         """
         return Download(key, name, start, stop, version, self._versions, into)
-
-    async def read_many(self, provider: Provider, downloads: Sequence[Download]) -> None:
-        """Read many byte ranges concurrently, with the errors of ``read``. The first error cancels the other reads.
-
-        Afterwards each download has its bytes in ``data``, unless it was given memory for them, and the version of the
-        object in ``version``.
-        """
-        await Batch(self, provider, downloads).run()
 
     async def read(self, provider: Provider, download: Download, first: Outcome | None = None) -> Reply:
         """Read one byte range of an object.

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.base import Request
+from granular.aio.stores.fanout import read_all
 from granular.errors import (
     InvalidArgumentError,
     NotFoundError,
@@ -104,7 +105,7 @@ class Path(PurePath):
           OutOfRangeError: if the file ends before the end of a range.
           ObjectChangedError: if the file has another version.
         """
-        return (await read_all(self._store, [Job(self._key, *ranges.check(starts, ends), version)]))[0]
+        return (await read_all(self._store, [Request(self._key, *ranges.check(starts, ends), version)]))[0]
 
     # --- writing
 

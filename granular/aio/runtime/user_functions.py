@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.aio.runtime.loops import running_loop
 from granular.errors import FunctionError, InvalidArgumentError
 
 T = TypeVar('T')
@@ -67,15 +67,6 @@ def refuse_coroutine_function(fn: object) -> None:
             f'expected a function, got the coroutine function {getattr(fn, "__qualname__", type(fn).__qualname__)}: '
             f'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
         )
-
-
-async def ensure_loop_for(fn: Callable[..., object]) -> None:
-    """Switch to an event loop before a coroutine function of the user is called, as most awaits need one.
-
-    Those of the library ask for it where they must wait.
-    """
-    if not fn.__module__.startswith('granular.'):
-        await ensure_event_loop()
 
 
 async def await_user(coro: Awaitable[T]) -> T:

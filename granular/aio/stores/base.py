@@ -17,6 +17,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import OutOfRangeError, UnsupportedError
+from granular.indexing import Ints
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
 _SECRET: Final = re.compile(r'key|secret|token|pass|cred|auth|sas|sign|conn|header|user', re.IGNORECASE)
@@ -106,11 +107,14 @@ class ContentInfo:
 
 
 class Request(NamedTuple):
-    """Byte ranges to read from one object, which must have the given version unless that is None."""
+    """Byte ranges to read from one object, which must have the given version unless that is None.
+
+    Stores get their limits as lists of integers; :func:`granular.aio.stores.fanout.read_all` takes arrays, too.
+    """
 
     key: str
-    starts: list[int]
-    stops: list[int]
+    starts: list[int] | Ints
+    stops: list[int] | Ints
     version: str | None = None
 
 

@@ -1,14 +1,16 @@
 """Concurrent reads of byte ranges from many objects, with a single plan for all of them."""
 
+import contextvars
+import logging
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from granular.aio.http.buffers import keep_freed
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores import Request, Store, ranges
-from granular.errors import OutOfRangeError
-from granular.indexing import Ints
+from granular.errors import CorruptError, OutOfRangeError
 from granular.metrics import counters
 
 # Objects are mapped into one address space, 64 TiB apart, so that one plan covers all of them.
@@ -16,46 +18,73 @@ _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
 
 keep_freed()
+logger: Final = logging.getLogger('granular')
+
+past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_caches', default=False)
+"""True where corrupt data is read once more: all caches are passed by, and get the bytes that the store has."""
 
 
-class Job(NamedTuple):
-    """Byte ranges to read from one object, which must have the given version unless that is None."""
+class OnceMore:
+    """Lets its block run once more, past all caches, if what it read is corrupt.
 
-    key: str
-    starts: Ints
-    stops: Ints
-    version: str | None
+    An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
+    the same bytes. ::
 
+        once_more = OnceMore(remote)
+        while True:
+            async with once_more:
+                return await read()
 
-async def read_all(store: Store, jobs: Sequence[Job], fresh: bool = False) -> list[list[bytes]]:
-    """Read the byte ranges of all jobs; return a list per job, in order.
-
-    Neighbouring ranges share requests, and all requests are sent at once. With ``fresh``, they are read from the store
-    itself, replacing these bytes in its caches.
+    Args:
+      remote: True if the data is read over a network.
     """
-    if len(jobs) > _MOST:
-        return await read_all(store, jobs[:_MOST], fresh) + await read_all(store, jobs[_MOST:], fresh)
-    for job in jobs:
-        if len(job.stops) and job.stops.max() >> _BITS:
-            raise OutOfRangeError(f'{store.url(job.key)}: no object has {job.stops.max()} bytes')
-    counts = [len(job.starts) for job in jobs]
-    base = np.repeat(np.arange(len(jobs), dtype=np.int64) << _BITS, counts)
-    starts = base + np.concatenate([job.starts for job in jobs]) if jobs else base
-    stops = base + np.concatenate([job.stops for job in jobs]) if jobs else base
+
+    def __init__(self, remote: bool) -> None:
+        self._remote, self._again = remote, False
+
+    async def __aenter__(self) -> None:
+        if self._again:
+            await ensure_event_loop()  # before the context is changed: it is that of the thread, without a loop
+            past_caches.set(True)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool | None:
+        if self._again:
+            past_caches.set(False)
+        elif self._remote and isinstance(error, CorruptError):
+            logger.warning('corrupt data, read once more from the store: %s', error)
+            self._again = True
+            return True
+        return None
+
+
+async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes]]:
+    """Read the byte ranges of all requests; return a list per request, in order.
+
+    Neighbouring ranges share requests to the store, all of which are sent at once.
+    """
+    if len(requests) > _MOST:
+        return await read_all(store, requests[:_MOST]) + await read_all(store, requests[_MOST:])
+    for request in requests:
+        if len(request.stops) and np.max(request.stops) >> _BITS:
+            raise OutOfRangeError(f'{store.url(request.key)}: no object has {np.max(request.stops)} bytes')
+    counts = [len(request.starts) for request in requests]
+    base = np.repeat(np.arange(len(requests), dtype=np.int64) << _BITS, counts)
+    starts = base + np.concatenate([request.starts for request in requests]) if requests else base
+    stops = base + np.concatenate([request.stops for request in requests]) if requests else base
     plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
     counters.ranges += len(starts)
     owners = plan.starts >> _BITS
     zero = owners << _BITS
     left, right = (plan.starts - zero).tolist(), (plan.stops - zero).tolist()
-    bounds = np.searchsorted(owners, np.arange(len(jobs) + 1)).tolist()
-    requests = [
-        Request(job.key, left[a:b], right[a:b], job.version)
-        for job, a, b in zip(jobs, bounds, bounds[1:], strict=False)
+    bounds = np.searchsorted(owners, np.arange(len(requests) + 1)).tolist()
+    merged = [
+        Request(request.key, left[a:b], right[a:b], request.version)
+        for request, a, b in zip(requests, bounds, bounds[1:], strict=False)
         if a < b
     ]
-    read = store.read_fresh if fresh else store.read_many
-    pieces = ranges.cut(plan, await read(requests) if requests else [])
-    if len(jobs) == 1:
+    read = store.read_fresh if past_caches.get() else store.read_many
+    pieces = ranges.cut(plan, await read(merged) if merged else [])
+    if len(requests) == 1:
         return [pieces]
     out, at = [], 0
     for count in counts:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from granular._redact import without_user
+from granular.aio.http.batch import Batch
 from granular.aio.http.buffers import Space, blank
 from granular.aio.http.download import Download
 from granular.aio.http.messages import Target, http_date
@@ -222,7 +223,7 @@ class RemoteStore(ClientStore[C]):
         for at in range(start, stop, wave):
             space = Space(target, target[at - start : min(at + wave, stop) - start])
             reads = self._parts(client, key, at, min(at + wave, stop), version, space, largest)
-            await client.transport.read_many(client, reads)
+            await Batch(client.transport, client, reads).run()
 
     def _parts(
         self, client: C, key: str, start: int, stop: int, version: str | None, space: Space, largest: int = 0
@@ -234,20 +235,17 @@ class RemoteStore(ClientStore[C]):
             for left, right in ranges.split(start, stop, max(largest, self.merge.max_request))
         ]
 
-    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        cache = self._cache()
-        if cache is not None and not any(stands_in(request.version) for request in requests):
-            return await cache.read_many(self, self.fingerprint, requests)
-        return await self.fetch_many(requests)
-
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:
         cache = self._cache()
         if cache is not None:
             await offload(cache.forget, self.fingerprint, requests)
         return await self.read_many(requests)
 
-    async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
-        """Read as ``read_many`` does, bypassing the block cache."""
+    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
+        """Read as ``Store.read_many``; with ``uncached``, without the block cache."""
+        cache = None if uncached else self._cache()
+        if cache is not None and not any(stands_in(request.version) for request in requests):
+            return await cache.read_many(self, self.fingerprint, requests)
         client = await self.client()
         largest, download = self.merge.max_request, client.transport.download
         values: list[bytes] = []
@@ -268,7 +266,7 @@ class RemoteStore(ClientStore[C]):
                     reads += self._parts(client, key, start, stop, version, Space(data, view))
             if version is None:
                 unpinned.append(reads[first:])
-        await client.transport.read_many(client, reads)
+        await Batch(client.transport, client, reads).run()
         for index, read in single:
             values[index] = read.data
         for group in unpinned:

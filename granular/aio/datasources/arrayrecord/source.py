@@ -19,7 +19,7 @@ from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.fanout import read_all
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, index_of, indices_of
@@ -228,7 +228,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
         files = await self._read_indices({self._parts[i].path for i in used})
-        jobs: dict[Store, list[Job]] = {}
+        jobs: dict[Store, list[Request]] = {}
         reads: dict[Store, list[ChunkRead]] = {}
         for i in used:
             part, targets = self._parts[i], np.flatnonzero(owners == i)
@@ -263,7 +263,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
                 yield record
 
 
-def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Job, list[ChunkRead]]:
+def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Request, list[ChunkRead]]:
     """Plan the reads of some records of a file.
 
     Args:
@@ -273,7 +273,7 @@ def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Job,
     order = np.argsort(positions, kind='stable')
     chunks, inner = np.divmod(positions[order], file.group)
     numbers, firsts = np.unique(chunks, return_index=True)
-    job = Job(path.key, file.offsets[numbers], file.offsets[numbers + 1], file.version)
+    job = Request(path.key, file.offsets[numbers], file.offsets[numbers + 1], file.version)
     cuts = [*firsts.tolist(), len(chunks)]
     within, slots = inner.tolist(), targets[order].tolist()
     return job, [

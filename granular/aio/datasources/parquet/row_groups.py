@@ -15,7 +15,8 @@ from granular.aio.runtime.scope import PerLoop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store
-from granular.aio.stores.fanout import Job, read_all
+from granular.aio.stores.base import Request
+from granular.aio.stores.fanout import read_all
 from granular.errors import CorruptError, DatapointError
 from granular.indexing import Ints
 
@@ -217,7 +218,7 @@ async def _read_ranges(
         jobs = []
         for i in numbers:
             limits = np.array(ranges[i], np.int64).reshape(-1, 2)
-            jobs.append(Job(footers[i].path.key, limits[:, 0], limits[:, 1], footers[i].version))
+            jobs.append(Request(footers[i].path.key, limits[:, 0], limits[:, 1], footers[i].version))
         for i, file_data in zip(numbers, await read_all(store, jobs), strict=True):
             chunks[i] = [(start, data) for (start, _), data in zip(ranges[i], file_data, strict=True)]
 

@@ -38,7 +38,8 @@ class IndexNode(Node):
         """Return the indices in the source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await self.parents[0].fetch(self._lookup(np.asarray(indices, np.int64)))
+        source, steps = _look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
+        return await source.fetch(steps)
 
     def select(self, fields: Sequence[str]) -> Self | None:
         source = self.parents[0].select(fields)
@@ -46,6 +47,14 @@ class IndexNode(Node):
 
     def over(self, parent: Source) -> Source:
         return self.copy_over(parent)
+
+
+def _look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
+    """Return the next source that does more than to map indices, and its indices."""
+    while isinstance(source, IndexNode) and type(source).fetch is IndexNode.fetch:
+        indices = source._lookup(indices)
+        source = source.parents[0]
+    return source, indices
 
 
 class Wrapped(IndexNode):
@@ -116,15 +125,21 @@ class Shuffle(IndexNode):
         super().__init__(parent)
         self.order, self.seed = order, int(seed)
 
+    def _steps(self, indices: ArrayLike) -> Ints:
+        return np.asarray(indices, np.int64)
+
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        steps = np.asarray(indices, np.int64)
+        steps = self._steps(indices)
         length, source = len(self), self.parents[0]
         check_not_empty(self, length, steps)
         if isinstance(self.order, Blocks) and isinstance(source, BlockBuffer) and len(steps):
             await source.read_ahead(self.order, self.seed, steps, self.endless)
         if all(self.order.is_ready(length, self.seed, epoch) for epoch in _epochs_of(steps, length)):
-            return await source.fetch(call_user(self._lookup, steps))
-        return await source.fetch(await offload(self._lookup, steps))
+            steps = call_user(self._lookup, steps)
+        else:
+            steps = await offload(self._lookup, steps)
+        source, steps = _look_up(source, steps)
+        return await source.fetch(steps)
 
     def _lookup(self, indices: Ints) -> Ints:
         length = len(self)

@@ -14,13 +14,13 @@ from numpy.typing import ArrayLike
 
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.user_functions import (
     CONTROL,
     await_user,
     call_user,
-    ensure_loop_for,
     function_error,
     is_of_signal,
     refuse_coroutine_function,
@@ -242,7 +242,7 @@ class _Adapter(Source):
         return type(self._source).__name__  # its description may have an address, or data
 
     @abc.abstractmethod
-    async def _fetch(self, indices: ArrayLike) -> list[Any]: ...
+    def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]: ...
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         began = time.perf_counter()
@@ -267,13 +267,12 @@ class Fetching(_Adapter):
     def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
         super().__init__(source)
         self._mask = mask
+        self._is_own = type(source).fetch.__module__.startswith('granular.')
 
-    async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        options = {} if self._mask is None else {'mask': self._mask}
+    def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
+        options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
         fetch = self._source.fetch
-        await ensure_loop_for(fetch)
-        datapoints: list[Any] = await await_user(fetch(indices, **options))
-        return datapoints
+        return fetch(indices, **options) if self._is_own else _awaited(fetch, indices, options)
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self._source) or self._mask is not None:
@@ -287,6 +286,13 @@ class Fetching(_Adapter):
 
     def describe(self) -> str:
         return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
+
+
+async def _awaited(
+    fetch: Callable[..., Awaitable[list[Any]]], indices: ArrayLike, options: dict[str, Any]
+) -> list[Any]:
+    await ensure_event_loop()  # most awaits of a user's coroutine need one
+    return await await_user(fetch(indices, **options))
 
 
 class _Blocking(_Adapter):

@@ -57,7 +57,7 @@ class Upstream(Protocol):
         """Read one byte range."""
         ...
 
-    async def fetch_many(self, requests: Sequence[Request]) -> list[bytes]:
+    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
         """Read the byte ranges of all requests."""
         ...
 
@@ -200,7 +200,7 @@ class BlockCache:
             requests = [
                 Request(ranges[i].key, [ranges[i].start], [ranges[i].stop], ranges[i].version) for i in uncached
             ]
-            for i, piece in zip(uncached, await upstream.fetch_many(requests), strict=True):
+            for i, piece in zip(uncached, await upstream.read_many(requests, uncached=True), strict=True):
                 pieces[i] = piece
         return [piece for piece in pieces if piece is not None]
 
@@ -274,12 +274,11 @@ class BlockCache:
             # Another process may have cached them before this one claimed them.
             missing = [run for run in runs if not self._has_all(run)]
             counters.block_misses += sum(run.length for run in missing)
-            contents = await fetch.upstream.fetch_many(
-                [
-                    Request(key, [run.start for run in group], [run.stop for run in group], version)
-                    for (key, version), group in _by_object(missing)
-                ]
-            )
+            requests = [
+                Request(key, [run.start for run in group], [run.stop for run in group], version)
+                for (key, version), group in _by_object(missing)
+            ]
+            contents = await fetch.upstream.read_many(requests, uncached=True)
             for run, data in zip(missing, contents, strict=True):
                 fetch.add(run, memoryview(data))
             await self._try(lambda: self._write(missing, contents))

@@ -290,7 +290,7 @@ def _leads_above(info: os.stat_result, folder: str) -> bool:
     return True
 
 
-def _read_ranges(file: OpenFile, key: str, starts: list[int], stops: list[int]) -> list[bytes]:
+def _read_ranges(file: OpenFile, key: str, starts: Any, stops: Any) -> list[bytes]:
     """Read byte ranges of a file; in threads from the first slow ones on."""
     pread, fd = os.pread, file.fd
     replies: list[bytes] = []
