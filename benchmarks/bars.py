@@ -142,16 +142,16 @@ def _escaped(name: str) -> str:
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     """Write bars, tables and plots into docs/performance.md, between their marks, and the README's figures.
 
-    Bars that were not measured stay.
+    Bars that were not measured stay. A table without marks in the page is shown there by its plot alone.
     """
     page = DOCS / 'performance.md'
     text = page.read_text()
     day = datetime.datetime.now(tz=datetime.UTC).date()
-    rows = {line.split(' | ')[0]: line for line in _inside(text, 'bars').splitlines() if ' | at ' in line}
+    rows = {line.split(' | ')[0]: line for line in _inside(text, 'bars').splitlines() if re.search(' [|] [≤≥] ', line)}
     for bar in bars:
         start = f'| {_escaped(bar.name)}'
         rows[start] = (
-            f'{start} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
+            f'{start} | {bar.value:.2f} | {"≤" if bar.at_most else "≥"} {bar.bound:g} '
             f'| {"" if bar.reached else "**missed** "}{bar.behind} | {day} |'
         )
     head = [f'{machine()}.', '', '| bar | figure | bound | details | measured |', '| --- | ---: | --- | --- | --- |']
@@ -189,7 +189,7 @@ def _inside(text: str, name: str) -> str:
 def _between(text: str, name: str, content: str) -> str:
     begin, end = f'<!-- {name} -->', f'<!-- /{name} -->'
     if begin not in text:
-        return f'{text.rstrip()}\n\n{begin}\n{content}\n{end}\n'
+        return text
     return text[: text.index(begin) + len(begin)] + f'\n{content}\n' + text[text.index(end) :]
 
 
