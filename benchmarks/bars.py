@@ -142,19 +142,24 @@ def _escaped(name: str) -> str:
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     """Write bars, tables and plots into docs/performance.md, between their marks, and the README's figures.
 
-    Bars that were not measured stay. A table without marks in the page is shown there by its plot alone.
+    Bars that were not measured stay, with the day on which they were. A table without marks is a plot alone.
     """
     page = DOCS / 'performance.md'
     text = page.read_text()
-    day = datetime.datetime.now(tz=datetime.UTC).date()
-    rows = {line.split(' | ')[0]: line for line in _inside(text, 'bars').splitlines() if re.search(' [|] [≤≥] ', line)}
+    content = _inside(text, 'bars')
+    day = content.strip()[:10]
+    lines = [line for line in content.splitlines() if re.search(' [|] [≤≥] ', line)]
+    rows = {
+        line.split(' | ')[0]: line if re.search(r'\(\d{4}-\d\d-\d\d\) \|$', line) else f'{line[:-2]} ({day}) |'
+        for line in lines
+    }
     for bar in bars:
         start = f'| {_escaped(bar.name)}'
         rows[start] = (
             f'{start} | {bar.value:.2f} | {"≤" if bar.at_most else "≥"} {bar.bound:g} '
-            f'| {"" if bar.reached else "**missed** "}{bar.behind} | {day} |'
+            f'| {"" if bar.reached else "**missed** "}{bar.behind} |'
         )
-    head = [f'{machine()}.', '', '| bar | figure | bound | details | measured |', '| --- | ---: | --- | --- | --- |']
+    head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
     text = _between(text, 'bars', '\n'.join([*head, *rows.values()]))
     for table in tables:
         plot(table)
@@ -170,7 +175,7 @@ def _headline(rows: Iterable[str]) -> str:
     rivals = {}
     for row in rows:
         if row.startswith(start):
-            name, figure, _, details, _ = row.removeprefix(start).split(' | ')
+            name, figure, _, details = row.removeprefix(start).split(' | ')
             rivals[name.split(',')[0]] = float(figure)
             rate = details.removeprefix('**missed** ').split('/s')[0]
     return (

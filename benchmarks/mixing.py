@@ -31,7 +31,10 @@ def mixing(data: Data, server: Server) -> Result:
         orders |= {f'{name} {how}': np.array(order) for how, order in found.items()}
     labels = {name: _labels(order) for name, order in orders.items()}
     near = {name: float((np.abs(np.diff(order)) < SHARD).mean()) for name, order in orders.items()}
-    rows = [(name, labels[name], f'{near[name]:.1%} near') for name in orders]
+    rows = [
+        (name, labels[name], f'{near[name]:.1%} of neighbours are less than a shard of {SHARD:,} apart')
+        for name in orders
+    ]
     lines = {name: np.percentile(np.abs(np.diff(order)) / COUNT, QUANTILES).tolist() for name, order in orders.items()}
     title = f'Labels in a batch of {BATCH}, of {LABELS} of a sorted dataset'
     return [bar for which in (default, unsized) for bar in _bars(which)], [
