@@ -31,7 +31,7 @@
     │   └── CorruptArchiveError
     ├── StateError               ValueError          a checkpoint that does not fit the object that loads it
     ├── WorkerError              RuntimeError        a worker process died, or its result cannot be transferred
-    └── FunctionError            RuntimeError        a user function raised an exception that ends coroutines
+    └── FunctionError            RuntimeError        a user function raised an exception that ends something
 
 The message of an error names the file, key or index, the figures that disagree and the remedy; it never contains a
 credential. All errors pickle, as they are built from their message alone.
@@ -169,8 +169,9 @@ class WorkerError(GranularError, RuntimeError):
 
 
 class FunctionError(GranularError, RuntimeError):
-    """A user function raised an exception that coroutines, futures or iterators cannot pass on; it is the cause.
+    """A user function raised an exception that means an end of something else; it is the cause.
 
     StopIteration and StopAsyncIteration would end a loop over elements early, CancelledError would cancel the reader,
-    and GeneratorExit would close it.
+    GeneratorExit would close it, and SystemExit and KeyboardInterrupt would end the program. On the main thread, the
+    last two are raised unchanged, because the handlers of signals raise them there.
     """

@@ -48,13 +48,17 @@ def check_index(index: SupportsIndex, name: str) -> int:
 
     Raises:
       InvalidArgumentError: if it is not an integer.
+      OutOfRangeError: if no source has so many.
     """
     try:
-        return operator.index(index)
+        position = operator.index(index)
     except TypeError:
         many = ': fetch(...) reads several' if isinstance(index, Sequence | np.ndarray) and len(index) > 1 else ''
         many = '' if isinstance(index, str | bytes) else many
         raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}{many}') from None
+    if position.bit_length() > 63:
+        raise OutOfRangeError(f'{name}: index of {position.bit_length()} bits is out of range: expected at most 63')
+    return position
 
 
 def index_of(index: SupportsIndex, length: int, name: str) -> int:

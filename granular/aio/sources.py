@@ -14,6 +14,7 @@ from granular.aio.pipeline.nodes.functions import name_of, refuse_misfit
 from granular.aio.pipeline.nodes.indices import Shuffle, SourceChoice, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import refuse_coroutine_function
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, check_integer
 from granular.shuffle import Order, Permutation, Sequential
@@ -71,6 +72,7 @@ class Transform(Element):
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         if not callable(fn):
             raise InvalidArgumentError(f'{fn!r:.100} is not a function')
+        refuse_coroutine_function(fn)
         super().__init__(convert(source))
         self.fn, self._own_seed = fn, seed
 

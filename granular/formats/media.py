@@ -139,7 +139,7 @@ def decode_image(
                 image.draft(None, min_size[::-1])  # of effect for JPEG only
             image.load()
             return np.array(image if mode == 'original' else _in_rgb(image))
-    except DecodeError:
+    except (DecodeError, MemoryError):  # the size is checked: memory is short
         raise
     except image_module.UnidentifiedImageError as error:
         head = bytes(memoryview(buffer)[:8])

@@ -40,6 +40,7 @@ class Batches(Closing, Iterator[Any]):
         self._told = False  # True once the consumer was told the end
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
         self._state: Any = self._batches.state_dict() if self._keeps else None
+        self._before: Any = None  # the state before the batch that is being sent, to which an interrupt leads back
 
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
@@ -58,19 +59,26 @@ class Batches(Closing, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self._before is not None:
+            self._batches.load_state_dict(self._before)
+            self._before = None
         while not self._ended and len(self._sent) <= self._buffer and not (self._sent and self._sent[-1].error):
             self._send()
         if not self._sent:
             self._told = True
             raise StopIteration
-        batch, self._state, error = self._sent.popleft()
+        batch, state, error = self._sent[0]
+        del self._sent[0]  # by no call, after which an interrupt might come
+        self._state = state
         if error is not None:
             raise error
         return batch
 
     def _send(self) -> None:
         before = self._batches.state_dict() if self._keeps else None
+        self._before = before
         batch: Any = END
+        sent: tuple[_Sent, ...] = ()
         try:
             batch = next(self._batches, END)
             if batch is not END:
@@ -79,11 +87,14 @@ class Batches(Closing, Iterator[Any]):
             # Return the batches before it first. The loader stays at the batch that failed, and so does the state.
             if batch is not END and self._keeps:
                 self._batches.load_state_dict(before)
-            self._sent.append(_Sent(None, before, error))
-            return
-        self._ended = batch is END
-        if not self._ended:
-            self._sent.append(_Sent(batch, self._batches.state_dict() if self._keeps else None))
+            sent = (_Sent(None, before, error),)
+        else:
+            self._ended = batch is END
+            state = self._batches.state_dict() if self._keeps else None
+            if not self._ended:
+                sent = (_Sent(batch, state),)
+        self._sent += sent  # by no call, after which an interrupt might come
+        self._before = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the next batch.

@@ -11,8 +11,10 @@ from granular._lazy import import_extra
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
+from granular.aio.pipeline.position import check_plain
+from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
-from granular.errors import InvalidArgumentError, StateError
+from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 from granular.integrations import batches as core
 
@@ -106,9 +108,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
         Raises:
           StateError: if it is not a state.
         """
-        if not isinstance(state.get('epoch'), int):
-            raise StateError(f'expected a state such as {self.state_dict()}, got {dict(state)}')
-        self.set_epoch(state['epoch'])
+        check_plain(state)
+        self._epoch = number_of(state, 'epoch')
 
 
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:

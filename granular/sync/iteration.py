@@ -1,16 +1,25 @@
 """Blocking iterators over async ones, one item at a time."""
 
 import abc
-from collections.abc import AsyncIterator, Callable
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Iterator as StandardIterator
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar
 
 from granular.aio.execution.prefetch import END
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lifecycle import Running
+from granular.aio.runtime.loops import ensure_uninterrupted
+from granular.errors import ObjectChangedError
 
 T = TypeVar('T')
+
+_PAGE_SECONDS: Final = 0.01
+_MAX_ITEMS: Final = 1024
+_KEPT: Final = 2 * _MAX_ITEMS
 
 
 class Closing(abc.ABC):
@@ -30,29 +39,72 @@ class Closing(abc.ABC):
 
 
 class _Iteration(Running, Generic[T]):
-    """A running async iterator whose items are converted one by one."""
+    """A running async iterator whose items are converted one by one.
 
-    def __init__(self, make: Callable[[], AsyncIterator[Any]], convert: Callable[[Any], T] | None) -> None:
+    An interrupt (Ctrl-C) of the main thread may end the async iterator, which is then made anew from the next item on.
+    On the loop of the library, it only comes at an ``await``: an iterator that needs the loop continues there. Several
+    items are computed at a time, if they come at once, so that changing threads costs little.
+
+    Attributes:
+      page: the next items: each is removed by taking it, in one step of C code, which Ctrl-C cannot divide.
+    """
+
+    page: Iterable[T] = ()
+
+    def __init__(self, make: Callable[[int], AsyncIterator[Any]], convert: Callable[[Any], T] | None) -> None:
         super().__init__()
-        self._items, self._convert = make(), convert
+        self._make, self._convert = make, convert
+        self._items: AsyncIterator[Any] | None = make(0)  # None while it computes items, and after an interrupt
+        self._count, self._most = 0, 1  # the items computed, and those to compute next
+        self._ready: list[T] = []  # the items of the page
+        self._error: Exception | None = None  # raised after the items before it
+        self._ended = False
 
-    async def next(self) -> T | object:
-        """Return the next item, or ``END``, also after an error."""
+    async def more(self) -> object:
+        """Compute the next page, unless another thread did. Returns ``END`` if there is none, also after an error."""
         async with self.turn():
-            if self.closed:
+            if self.closed or self._ready:
+                return END if self.closed else None
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            if self._ended:
                 return END
             self.check()
+            if self._loop is not None:
+                await ensure_uninterrupted()
             try:
-                item = await anext(self._items, END)
+                await self._compute(self._most)
             finally:
                 if self._loop is None:
                     await self.settle()
-            return item if item is END or self._convert is None else self._convert(item)
+            return None
+
+    async def _compute(self, most: int) -> None:
+        items, self._items = self._items or self._make(self._count), None
+        ready: list[Any] = []
+        end, ended, error = time.monotonic() + _PAGE_SECONDS, False, None
+        try:
+            while len(ready) < most and (not ready or time.monotonic() < end):
+                item = await anext(items, END)
+                if item is END:
+                    ended = True
+                    break
+                ready.append(item if self._convert is None else self._convert(item))
+        except Exception as failed:
+            ended, error = True, failed
+        ready.reverse()
+        page = map(list.pop, itertools.repeat(ready, len(ready)))
+        count, twice = self._count + len(ready), min(2 * most, _MAX_ITEMS)
+        # No call from here on, so that nothing divides it.
+        self._items, self._ready, self.page, self._error = items, ready, page, error
+        self._count, self._most, self._ended = count, twice, ended
 
     async def _close(self) -> None:
-        close = getattr(self._items, 'aclose', None)
-        if close is not None:
-            async with self.turn():  # a running generator cannot be closed
+        async with self.turn():  # a running generator cannot be closed
+            self._ready, self.page = [], ()
+            close = getattr(self._items, 'aclose', None)
+            if close is not None:
                 await close()
 
 
@@ -60,9 +112,13 @@ class Iteration(Closing, StandardIterator[T]):
     """Blocking iterator over an async one. Each item is returned once, to one of any number of threads.
 
     It is closed when it is garbage-collected.
+
+    Args:
+      make: starts the async iterator, from the item with a number on.
+      convert: converts each item.
     """
 
-    def __init__(self, make: Callable[[], AsyncIterator[Any]], convert: Callable[[Any], T] | None = None) -> None:
+    def __init__(self, make: Callable[[int], AsyncIterator[Any]], convert: Callable[[Any], T] | None = None) -> None:
         self._core = _Iteration(make, convert)
         self._core.close_with(self)
 
@@ -70,11 +126,43 @@ class Iteration(Closing, StandardIterator[T]):
         return self
 
     def __next__(self) -> T:
-        item = run(self._core.next())
-        if item is END:
-            raise StopIteration
-        return cast(T, item)
+        while True:
+            for item in self._core.page:
+                return item
+            if run(self._core.more()) is END:
+                raise StopIteration
 
     def close(self) -> None:
         """Stop the iterator's tasks and requests. Closing it again has no effect."""
         run(self._core.aclose())
+
+
+class Listing:
+    """Starts a listing, and after an interrupt lists anew, without the items that were listed before.
+
+    Args:
+      make: starts the listing.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._hashes: dict[int, int] = {}  # of the first items, by their number modulo ``_KEPT``
+
+    async def __call__(self, start: int) -> AsyncIterator[Any]:
+        """Yield the items from a number on.
+
+        Raises:
+          ObjectChangedError: if the items before it are no longer those that were listed.
+        """
+        count = total = 0
+        expected = self._hashes.get(start % _KEPT, 0)
+        async with contextlib.aclosing(self._make()) as items:
+            async for item in items:
+                count, total = count + 1, hash((total, repr(item)))
+                if count > start:
+                    self._hashes[count % _KEPT] = total
+                    yield item
+                elif count == start and total != expected:
+                    break
+        if count < start or (count == start and total != expected):
+            raise ObjectChangedError(f'the first {start} items changed while they were listed: list them again')

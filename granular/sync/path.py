@@ -15,7 +15,7 @@ from granular.aio.runtime.forking import each_after_fork
 from granular.config import MiB
 from granular.errors import ClosedError
 from granular.sync.base import blocking
-from granular.sync.iteration import Iteration
+from granular.sync.iteration import Iteration, Listing
 
 P = ParamSpec('P')
 S = TypeVar('S', bound='Path')
@@ -31,7 +31,7 @@ def _listing(
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:
-        return Iteration(lambda: method(self.aio, *args, **kwargs), self._own)
+        return Iteration(Listing(lambda: method(self.aio, *args, **kwargs)), self._own)
 
     return call
 
@@ -106,7 +106,7 @@ class Path(PurePath):
     rglob = _listing(core.Path.rglob)
 
     def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
-        return Iteration(self.aio.walk, lambda level: (self._own(level[0]), *level[1:]))
+        return Iteration(Listing(self.aio.walk), lambda level: (self._own(level[0]), *level[1:]))
 
     walk.__doc__ = core.Path.walk.__doc__
 
@@ -117,6 +117,9 @@ class Path(PurePath):
 class _RawReader(io.RawIOBase):
     def __init__(self, file: File) -> None:
         self._file = file
+        self._position = (
+            0  # of the next byte that was not returned: an interrupt may come between a read and its return
+        )
 
     def readable(self) -> bool:
         return True
@@ -126,18 +129,27 @@ class _RawReader(io.RawIOBase):
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer)  # type: ignore[arg-type]
+        self._file.seek(self._position)
         data = run(self._file.read(len(view)))
-        view[: len(data)] = data
-        return len(data)
+        count = len(data)
+        view[:count] = data
+        self._position += count
+        return count
 
     def readall(self) -> bytes:
-        return run(self._file.read())
+        self._file.seek(self._position)
+        data = run(self._file.read())
+        end = self._position + len(data)
+        self._position = end
+        return data
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        return self._file.seek(offset, whence)
+        position = self._file.seek(offset + self._position if whence == 1 else offset, 0 if whence == 1 else whence)
+        self._position = position
+        return position
 
     def tell(self) -> int:
-        return self._file.tell()
+        return self._position
 
     def close(self) -> None:
         try:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from granular.errors import DecodeError
+from granular._redact import hidden
+from granular.errors import DecodeError, GranularError
 from granular.formats import decode_json, decode_tree, decoders
 from granular.formats.plain import UNPACKING, array_of, dtype_text
 from granular.view.kinds import MAGIC, family_of
@@ -24,7 +25,6 @@ _CHARS: Final = 240  # characters of a line
 _NODES: Final = 2000  # nodes of a tree
 _DEPTH: Final = 32
 _NUMBERS: Final = 6  # values of an array in a line
-_UNSHOWN: Final = (DecodeError, *UNPACKING)  # what a value may raise that cannot be shown
 
 
 def head_size(value: Value, most: int) -> int:
@@ -48,8 +48,8 @@ def line(value: Value, head: bytes) -> dict[str, Any]:
     out: dict[str, Any] = {'family': family, 'type': value.kind, 'size': value.size}
     try:
         out['text'] = _text(family, value, head)
-    except _UNSHOWN as error:
-        out['error'] = _reason(error)
+    except Exception as error:  # of any decoder: the value is shown as wrong, and the others as they are
+        out['error'] = reason(error)
     return out
 
 
@@ -63,8 +63,8 @@ def detail(value: Value, head: bytes) -> dict[str, Any]:
     elif out['family'] in ('json', 'tree') and len(head) == value.size:
         try:
             out['tree'] = _Nodes().node((decode_json if out['family'] == 'json' else decode_tree)(head), 0)
-        except _UNSHOWN as error:
-            out['error'] = _reason(error)
+        except Exception as error:  # of any decoder: the value is shown as wrong, and the others as they are
+            out['error'] = reason(error)
     elif out['family'] == 'bytes':
         out['full'] = _hex_dump(head)
     out['cut'] = ('full' in out or out['family'] in ('json', 'tree')) and len(head) < value.size
@@ -95,8 +95,12 @@ def _decode_text(head: bytes, size: int) -> str:
     return text
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def reason(error: Exception) -> str:
+    """Return what is wrong with a value: the message of an error, with its type unless it is of granular."""
+    text = hidden(str(error))
+    if isinstance(error, GranularError) and text:
+        return text
+    return f'{type(error).__name__}: {text}' if text else type(error).__name__
 
 
 def _compact(value: Any) -> str:

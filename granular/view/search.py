@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import DecodeError, InvalidArgumentError, UnknownKeyError
+from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats import decoders
 from granular.formats.layout import is_sequence
 from granular.view.kinds import family_of
@@ -109,7 +109,7 @@ def _matching(
         decoder = decoders['utf8' if family == 'text' else value.kind]
         try:
             decoded = decoder(record)
-        except DecodeError:
+        except Exception:  # of any decoder: counted as damaged
             damaged += 1
             continue
         # A column of another file has no type of its own: each value has one.

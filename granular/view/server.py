@@ -31,7 +31,7 @@ from granular.view.guard import HEADERS, Guard
 from granular.view.kinds import MAGIC, media_type
 from granular.view.library import Library
 from granular.view.pictures import MOST, picture, plane_of, show_plane
-from granular.view.previews import LINE, TEXT, detail, head_size, line
+from granular.view.previews import LINE, TEXT, detail, head_size, line, reason
 from granular.view.search import search
 from granular.view.sources import Source, Value
 from granular.view.statistics import histograms
@@ -301,8 +301,8 @@ class _Server:
     ) -> None:
         try:
             image = await call_in(self._artists, picture, kind, data, side)
-        except GranularError as error:
-            drawn[position] = {'error': str(error)}, b''
+        except Exception as error:
+            drawn[position] = {'error': reason(error)}, b''
             return
         facts = {'media': image.media, 'width': image.width, 'height': image.height, 'note': image.note}
         drawn[position] = facts, image.data

@@ -7,7 +7,6 @@ from typing import Any, Final
 import numpy as np
 
 from granular.aio.runtime.threads import offload
-from granular.errors import DecodeError
 from granular.formats import decoders
 from granular.formats.layout import is_sequence
 from granular.indexing import Ints
@@ -63,7 +62,7 @@ def _summarise(
     for (key, value), record in zip(numbers, records, strict=True):
         try:
             decoded.setdefault(key, []).append(decoders[value.kind](record))
-        except DecodeError:
+        except Exception:  # of any decoder: counted as damaged
             damaged[key] += 1
     keys = []
     for key, rows in located.items():

@@ -26,6 +26,7 @@ from granular.errors import (
 )
 from granular.formats.serialization import decode, encode
 from tests.support.caches import RUN
+from tests.support.tables import examples
 
 PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -38,7 +39,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(VALUES)
 def test_values_round_trip(value):
     decoded = decode(encode(value))
@@ -83,7 +84,7 @@ def test_deep_nesting_is_rejected():
         encode(value)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data())
 def test_damaged_records_are_decode_errors(data):
     record = bytearray(encode({'x': np.arange(4), 'y': (1, 'two', b'3', 2**70), 'z': 1j}))

@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+from tests.support.interpreters import Interpreter
+
 # As `python -W error -m granular` does.
 PROGRAM = """
 import runpy, warnings
@@ -15,9 +17,17 @@ runpy.run_module('granular', run_name='__main__', alter_sys=True)
 """
 
 
+@pytest.fixture(scope='module')
+def demo_interpreter():
+    """An interpreter with what the demo imports, which takes seconds."""
+    modules = 'aiohttp', 'moto.moto_server.werkzeug_app', 'sklearn.datasets'
+    with Interpreter(*modules, options=['-W', 'error']) as interpreter:
+        yield interpreter
+
+
 @pytest.mark.parametrize('store', ['s3', 'gcs', 'local'])
-def test_demo_reads_each_datapoint_once_per_epoch(learning_interpreter, store):
-    done = learning_interpreter.run(PROGRAM, 'demo', '--store', store)
+def test_demo_reads_each_datapoint_once_per_epoch(demo_interpreter, store):
+    done = demo_interpreter.run(PROGRAM, 'demo', '--store', store)
     assert (done.returncode, done.stderr) == (0, '')
     assert 'reading 1,797 datapoints of 4 shards, 2 epochs' in done.stdout
     assert 'restored at step 1792' in done.stdout
@@ -26,8 +36,8 @@ def test_demo_reads_each_datapoint_once_per_epoch(learning_interpreter, store):
     assert 0 < int(saved.replace(',', '')) < int(ranges.replace(',', ''))
 
 
-def test_demo_keeps_a_readable_dataset(learning_interpreter, granular_cli):
-    done = learning_interpreter.run(PROGRAM, 'demo', '--store', 'local', '--keep')
+def test_demo_keeps_a_readable_dataset(demo_interpreter, granular_cli):
+    done = demo_interpreter.run(PROGRAM, 'demo', '--store', 'local', '--keep')
     path = re.search(r'granular info (\S+)', done.stdout)[1]
     try:
         assert json.loads(granular_cli('info', path, '--json')[1])['datapoints'] == 1797

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import tarfile
 import threading
 import time
@@ -251,6 +252,42 @@ def test_dry_run_writes_nothing(tmp_path):
 
 
 # --- resuming -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('number', range(4))
+def test_shard_removed_by_hand_is_written_again_or_named(number, tmp_path):
+    points = [{'n': i} for i in range(20)]
+
+    def convert():
+        granular.convert(points, tmp_path / 'data', shardlen=5)
+
+    def copy():
+        granular.copy_to_local(tmp_path / 'data', tmp_path / 'copy')
+
+    def write():
+        with granular.ShardedDatasetWriter(tmp_path / 'data', {'n': 'int'}, granular.encoders, 5) as writer:
+            for point in points[writer.found :]:
+                writer.append(point)
+
+    for make, folder in ((convert, 'data'), (write, 'data'), (copy, 'copy')):
+        shutil.rmtree(tmp_path / 'data', ignore_errors=True)
+        convert()
+        copy()
+        shutil.rmtree(tmp_path / folder / f'{number:06}')
+        try:
+            make()
+        except CorruptDatasetError as error:
+            assert number < 3
+            assert str(tmp_path / folder) in str(error)
+            assert f'shard {number:06} is missing' in str(error)
+            assert 'remove the' in str(error)
+        else:
+            assert make is not convert or number > 0
+            if make is copy:
+                continue  # a copy that is complete is not read again
+            with granular.ShardedDatasetReader(tmp_path / 'data', granular.decoders) as reader:
+                assert list(reader) == points
+        shutil.rmtree(tmp_path / 'copy')
 
 
 def test_different_conversion_is_not_resumed(tmp_path):

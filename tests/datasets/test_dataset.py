@@ -25,7 +25,7 @@ from granular.errors import (
     UnknownKeyError,
     UnknownTypeError,
 )
-from tests.support.tables import pairwise
+from tests.support.tables import examples, pairwise
 
 SPEC = {'title': 'utf8', 'label': 'int', 'data': 'bytes', 'frames': 'bytes[]', 'times': 'int[]'}
 COLUMNS = {'title': 'utf8', 'label': 'int', 'data': 'bytes'}
@@ -94,7 +94,7 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(VALUES, max_size=12), st.booleans(), st.data())
 def test_arbitrary_datapoints_round_trip(tmp_path, points, cache_index, data):
     folder = tmp_path / str(len(os.listdir(tmp_path)))

@@ -20,7 +20,7 @@ from granular.errors import AlreadyExistsError, GranularError, InvalidArgumentEr
 from tests.datasets.test_writers import SPEC, fill, point
 from tests.support.write_faults import WriteProxy
 
-CONFIG = {'backoff': 0.001, 'backoff_cap': 0.02, 'attempts': 3}
+CONFIG = granular.IOConfig(backoff=0.001, backoff_cap=0.02, attempts=3)
 LAYOUTS = ('refs', 'columns')
 
 
@@ -360,7 +360,7 @@ def test_ambiguous_spec_write_keeps_its_bags(request, store, layout):
     server = request.getfixturevalue(store)
     folder = server.place() / 'ds'
     with WriteProxy(server) as proxy:
-        writer = granular.DatasetWriter(proxy.place(folder, **CONFIG), SPEC, granular.encoders, layout)
+        writer = granular.DatasetWriter(proxy.place(folder, CONFIG), SPEC, granular.encoders, layout)
         fill(writer, 3)
         proxy.arm('lost', 6, down=True)
         with pytest.raises(StoreError, match=r'spec\.json: not known to be published.*bags were left.*discard'):
@@ -388,7 +388,7 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
     with WriteProxy(server) as proxy:
         for step in range(9):
             folder = server.place() / 'ds'
-            asyncio.run(close(proxy.place(folder, **CONFIG), proxy, step))
+            asyncio.run(close(proxy.place(folder, CONFIG), proxy, step))
             if not (folder / 'spec.json').exists():
                 with granular.DatasetWriter(folder, SPEC, granular.encoders, resume='discard') as writer:
                     fill(writer, 3)

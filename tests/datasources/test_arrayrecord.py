@@ -21,6 +21,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from tests.support.servers import KEY, SECRET
+from tests.support.tables import examples
 
 OPTIONS = (
     '',
@@ -33,7 +34,7 @@ OPTIONS = (
     'group_size:100,brotli',
     'group_size:65536',
 )
-quick = settings(max_examples=50, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=examples(50), suppress_health_check=list(HealthCheck))
 
 
 @dataclasses.dataclass
@@ -102,7 +103,7 @@ def test_records_equal_those_of_the_package(tmp_path, options):
     group=st.integers(1, 9),
     compression=st.sampled_from(['uncompressed', 'zstd', 'brotli:1']),
 )
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=examples(60))
 def test_records_across_block_boundaries(tmp_path_factory, sizes, group, compression):
     rng = np.random.default_rng(0)
     records = [rng.bytes(size) for size in sizes]

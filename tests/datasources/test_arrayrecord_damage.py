@@ -165,7 +165,7 @@ def test_hashes_of_array_record_are_those_computed(tmp_path, options):
     assert source[77] == records[77]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 65535), st.integers(1, 255))
 def test_any_changed_byte_is_noticed_with_hashes(intact, position, change):
     path, content, records = intact

@@ -32,6 +32,7 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
+from tests.support.tables import examples
 
 COMPRESSIONS = ('none', 'snappy', 'gzip', 'brotli', 'zstd', 'lz4')
 
@@ -271,7 +272,7 @@ def several(tmp_path_factory):
     ]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     indices=st.lists(st.integers(-80, 79), max_size=30),
     mask=st.sampled_from([None, ('id',), ('id', 'text')]),
@@ -410,7 +411,7 @@ def test_states_of_interleaved_files(several, cycle):
     iterator.close()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=8), cycle=st.integers(1, 9), block=st.integers(1, 4))
 def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
     streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]

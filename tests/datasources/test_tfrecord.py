@@ -26,7 +26,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats import decode_example
-from tests.support import examples
+from tests.support import examples, tables
 from tests.support.examples import frame
 
 
@@ -99,7 +99,7 @@ def several(tmp_path_factory):
     return [write(folder / f'{i}', count, first) for i, (count, first) in enumerate([(7, 0), (0, 7), (20, 7), (1, 27)])]
 
 
-@settings(max_examples=40)
+@settings(max_examples=tables.examples(40))
 @given(st.lists(st.integers(-28, 27), max_size=40))
 def test_any_indices_are_fetched(several, indices):
     with granular.TFRecordDataSource(several) as source:
@@ -324,7 +324,7 @@ def test_damaged_compression_is_an_error(tmp_path):
             list(granular.TFRecordIterDataset(path))
 
 
-@settings(max_examples=60)
+@settings(max_examples=tables.examples(60))
 @given(st.integers(0, sum(map(len, INTACT)) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_noticed(tmp_path, position, change):
     data = bytearray(b''.join(INTACT))
@@ -376,7 +376,7 @@ FEATURES = st.dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=tables.examples(60))
 @given(FEATURES)
 def test_features_equal_those_of_protobuf(features):
     data = examples.encode(features)
@@ -386,7 +386,7 @@ def test_features_equal_those_of_protobuf(features):
     assert all(value.flags.writeable for value in decoded.values() if isinstance(value, np.ndarray))
 
 
-@settings(max_examples=100)
+@settings(max_examples=tables.examples(100))
 @given(FEATURES, st.data())
 def test_damaged_examples_equal_those_of_protobuf_or_are_errors(features, data):
     message = bytearray(examples.encode(features))

@@ -20,6 +20,7 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
+from tests.support.tables import examples
 
 NUMBERS = itertools.count()
 LENGTHS = (300, 0, 7, 20_000, 8, 70_000)
@@ -77,7 +78,7 @@ def test_windows_are_slices(root, layout, shardlen, options):
     st.lists(st.one_of(st.integers(0, 40), st.integers(60, 70), st.integers(120, 300)), max_size=8),
     st.integers(1, 30), st.integers(1, 40), st.sampled_from(['u1', '<i2', '>i4', '<f8']),
 )  # fmt: skip
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_all_lengths_and_strides(lengths, length, stride, dtype):
     tokens = arrays(lengths, dtype)
     path = f'memory://windows-{next(NUMBERS)}'

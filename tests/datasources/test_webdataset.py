@@ -21,6 +21,7 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
+from tests.support.tables import examples
 
 DECODERS = {'cls': int, 'txt': granular.decoders['utf8'], 'png': len}
 
@@ -156,7 +157,7 @@ def several(tmp_path_factory):
     return [write(folder / f'{i}', count, first) for i, (count, first) in enumerate([(7, 0), (0, 7), (20, 7), (1, 27)])]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.integers(-28, 27), max_size=40), st.sampled_from([None, ('cls',), ('__key__', 'img'), ()]))
 def test_any_indices_are_fetched(several, indices, mask):
     with granular.WebDatasetDataSource(several) as source:

@@ -42,10 +42,11 @@ IMPORTS = {
 
 
 def written():
-    """Yield the docstrings in the source code, each with its name and the name of its module."""
+    """Yield the docstrings of modules with examples, each with its name and the name of its module."""
     for path in sorted((ROOT / 'granular').rglob('*.py')):
         module = '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
-        pending = [(module, ast.parse(path.read_text()))]
+        text = path.read_text()
+        pending = [(module, ast.parse(text))] if '::\n' in text else []
         while pending:
             name, node = pending.pop()
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -28,8 +28,11 @@ def page_interpreter():
         yield interpreter
 
 
+@pytest.mark.usefixtures('user_buckets', 'user_repository')
 @pytest.mark.parametrize('page', RUNNING, ids=lambda page: page.name)
-def test_examples_run(page, page_interpreter, user_buckets, user_repository, redis_server, tmp_path, monkeypatch):
+def test_examples_run(page, page_interpreter, redis_server, tmp_path, monkeypatch, request):
+    if 'az://my-container' in page.read_text():
+        request.getfixturevalue('user_container')
     monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')

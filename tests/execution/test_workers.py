@@ -19,7 +19,7 @@ import pytest
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, sources
-from granular.errors import GranularError, InvalidArgumentError, WorkerError
+from granular.errors import FunctionError, GranularError, InvalidArgumentError, WorkerError
 from tests import ROOT
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.tables import each_value, pairwise
@@ -141,7 +141,7 @@ def giving(value):
 
 
 DEATHS = {
-    'SystemExit': (end, SystemExit, '^3$'),
+    'SystemExit': (end, FunctionError, 'raised SystemExit: 3'),
     'os._exit': (vanish, WorkerError, r'ended with exit code 1 before it computed item \d+: its traceback is'),
     'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory'),
     'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),

@@ -393,7 +393,7 @@ def test_mapdataset_and_masked_sources_can_be_wrapped():
     assert ModeWrapper(granular.sources.Epochs(datapoints, shuffle=False), 'y')[-1] == -5
     with pytest.raises(InvalidArgumentError, match='removed by a filter'):
         ModeWrapper(datapoints.filter(bool), 'x')
-    with pytest.raises(InvalidArgumentError, match='infinitely repeated'):
+    with pytest.raises(InvalidArgumentError, match='wrapping: the dataset is repeated infinitely'):
         ModeWrapper(datapoints.repeat(), 'x')
 
     class Table:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import granular
 from granular import decoders, encoders, formats
 from granular.errors import DecodeError, EncodeError
+from tests.support.tables import examples
 
 DTYPES = {'wav': ('uint8', 'int16', 'int32', 'float32', 'float64'), 'flac': ('int16', 'int32')}
 
@@ -44,7 +45,7 @@ def test_samples_round_trip(kind, dtype, channels):
     check(kind, of_24_bits(samples) if kind == 'flac' else samples, 16000)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 3000), st.integers(1, 200000), st.integers(1, 8), st.integers(0, 9))
 def test_any_length_rate_and_number_of_channels_round_trips(length, rate, channels, seed):
     samples = noise('int16', (length, channels), seed)

@@ -19,6 +19,7 @@ from PIL import Image
 
 from granular import decoders, encoders, formats
 from granular.errors import DecodeError, EncodeError
+from tests.support.tables import examples
 
 JSONISH = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -191,7 +192,7 @@ def test_arrays_of_ml_dtypes_need_ml_dtypes(monkeypatch):
         decoders['array'](record)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.recursive(
         JSONISH | ARRAYS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
@@ -382,7 +383,7 @@ def test_raw_images_keep_palette_and_transparency(tmp_path, transparency):
     assert decoded.convert('RGBA').tobytes() == image.convert('RGBA').tobytes()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     hnp.arrays(
         st.sampled_from(['u1', '>u2', 'f4', '?', 'i8', 'c8']), hnp.array_shapes(min_dims=0, min_side=0, max_side=4)
@@ -400,7 +401,7 @@ def test_pack_image_rejects_other_values(value):
         formats.pack_image(value)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.data())
 def test_damaged_raw_images_are_decode_errors(data):
     image = Image.new('P', (3, 3))

@@ -15,6 +15,7 @@ from PIL import Image
 import granular
 from granular import formats
 from granular.errors import DecodeError, InvalidArgumentError
+from tests.support.tables import examples
 
 SIDES = st.integers(1, 70)
 COLOURS = {'L': (), 'RGB': (3,), 'CMYK': (4,)}
@@ -76,7 +77,7 @@ def jpegs(draw):
     return jpeg(draw(SIDES), draw(SIDES), draw(st.sampled_from(list(COLOURS))), draw(st.integers(0, 99)), **options)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(data=jpegs(), kind=st.sampled_from([bytes, bytearray, memoryview]))
 def test_pixels_are_those_of_pillow(data, kind):
     decoded = formats.decode_image(kind(data))
@@ -84,7 +85,7 @@ def test_pixels_are_those_of_pillow(data, kind):
     assert decoded.flags.writeable
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(data=jpegs(), height=SIDES, width=SIDES)
 def test_reduced_pixels_are_those_of_pillow(data, height, width):
     full = by_pillow(data)

@@ -240,8 +240,8 @@ def test_connects_of_cancelled_requests_are_dropped(server, loop):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         server.hang_up()
-        await asyncio.sleep(0.3)
-        assert not pool.connections
+        while pool.connections:
+            await asyncio.sleep(0.001)
 
     run_on(loop, main)
 
@@ -254,7 +254,8 @@ def test_connection_closed_before_the_request_is_reset(server, loop):
         while not server.connections:
             await asyncio.sleep(0.01)
         server.hang_up()
-        await asyncio.sleep(0.2)
+        while not connection.transport.is_closing():
+            await asyncio.sleep(0.001)
         exchange = Exchange(target, target.request('GET'))
         exchange.future = asyncio.get_running_loop().create_future()
         connection.send(exchange)

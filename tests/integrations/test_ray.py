@@ -674,8 +674,8 @@ class TwoPartsError(Exception):
     ('make', 'error', 'message'),
     [
         (lambda: ValueError('no'), ValueError, 'no'),
-        (lambda: KeyboardInterrupt('no'), KeyboardInterrupt, 'no'),
-        (lambda: SystemExit(3), SystemExit, '3'),
+        (lambda: KeyboardInterrupt('no'), FunctionError, 'raised KeyboardInterrupt: no'),
+        (lambda: SystemExit(3), FunctionError, 'raised SystemExit: 3'),
         (lambda: StopEverything('no'), StopEverything, 'no'),
         (LockedError, WorkerError, 'LockedError: does not pickle'),
         (lambda: TwoPartsError(1, 2), WorkerError, 'TwoPartsError: 1 and 2'),

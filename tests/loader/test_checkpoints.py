@@ -97,7 +97,7 @@ def test_invalid_state_files_are_rejected(tmp_path):
 
 async def test_async_api(tmp_path):
     file = await aio.save_state(tmp_path, {'step': 3})
-    assert json.loads(await file.read_text()) == {'version': 1, 'state': {'step': 3}}
+    assert json.loads(await file.read_text()) == {'version': 1, 'crc32c': 'c115c025', 'state': {'step': 3}}
     assert await aio.load_state(tmp_path) == {'step': 3}
 
 

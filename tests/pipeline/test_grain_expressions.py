@@ -81,7 +81,7 @@ def test_results_equal_those_of_grain(grain):
     for name, (source, text) in expressions().items():
         ours, expected = json.loads(json.dumps(outcome(source, text, OURS))), theirs[name]
         reason = different(name)
-        if 'error' in expected:
+        if 'error' in expected and not (reason and 'error' not in ours):
             assert 'error' in ours, (name, ours, expected)
             kind = getattr(granular.errors, ours['error'], None)
             assert kind is not None or ours['error'] == expected['error'], (name, ours, expected)
@@ -92,7 +92,7 @@ def test_results_equal_those_of_grain(grain):
             assert ours == expected, (name, ours, expected)
             equal += 1
     assert equal > 390
-    assert failed > 70
+    assert failed > 60
 
 
 # Where the results differ on purpose, and why.
@@ -120,6 +120,8 @@ def different(name):
         or name == 'windows(M.range(5), 9, 1)'
     ):
         return "the last window of Grain's window_shuffle repeats some elements and drops others"
+    if operation == 'select':
+        return 'Grain asks the selection map for indices beyond its length, in epochs after the first'
     if source == 'bytes' and operation in BATCHES:
         return 'bytes become objects: the dtype of Grain drops zeros at their end'
     return DIFFERENT.get(name)

@@ -17,6 +17,7 @@ import granular
 from granular import MapDataset, ReadOptions, ShardOptions, aio
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
 from tests.pipeline.test_map_dataset import plain
+from tests.support.tables import examples
 
 STREAMS = {
     'map': lambda d: d.map(lambda x: x * 2),
@@ -225,7 +226,7 @@ def test_state_of_another_pipeline_names_the_difference():
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 6)), max_size=4), st.integers(1, 7), st.integers(0, 50))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_states_resume_on_any_number_of_hosts_again_and_again(stays, last, length):
     """All hosts have the same state after the same number of elements, and each element comes once."""
     dataset = MapDataset.range(length).shuffle(seed=1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import granular
 from granular import aio, shuffle
 from granular.errors import InvalidArgumentError, StateError
+from tests.support.tables import examples
 
 LENGTHS = (1, 2, 3, 10, 1000, 4097, 65536, 65538, 100_003, (1 << 20) + 2, 1_000_000_000)
 
@@ -36,7 +37,7 @@ def test_order_is_a_permutation_where_that_of_grain_repeats(length):
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**32 - 1), st.integers(0, 3))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_index_is_a_permutation(length, seed, epoch):
     positions = shuffle.Index().lookup(np.arange(length), length, seed, epoch)
     assert sorted(positions.tolist()) == list(range(length))

@@ -1,21 +1,23 @@
 """User functions that raise any exception: it reaches the caller, and the next read works."""
 
 import asyncio
+import itertools
 import json
 import os
 
 import pytest
 
 import granular
-from granular import MapDataset, aio
+from granular import MapDataset, MultiprocessingOptions, aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import HeldError, gather, outcome, start_task
-from granular.aio.runtime.user_functions import await_user
+from granular.aio.runtime.user_functions import CONTROL, await_user
 from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPERATIONS, WAYS, Raises
 from tests.support.interpreters import Interpreter
+from tests.support.tables import pairwise
 
 
 @pytest.fixture(scope='module')
@@ -38,6 +40,50 @@ def test_exception_of_a_user_function_reaches_the_caller(arguments, raising_inte
     faults = json.loads(done.stdout)
     assert len(faults) >= len(FAMILIES)
     assert {case: fault for case, fault in faults.items() if fault} == {}
+
+
+def opened(api, fn, method):
+    """Return the elements of a function, one at a time, and a function that lets them continue at a position."""
+    count = 0 if method is None else 1
+    if api == 'Loader':
+        source = granular.sources.Transform(range(COUNT), fn.dicts)
+        loader = granular.Loader(source, 1, 4, count or 4, mp=method)
+        return loader, lambda position: loader.load({**loader.save(), 'step': position})
+    if api == 'stream':
+        workers = MultiprocessingOptions(count, start_method=method or 'spawn')
+        iterator = iter(MapDataset.range(COUNT).map(fn).to_iter_dataset().mp_prefetch(workers))
+    else:
+        sampler = granular.IndexSampler(COUNT, num_epochs=1)
+        iterator = iter(granular.DataLoader(
+            data_source=range(COUNT), sampler=sampler, operations=[fn], worker_count=count,
+            start_method=method or 'spawn',
+        ))  # fmt: skip
+    return iterator, iterator.set_next_index
+
+
+ENDS = [name for name in ERRORS if issubclass(type(ERRORS[name]()), CONTROL)]
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize(
+    ('name', 'method', 'api'),
+    pairwise(itertools.product([*ENDS, 'OwnError'], [None, 'fork', 'spawn'], ['Loader', 'stream', 'DataLoader'])),
+)
+def test_exception_that_ends_programs_is_an_error_of_its_element(name, method, api):
+    # On the main thread: signals, which raise such exceptions there, do not reach functions that run elsewhere.
+    elements, go_to = opened(api, Raises(name), method)
+    with elements:
+        if name in ENDS:
+            assert len([next(elements) for _ in range(BAD)]) == BAD
+        for _ in range(2):
+            with pytest.raises(FunctionError if name in ENDS else type(ERRORS[name]())) as caught:
+                list(elements)
+            if name in ENDS:
+                assert type(caught.value.__cause__) is type(ERRORS[name]())
+                assert f'raised {type(caught.value.__cause__).__name__}: {ERRORS[name]()}' in str(caught.value)
+                assert f'index {BAD}' in caught.value.__notes__[0]
+        go_to(BAD + 1)
+        assert len(list(elements)) == COUNT - BAD - 1
 
 
 @pytest.mark.parametrize('name', ERRORS)

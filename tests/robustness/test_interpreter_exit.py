@@ -1,13 +1,17 @@
 """A process ends at any moment without hanging, warnings or leftovers."""
 
+import itertools
 import json
 import random
+import subprocess
+import sys
 import textwrap
 
 import pytest
 
 from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
 from tests.support.programs import run_python
+from tests.support.tables import pairwise
 
 
 @pytest.fixture(scope='module')
@@ -209,3 +213,73 @@ def test_read_while_the_interpreter_exits_is_a_closed_error_and_ends_daemon_thre
         """
     done = run_python(textwrap.dedent(program))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'the interpreter is shutting down\n', '')
+
+
+WORK = """
+import os, sys, threading
+import granular
+
+folder, work, method, end = sys.argv[1:]
+count = 0 if method == 'threads' else 1
+numbers = granular.MapDataset.range(1000).repeat()
+
+def as_point(i, seed):
+    return {'i': i}
+
+def loads():
+    source = granular.sources.Transform(granular.sources.Epochs(range(1000)), as_point)
+    return granular.Loader(source, 4, workers=2, mp=method if count else None)
+
+def streams():
+    workers = granular.MultiprocessingOptions(count, start_method=method if count else 'spawn')
+    return iter(numbers.map(str).to_iter_dataset().batch(2, batch_fn=list).prefetch(2).mp_prefetch(workers))
+
+def fetches():
+    while True:
+        yield numbers.fetch(range(64))
+
+def writes():
+    with granular.DatasetWriter(folder + '/data', {'x': 'bytes'}, granular.encoders) as writer:
+        while True:
+            yield writer.append({'x': bytes(1000)}, flush=True)
+
+items = {'loads': loads, 'streams': streams, 'fetches': fetches, 'writes': writes}[work]()
+began, go_on = threading.Event(), threading.Event()
+
+def iterate():
+    for _ in items:
+        began.set()
+
+threading.Thread(target=iterate, daemon=True).start()
+began.wait()
+print('ready', flush=True)
+if end == 'exception':
+    raise LookupError('mine')
+if end == 'sys.exit':
+    sys.exit(7)
+if end == 'os._exit':
+    threading.Thread(target=os._exit, args=(9,)).start()
+    go_on.wait()
+"""
+CODES = {'normal': 0, 'exception': 1, 'sys.exit': 7, 'os._exit': 9}
+
+
+@pytest.mark.parametrize(
+    ('work', 'method', 'end'),
+    pairwise(
+        row
+        for row in itertools.product(['loads', 'streams', 'fetches', 'writes'], ['threads', 'fork', 'spawn'], CODES)
+        if row[0] in ('loads', 'streams') or row[1] == 'threads'
+    ),
+)
+def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, end, tmp_path):
+    # Not in development mode, in which asyncio logs slow callbacks of worker processes while the machine is busy.
+    command = [sys.executable, '-W', 'ignore::DeprecationWarning', '-c', WORK, tmp_path, work, method, end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    errors = done.stderr
+    if end == 'exception':
+        assert errors.count('Traceback') == 1
+        traceback, message, errors = errors.partition('LookupError: mine\n')
+        assert message, traceback
+    others = [line for line in errors.splitlines() if not (work == 'writes' and 'was never closed' in line)]
+    assert (done.returncode, done.stdout, others) == (CODES[end], 'ready\n', [])

@@ -1,10 +1,13 @@
 """Ctrl-C inside ``next``, caught: the next call returns the same element, and the saved state is the one before it.
 
+Iterators that have no state, such as those of readers, listings and lines of files, continue as well.
+
 Interrupts come at counted points, as in ``test_interrupts.py``: on the main thread, and while it waits for the loop.
 One that comes after ``next`` has returned, and before its caller stores the element, is not seen: no point is there.
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +20,8 @@ from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOption
 from granular.aio.runtime.loops import ensure_event_loop
 from tests.pipeline.test_map_dataset import plain
 from tests.robustness.test_interrupts import Loop, MainThread, points
+from tests.support.files import FILES
+from tests.support.tables import pairwise
 
 COUNT = 12
 
@@ -98,6 +103,99 @@ def consume(iterator: Iterator[Any], result: list[Any], most: int) -> None:
         except StopIteration:
             return
         result.append(element)
+
+
+# --- iterators without states
+
+
+NUMBERS = list(range(COUNT))
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory: pytest.TempPathFactory, fakegcs: Any) -> dict[str, granular.Path]:
+    """A folder on a disk and one in a bucket, with the same files of each kind."""
+    folders = {'disk': granular.Path(tmp_path_factory.mktemp('data')), 'bucket': fakegcs.place()}
+    for folder in folders.values():
+        with granular.BagWriter(folder / 'records.bag') as bag:
+            for number in NUMBERS:
+                bag.append(b'%d' % number)
+        for kind, name, options in (
+            (granular.DatasetWriter, 'dataset', {}),
+            (granular.ShardedDatasetWriter, 'shards', {'shardlen': 3}),
+        ):
+            with kind(folder / name, {'n': 'int', 'tokens': 'array'}, granular.encoders, **options) as writer:
+                for number in NUMBERS:
+                    writer.append({'n': number, 'tokens': np.full(2, number)})
+        for suffix, make in FILES.items():
+            (folder / f'file.{suffix}').write_bytes(make(NUMBERS))
+        (folder / 'lines').write_bytes(b''.join(b'%d\n' % number for number in NUMBERS))
+        for number in NUMBERS:
+            (folder / f'listed/{number % 4}').mkdir(parents=True, exist_ok=True)
+            (folder / f'listed/{number % 4}/{number}').write_bytes(b'')
+    return folders
+
+
+def shards(folder: granular.Path) -> Any:
+    return granular.ShardedDatasetReader(folder / 'shards', granular.decoders)
+
+
+ITERATORS: dict[str, Callable[[granular.Path], Any]] = {
+    'BagReader': lambda folder: granular.BagReader(folder / 'records.bag'),
+    'DatasetReader': lambda folder: granular.DatasetReader(folder / 'dataset', granular.decoders),
+    'ShardedDatasetReader': shards,
+    'MapDataset': lambda folder: MapDataset.source(shards(folder)),
+    'TokenWindows': lambda folder: granular.TokenWindows(shards(folder), 'tokens', 2),
+    'ParquetDataSource': lambda folder: granular.ParquetDataSource(folder / 'file.parquet'),
+    'TFRecordDataSource': lambda folder: granular.TFRecordDataSource(folder / 'file.tfrecord'),
+    'WebDatasetDataSource': lambda folder: granular.WebDatasetDataSource(folder / 'file.tar'),
+    'ArrayRecordDataSource': lambda folder: granular.ArrayRecordDataSource(folder / 'file.array_record'),
+    'TFRecordIterDataset': lambda folder: granular.TFRecordIterDataset(folder / 'file.tfrecord'),
+    'ParquetIterDataset': lambda folder: granular.ParquetIterDataset(folder / 'file.parquet'),
+    'lines of a file': lambda folder: (folder / 'lines').open(),
+    'iterdir': lambda folder: (folder / 'listed' / '1').iterdir(),
+    'glob': lambda folder: (folder / 'listed').glob('*/*'),
+    'rglob': lambda folder: (folder / 'listed').rglob('*'),
+    'walk': lambda folder: (folder / 'listed').walk(),
+    'batches of torch': lambda folder: torch_batches(),
+}  # fmt: skip
+
+
+def torch_batches() -> Any:
+    from granular.integrations import torch
+
+    return torch.Batches(loader())
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+@pytest.mark.parametrize(
+    ('name', 'place', 'kind'), pairwise(itertools.product(ITERATORS, ['disk', 'bucket'], [MainThread, Loop]))
+)
+def test_interrupted_iterator_loses_and_repeats_no_item(name: str, place: str, kind: Any, data: Any) -> None:
+    @contextlib.contextmanager
+    def started() -> Iterator[Any]:
+        with contextlib.ExitStack() as stack:
+            made = ITERATORS[name](data[place])
+            if hasattr(made, '__exit__'):
+                stack.enter_context(made)
+            yield stack.enter_context(contextlib.closing(iter(made)))
+
+    expected: list[Any] = []
+    with started() as iterator, kind() as counted:
+        consume(iterator, expected, 6 if name.startswith('batches') else 30)
+    assert len(expected) > 2
+    expected = list(map(repr, plain(expected)))
+    middle = counted.count // 2
+    for at in itertools.chain(points(counted.count), range(middle, middle + 8)):
+        result: list[Any] = []
+        with started() as iterator:
+            interrupt = kind(at)
+            try:
+                with interrupt:
+                    consume(iterator, result, len(expected))
+            except KeyboardInterrupt:
+                pass
+            consume(iterator, result, len(expected))
+            assert list(map(repr, plain(result))) == expected, f'{name}, point {at}: {interrupt.where}'
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')  # the interrupt came before its first step

@@ -26,8 +26,9 @@ from granular.errors import (
 )
 from tests.support.fault_proxy import FaultProxy
 from tests.support.servers import free_ports
+from tests.support.small_parts import PART, small_parts
 
-CONFIG = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3, part_size=5 << 20)
+CONFIG = small_parts(granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3))
 DATA = bytes(range(256)) * 400
 
 
@@ -230,9 +231,7 @@ async def test_one_of_several_writers_of_a_new_blob_succeeds(folder):
             return None
         return bytes([number]) * size
 
-    written = [
-        data for data in await asyncio.gather(*(write(i, (5 << 20) + 1 if i % 2 else 100) for i in range(4))) if data
-    ]
+    written = [data for data in await asyncio.gather(*(write(i, PART + 1 if i % 2 else 100) for i in range(4))) if data]
     assert len(written) == 1
     assert await (folder.aio / 'new').read_bytes() == written[0]
     await aio.aclose()
@@ -267,7 +266,7 @@ def test_requests_that_fail_once_are_repeated(folder, proxy, fault):
     assert proxy.faults
 
 
-@pytest.mark.parametrize('size', [100, (5 << 20) + 1])
+@pytest.mark.parametrize('size', [100, PART + 1])
 @pytest.mark.parametrize('fault', ['after reset', 'status 409'])
 async def test_a_new_blob_whose_reply_is_lost_or_false_is_published(folder, proxy, size, fault):
     lost = []

@@ -12,7 +12,9 @@ from granular.errors import AlreadyExistsError, NotFoundError
 def folder(request, tmp_path):
     if request.param == 'memory':
         return granular.aio.Path(f'memory://{tmp_path.name}-{time.time_ns()}')
-    return granular.aio.Path(pytest.importorskip('elements').Path(tmp_path))
+    import elements
+
+    return granular.aio.Path(elements.Path(tmp_path))
 
 
 async def write(path, content, new):

@@ -29,13 +29,16 @@ from granular.errors import (
 from tests.support.credentials import google_key
 from tests.support.faults import FaultServer
 from tests.support.gcs_faults import GCSFaultProxy, contents, rewritten
+from tests.support.small_parts import small_parts
 from tests.support.tables import cover
 
-CONFIG = granular.IOConfig(
-    backoff=0.001, backoff_cap=0.01, attempts=4, part_size=5 << 20, first_byte_timeout=20, read_timeout=20
+CONFIG = small_parts(
+    granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=4, first_byte_timeout=20, read_timeout=20)
 )
-SILENT = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
-SMALL, LARGE = b'content', bytes(range(256)) * (11 << 12)  # one request, three parts
+SILENT = small_parts(
+    granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=2, first_byte_timeout=0.1, read_timeout=0.1)
+)
+SMALL, LARGE = b'content', bytes(range(256)) * (11 << 8)  # one request, three parts
 CONTENT = {'one request': SMALL, 'parts': LARGE}
 FILES = {'a/1': b'one', 'a/2': b'two', 'a/3': b'three', 'a/b/4': b'four', 'c': b'five'}
 BOUND = 50.0  # seconds: a reply that hangs takes a minute

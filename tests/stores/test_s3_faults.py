@@ -39,19 +39,22 @@ from granular.formats.checksums import crc32c
 from tests.support.credentials import AmazonKeys
 from tests.support.s3_faults import Answer, S3Proxy
 from tests.support.servers import TLSProxy
+from tests.support.small_parts import PART, small_parts, taken_by_moto
 from tests.support.tables import cover, each_value, pairwise
 
 BOUND = 50.0  # seconds: a reply that hangs takes a minute
-QUICK = granular.IOConfig(
+USUAL_PARTS = granular.IOConfig(
     backoff=0.001, backoff_cap=0.02, connect_timeout=2.0, first_byte_timeout=5.0, read_timeout=5.0, attempts=4,
     hedge=0.0, part_size=5 << 20,
 )  # fmt: skip
-TWO_ATTEMPTS = dataclasses.replace(QUICK, attempts=2)
-IMPATIENT = dataclasses.replace(TWO_ATTEMPTS, first_byte_timeout=0.1, read_timeout=0.1)
+QUICK = small_parts(USUAL_PARTS)
+TWO_ATTEMPTS = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2))
+IMPATIENT = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2, first_byte_timeout=0.1, read_timeout=0.1))
 FILES = {name: name.encode() for name in ('a0', 'a1', 'a2', 'a3', 'sub/b0', 'sub/b1')}
 SHARDS = 5
 PAGE = 2  # keys: each listing has several pages
-LARGE = bytes(i * 7 % 251 for i in range(1 << 16)) * 82  # two parts
+LARGE = bytes(i * 7 % 251 for i in range(1 << 16)) * 5  # two small parts
+LARGER = LARGE * 17  # two usual parts
 COPIED = {'x': b'small', 'y': LARGE}
 
 numbers = itertools.count()
@@ -59,7 +62,7 @@ numbers = itertools.count()
 
 @pytest.fixture(scope='module')
 def server(moto):
-    with S3Proxy(moto.endpoint, PAGE) as server:
+    with taken_by_moto(), S3Proxy(moto.endpoint, PAGE) as server:
         yield server
 
 
@@ -415,20 +418,22 @@ def test_byte_damaged_once_is_sent_again(server, new_case):
 # --- conditional writes
 
 
-CONTENT = {'put': b'new', 'join': LARGE}  # by the kind of the request that publishes it
+# By the kind of the request that publishes it. SeaweedFS takes no small parts.
+CONTENT = {('moto', 'put'): b'new', ('moto', 'join'): LARGE, ('seaweed', 'put'): b'new', ('seaweed', 'join'): LARGER}
+PARTS = {'moto': QUICK, 'seaweed': USUAL_PARTS}
 LOST = (['lost'], ['lost', 'lost'], ['lost_html'], ['late_error'], ['lost', 'reset', 'lost'])
 
 
 @pytest.mark.parametrize(
-    ('store', 'kind', 'faults'), pairwise(itertools.product(['moto', 'seaweed'], CONTENT, LOST)), ids=str
+    ('store', 'kind', 'faults'), pairwise(itertools.product(PARTS, ['put', 'join'], LOST)), ids=str
 )
 def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
-    data = CONTENT[kind]
+    data = CONTENT[store, kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
         folder = backend.place()
         proxied = granular.Path(
-            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
+            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': PARTS[store]}
         )
         server.plan(kind, faults)
         granular.aio.runtime.bridge.run(publish(proxied, data))
@@ -437,16 +442,16 @@ def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
 
 @pytest.mark.parametrize(
     ('store', 'kind', 'faults'),
-    pairwise(itertools.product(['moto', 'seaweed'], CONTENT, [[], ['lost'], ['reset', 'lost']])),
+    pairwise(itertools.product(PARTS, ['put', 'join'], [[], ['lost'], ['reset', 'lost']])),
     ids=str,
 )
 def test_publication_of_another_writer_is_kept(request, store, kind, faults):
-    data = CONTENT[kind]
+    data = CONTENT[store, kind]
     backend = request.getfixturevalue(store)
     with S3Proxy(backend.endpoint) as server:
         folder = backend.place()
         proxied = granular.Path(
-            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': QUICK}
+            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': PARTS[store]}
         )
         (folder / 'new').write_bytes(b'theirs')
         server.plan(kind, faults)
@@ -667,11 +672,11 @@ def test_signatures_and_checksums_over_tls(seaweed, tmp_path):
     direct = seaweed.place()
     with TLSProxy(context, seaweed.endpoint) as tls:
         options = {**seaweed.options, 'endpoint_url': tls.endpoint, 'tls_verify': str(tmp_path / 'authority.pem')}
-        folder = granular.Path(str(direct), **options, config=QUICK)
-        for name, data in {**FILES, 'large': LARGE}.items():
+        folder = granular.Path(str(direct), **options, config=USUAL_PARTS)
+        for name, data in {**FILES, 'large': LARGER}.items():
             (folder / name).write_bytes(data)
         (folder / 'large').copy(folder / 'copy')
-        assert (direct / 'copy').read_bytes() == LARGE
+        assert (direct / 'copy').read_bytes() == LARGER
         assert contents(folder) == contents(direct)
         folder.rmtree()
     assert not direct.exists()
@@ -711,7 +716,7 @@ def test_missing_botocore_names_the_extra(monkeypatch):
 
 @pytest.mark.parametrize(('kind', 'fault'), cover([['begin', 'copy_part', 'join', 'head']], [['lost', 'error']]))
 def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monkeypatch, kind, fault):
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)  # otherwise the object needs 5 GiB
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)  # otherwise the object needs 5 GiB
     case = new_case(writing)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan(kind, [fault])
@@ -727,7 +732,7 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
     with pytest.raises(ObjectChangedError):
         copying(case)
     assert all('x-amz-copy-source-if-match' in request.headers for request in server.requests if request.kind == 'copy')
-    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)
     (case.direct / 'large').write_bytes(LARGE)
     server.plan('copy_part', stays=changed)
     with pytest.raises(ObjectChangedError):
@@ -760,10 +765,10 @@ CLEANING = [
 @pytest.mark.parametrize(('kind', 'script'), CLEANING, ids=str)
 def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, script):
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', 6 << 20))
+    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', PART + 1))
     server.plan(kind, script)
     removed = granular.clean(case.folder, older=0, remove=True)
-    assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', 5 << 20)]
+    assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', PART)]
     assert uploads(case.direct) == []
 
 
@@ -775,7 +780,7 @@ def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, s
 def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
     fault = script[-1]
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', 6 << 20))
+    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', PART + 1))
     case.reopen(**{**case.options, 'config': IMPATIENT if fault == 'hang' else TWO_ATTEMPTS})
     server.plan(kind, stays=fault)
     if kind == 'abort' and fault == 'cut':  # the reply has no body

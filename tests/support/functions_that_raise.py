@@ -57,10 +57,11 @@ ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
 # Errors that should take the same way from a worker process to the caller.
 FAMILIES: Final = (
     ['LookupError', 'OddError'],
-    ['SystemExit', 'KeyboardInterrupt', 'GeneratorExit', 'OwnError'],
+    ['SystemExit', 'KeyboardInterrupt', 'GeneratorExit'],
+    ['OwnError'],
     ['StopIteration', 'StopAsyncIteration', 'CancelledError', 'futures.CancelledError'],
 )
-UNCHANGED: Final = ('LookupError', 'SystemExit', 'KeyboardInterrupt', 'OwnError', 'OddError')
+UNCHANGED: Final = ('LookupError', 'OwnError', 'OddError')
 BAD: Final = 21  # the element whose function raises; those before it must come
 COUNT: Final = 40
 

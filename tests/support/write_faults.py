@@ -1,7 +1,7 @@
 """A proxy that fails one of the write requests of a test."""
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import granular
 from tests.support.fault_proxy import Call, FaultProxy
@@ -48,10 +48,10 @@ class WriteProxy(FaultProxy):
         self._fault, self._step, self._down = FAULTS.get(fault, fault), step, down
         self.writes, self.done = 0, False
 
-    def place(self, path: granular.Path, **config: Any) -> granular.Path:
+    def place(self, path: granular.Path, config: granular.IOConfig | None = None) -> granular.Path:
         """Return the same path, reached through this proxy."""
         options = {**self._server.options, 'endpoint_url': self.endpoint}
-        return granular.Path(str(path), config=granular.IOConfig(**config), **options)
+        return granular.Path(str(path), config=config or granular.IOConfig(), **options)
 
     def _choose(self, call: Call) -> str:
         if call.method not in ('PUT', 'POST') or 'delete' in call.query:

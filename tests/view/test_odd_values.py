@@ -94,3 +94,30 @@ def test_odd_values_are_shown_beside_the_others(kind, odd):
     assert ask(odd, '/api/pictures', path=kind, key='odd', at='0').status == 200
     for relation in ('=', 'has', '<'):
         assert ask(odd, '/api/search', path=kind, key='odd', relation=relation, text='1').status in (200, 400)
+
+
+ERRORS = [
+    RuntimeError('odd'), RecursionError('odd'), MemoryError(), OSError(5, 'odd'), KeyError('odd'), ImportError('odd'),
+    StopIteration(), StopAsyncIteration(), ZeroDivisionError('odd'), UnicodeDecodeError('utf-8', b'x', 0, 1, 'odd'),
+    granular.errors.StoreError('odd'), ExceptionGroup('odd', [ValueError()]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=lambda error: type(error).__name__)
+def test_any_error_of_a_decoder_is_shown_beside_the_other_values(error, odd, monkeypatch):
+    decode = granular.decoders['int']
+
+    def fail_once(record):
+        if int.from_bytes(record, 'little') == 1:
+            raise error
+        return decode(record)
+
+    monkeypatch.setitem(granular.decoders, 'int', fail_once)
+    reply = ask(odd, '/api/rows', path='tree', start=0, count=3)
+    assert reply.status == 200
+    cells = reply.json['columns']['n']
+    assert [cells[0]['text'], cells[2]['text']] == ['0', '2']
+    assert 'odd' in cells[1]['error'] or type(error).__name__ in cells[1]['error']
+    assert ask(odd, '/api/datapoint', path='tree', index=1).json['values'][1]['error']
+    assert ask(odd, '/api/search', path='tree', key='n', relation='=', text='2').json['matches'] == [2]
+    assert ask(odd, '/api/histograms', path='tree').status == 200

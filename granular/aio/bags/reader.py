@@ -145,10 +145,10 @@ class BagReader(Sampling[bytes]):
 
         return await retry_if_corrupt(read, bag.is_remote)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
         await self._ensure_open()
         bag = self._bag
-        async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote)) as records:
+        async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote, start)) as records:
             async for record in records:
                 yield record
 

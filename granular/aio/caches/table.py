@@ -24,6 +24,7 @@ from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
+    GranularError,
     InvalidArgumentError,
     NotFoundError,
     StoreError,
@@ -78,8 +79,10 @@ class Table:
             self._words: Any = memoryview(self._front).cast('Q')
             self._data = mmap.mmap(self._fd, max(self.room, 1), access=mmap.ACCESS_READ, offset=front)
             self._start = front
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError) and not isinstance(error, GranularError):
+                raise StoreError(f'{name}: cannot be mapped into memory: {error}') from error
             raise
         self._writing = _WritersLock(self._fd)
         self._counting = threading.Lock()

@@ -247,6 +247,11 @@ class _Work:
         try:
             existing = json.loads(await existing_path.read_bytes())
         except NotFoundError:
+            if numbers and 0 not in numbers:
+                raise CorruptDatasetError(
+                    f'{self._directory}: shard {shard_name(0)} is missing, and with it the record of the '
+                    f'conversion: remove the other {len(numbers)} shards, and convert again'
+                ) from None
             if await self._is_used(numbers) or await (self._directory / 'spec.json').exists():
                 raise AlreadyExistsError(
                     f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'

@@ -124,6 +124,8 @@ def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[
     out: list[Any] = []
     try:
         out.extend(map(field.fn, records))
+    except MemoryError:
+        raise
     except Exception as error:
         # The list has the values decoded before the failure, so its length is the index.
         raise decode_error(locate(field, len(out)), field, records[len(out)], error) from error
@@ -134,6 +136,8 @@ async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Loc
     def call(i: int) -> Any:
         try:
             return field.fn(records[i])
+        except MemoryError:  # of this machine, not of the record
+            raise
         except Exception as error:
             raise decode_error(locate(field, i), field, records[i], error) from error
 
@@ -191,6 +195,8 @@ def _values_of(field: Field, value: Any, name: str, index: int) -> Iterator[Any]
 def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:
     try:
         record = field.fn(value)
+    except MemoryError:
+        raise
     except Exception as error:
         raise EncodeError(
             f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {describe_error(error)}'

@@ -14,7 +14,7 @@ from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.user_functions import CONTROL, function_error
+from granular.aio.runtime.user_functions import CONTROL, raise_control
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import (
     CorruptDatasetError,
@@ -185,7 +185,7 @@ class Columns:
             except Exception as error:
                 raise decode_error(f'{self.name}: datapoint {index}', field, record, error) from error
             except CONTROL as error:
-                raise function_error(error) from error
+                raise_control(error)
         return datapoint
 
     def _is_small(self, index: int, choices: Sequence[Choice]) -> bool:
@@ -205,7 +205,7 @@ class Columns:
         except Exception as error:
             raise decode_error(f'{self.name}: datapoint {index}', field, record, error) from error
         except CONTROL as error:
-            raise function_error(error) from error
+            raise_control(error)
 
     # --- references
 

@@ -218,10 +218,10 @@ class DatasetReader(Sampling[Datapoint_co]):
         await self._ensure_open()
         return await self._columns.available(index_of(index, self._columns.length, self._name))
 
-    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
         local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as datapoints:
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
             async for datapoint in datapoints:
                 yield datapoint
 

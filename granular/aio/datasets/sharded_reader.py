@@ -188,10 +188,10 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         columns, position = self._find(index)
         return await columns.available(position)
 
-    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
         local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local)) as datapoints:
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
             async for datapoint in datapoints:
                 yield datapoint
 

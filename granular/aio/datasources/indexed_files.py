@@ -150,9 +150,11 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         """True if datapoints are read without waiting."""
         return all(path.store.local for path in self.paths)
 
-    async def __aiter__(self) -> AsyncIterator[Datapoint_co]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
         await self._ensure_open()
-        async with contextlib.aclosing(pages(self.fetch, len(self), self._read_size, self._immediate)) as datapoints:
+        async with contextlib.aclosing(
+            pages(self.fetch, len(self), self._read_size, self._immediate, start)
+        ) as datapoints:
             async for datapoint in datapoints:
                 yield datapoint
 

@@ -264,9 +264,9 @@ class TokenWindows(Sampling[Window]):
                 out[position] = part
         return out
 
-    async def __aiter__(self) -> AsyncIterator[Window]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Window]:
         await self._ensure_open()
         size = len(self) * self._length * self._dtype.itemsize
-        async with contextlib.aclosing(pages(self.fetch, len(self), size, not self._remote)) as windows:
+        async with contextlib.aclosing(pages(self.fetch, len(self), size, not self._remote, start)) as windows:
             async for window in windows:
                 yield window

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, cast
 
 from granular.aio.runtime.tracebacks import RemoteError, shorten
-from granular.aio.runtime.user_functions import call_user
+from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
 logger: Final = logging.getLogger('granular')
@@ -49,10 +49,10 @@ class Failure:
 
 
 def of_datapoint(error: Exception) -> bool:
-    """Return whether ``on_error`` applies to an error: not if it comes from the store, or ends the program."""
+    """Return whether ``on_error`` applies to an error: not if it comes from the store or the machine."""
     if isinstance(error, FunctionError):
         return isinstance(error.__cause__, Exception)
-    return not isinstance(error, OSError | ClosedError)
+    return not isinstance(error, OSError | MemoryError | ClosedError)
 
 
 def portable(error: BaseException) -> tuple[list[bytes], str]:
@@ -116,10 +116,16 @@ class Errors:
     def __init__(self, on_error: OnError, unit: Literal['index', 'step'] = 'index') -> None:
         if on_error not in ('raise', 'skip') and not callable(on_error):
             raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
+        refuse_coroutine_function(on_error)
         self.on_error, self._unit = on_error, unit
         self.count: int = 0
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
         self._reasons: collections.Counter[str] = collections.Counter()
+
+    def raises_for(self, failure: Failure) -> bool:
+        """Return whether a failure is raised: any without a policy, otherwise one that means an end to the program."""
+        error = failure.error
+        return self.raises or (isinstance(error, FunctionError) and not of_datapoint(error))
 
     @property
     def raises(self) -> bool:

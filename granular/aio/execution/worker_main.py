@@ -4,15 +4,17 @@ import asyncio
 import concurrent.futures
 import os
 import pickle
+import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable, summary
-from granular.aio.runtime.user_functions import await_user
+from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
 from granular.metrics import Metrics, counters, timing
 
@@ -62,6 +64,7 @@ def work(
       place: the number of this worker, and the number of workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
+    from granular.aio.runtime import threads
     from granular.aio.runtime.bridge import bridge
 
     for end in inherited:
@@ -76,17 +79,26 @@ def work(
         capturing.set(loaded.captures)
         task = loaded
     except BaseException as error:  # the classes of unpickled objects may raise anything
-        failed = error
+        failed = function_error(error) if isinstance(error, CONTROL) else error
     lock = threading.Lock()
     reporter = _Reporter([] if task is None else task.stages())
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}
-    replies = concurrent.futures.ThreadPoolExecutor(1, 'granular-reply')  # copying takes too long for the loop
+    done: queue.SimpleQueue[tuple[int, concurrent.futures.Future[_Outcome]]] = queue.SimpleQueue()
 
-    def reply(number: int, future: 'concurrent.futures.Future[_Outcome]') -> None:
-        running.pop(number, None)
-        if not future.cancelled():
-            _reply(pipe, lock, number, *future.result(), reporter.report())
+    def reply() -> None:
+        try:
+            while True:
+                number, future = done.get()
+                running.pop(number, None)
+                if not future.cancelled():
+                    _reply(pipe, lock, number, *future.result(), reporter.report())
+                del future
+        except BaseException:  # such as MemoryError: the parent reports this process as dead
+            traceback.print_exc()
+            os._exit(1)
 
+    # Copying takes too long for the loop. The thread starts before there is work: later, it might be refused.
+    threads.start_thread(threading.Thread(target=reply, name='granular-reply', daemon=True))
     while True:
         try:
             request = pipe.recv()
@@ -102,7 +114,7 @@ def work(
             _reply(pipe, lock, number, failed, None, reporter.report())
         else:
             future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
-            future.add_done_callback(lambda done, number=number: replies.submit(reply, number, done))  # type: ignore[misc]
+            future.add_done_callback(lambda future, number=number: done.put((number, future)))  # type: ignore[misc]
     for future in list(running.values()):
         future.cancel()
     bridge.stop()

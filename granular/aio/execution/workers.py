@@ -23,8 +23,8 @@ from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import offload_whole
-from granular.errors import ClosedError, InvalidArgumentError, WorkerError
+from granular.aio.runtime.threads import expect_exit, offload_whole, start_thread
+from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
 
 _METHODS: Final = multiprocessing.get_all_start_methods()
@@ -126,6 +126,7 @@ class Workers:
                 worker.kill()
             raise
         self._workers, self._started = workers, True
+        expect_exit()  # at which handlers kill the processes
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
@@ -173,9 +174,10 @@ class _Outbox:
                 return
             self._unsent.append(message)
             if self.thread is None:
-                self.thread = threading.Thread(target=self._send_rest, name=f'{self._name}-send', daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter exits, and kills the process
-                    self.thread.start()
+                thread = threading.Thread(target=self._send_rest, name=f'{self._name}-send', daemon=True)
+                with contextlib.suppress(ClosedError):  # the interpreter exits, and kills the process
+                    start_thread(thread)
+                    self.thread = thread
 
     def withdraw(self, number: int) -> bool:
         """Remove the message with this number. Return False if it was sent, or is being sent."""
@@ -240,7 +242,7 @@ class _Worker:
         self._thread = threading.Thread(
             target=_listen, args=(self.pipe, self._process, weakref.ref(self)), name=self._process.name, daemon=True
         )
-        self._thread.start()
+        start_thread(self._thread)
 
     async def make(self, position: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
@@ -255,6 +257,9 @@ class _Worker:
             except OSError:
                 del self._pending[number]
                 raise WorkerError(self._obituary(position)) from None
+            except GranularError:  # no thread can be started to send it
+                del self._pending[number]
+                raise
         try:
             return await future
         except asyncio.CancelledError:
@@ -370,6 +375,9 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
             number, ok, head, sizes, report = pipe.recv()
             fd = shared_memory.receive_fd(pipe) if sizes else -1
         except (EOFError, OSError):
+            break
+        except MemoryError:  # for its reply: this process cannot read on from here
+            process.kill()
             break
         ok, result = _unpickled(ok, head, fd, sizes)
         owner = worker()

@@ -15,13 +15,13 @@ from granular import filters
 from granular.aio.execution.failures import Failure
 from granular.aio.fields.nesting import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
-from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.nodes.indices import check_finite
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.threads import call_or_await, map_threads, offload
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, indices_of
@@ -287,8 +287,7 @@ class Keys(Adapter):
             raise InvalidArgumentError(
                 'elements removed by a filter have no fields: select datapoints by class or index instead'
             )
-        if len(source) >= ENDLESS:
-            raise InvalidArgumentError('an infinitely repeated dataset cannot be wrapped: wrap it before repeat()')
+        check_finite(source, 'wrapping', 'wrap the dataset before repeat()')
         self.parents: tuple[Any, ...] = (source,)
         self._names, self._length = names, len(source)
         self._selected: dict[tuple[str, ...], Source] = {}  # by requested keys
@@ -377,7 +376,7 @@ class Methods(Adapter):
         if not hasattr(type(self.dataset), name := _ALL + field):
             return await fields_of(self._wrapped)._load_all(field)
         method = getattr(self.dataset, name)
-        values = await await_user(method()) if inspect.iscoroutinefunction(method) else await offload(method)
+        values = await call_or_await(method)
         if len(values) != len(self):
             raise DatapointError(f'{name} returned {len(values)} values for {len(self)} datapoints')
         return list(values)
@@ -386,9 +385,8 @@ class Methods(Adapter):
         numbers = indices.tolist()
         name = self.own.get(field, _ONE + field)
         method = getattr(self.dataset, name)
-        waits = inspect.iscoroutinefunction(method)
         if name.startswith(_MANY):
-            values = await await_user(method(numbers, ctxs)) if waits else await offload(method, numbers, ctxs)
+            values = await call_or_await(method, numbers, ctxs)
             if len(values) != len(numbers):
                 raise DatapointError(f'{name} returned {len(values)} values for {len(numbers)} datapoints')
             return list(values)
@@ -410,7 +408,7 @@ class Methods(Adapter):
                 add_note(error, i)
                 raise
 
-        if not waits:
+        if not inspect.iscoroutinefunction(method):
             return await map_threads(call, len(numbers))
         await ensure_event_loop()
         return await gather([wait(i) for i in range(len(numbers))])

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import await_user
+from granular.aio.runtime.threads import call_or_await
 from granular.errors import InvalidArgumentError, UnknownKeyError
 
 _SHAPE: Final = 'getshape_'
@@ -114,10 +113,7 @@ async def dispose_of(dataset: Any) -> None:
     method = getattr(target, 'dispose', getattr(target, 'close', None))
     if method is None:
         return
-    if inspect.iscoroutinefunction(method):
-        await await_user(method())
-    else:
-        await offload(method)
+    await call_or_await(method)
 
 
 def _has_methods(dataset: Any) -> bool:

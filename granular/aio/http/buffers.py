@@ -5,6 +5,7 @@ import os
 import sys
 from typing import Any, Final, NamedTuple
 
+from granular.aio.runtime.threads import CORES
 from granular.errors import StoreError
 
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize
@@ -20,7 +21,7 @@ _WRITE: Final = 0x200  # PyBUF_WRITE
 # freeing this block costs two system calls, and up to twice its size may stay with each arena afterwards.
 _LESSON: Final = (32 << 20) - (64 << 10)
 # glibc gives each thread an arena of its own, up to eight per core. With as many, a Loader would keep a gigabyte.
-_ARENAS: Final = max(2, min(8, os.cpu_count() or 1))
+_ARENAS: Final = max(2, min(8, CORES))
 _M_ARENA_MAX: Final = -8
 
 

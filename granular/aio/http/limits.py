@@ -3,8 +3,11 @@
 import asyncio
 import collections
 import contextlib
+import logging
 import resource
 from typing import Final, Protocol
+
+logger: Final = logging.getLogger('granular')
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
@@ -57,14 +60,17 @@ class Limit:
     fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative decrease).
 
     Args:
-      requests: the maximum; 0 to start with 256 and grow to 2,048, or to half of the file descriptors that the process
-        may have, if these are fewer (but never below 256).
+      requests: the maximum; 0 to start with 256 and grow to 2,048. Never more than half of the file descriptors that
+        the process may have, as each request needs one.
       memory: bytes of the replies in flight.
     """
 
     def __init__(self, requests: int, memory: int) -> None:
-        self._ceiling = self._before = requests or _FIRST
-        self._most = requests or max(_FIRST, min(_MOST, _descriptors() // 2))
+        room = max(_FEWEST, _descriptors() // 2)
+        if requests > room:
+            logger.warning('concurrency=%d needs more open files than `ulimit -n` allows: using %d', requests, room)
+        self._ceiling = self._before = min(requests or _FIRST, room)
+        self._most = min(requests or _MOST, room)
         self.capacity: float = float(self._ceiling)
         self._running = 0
         self._memory = self._free = memory

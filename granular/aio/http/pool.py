@@ -7,7 +7,7 @@ import ipaddress
 import itertools
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
@@ -25,6 +25,8 @@ logger: Final = logging.getLogger('granular')
 
 _KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached
+_OPENING: Final = 512  # connections that are opened at a time: thousands would keep the loop busy beyond the timeout
+_NEXT_AFTER: Final = 0.5  # seconds after which another address of a host is tried as well
 _TICK: Final = 1.0  # maximum seconds between two checks for stalled connections
 _SOONEST: Final = 0.02
 _EARLY: Final = 0.1  # until the store's latency is known
@@ -82,6 +84,8 @@ class Pool:
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}
         self._turn = itertools.count()
+        self._opening = asyncio.Semaphore(_OPENING)
+        self._late: set[str] = set()  # addresses that failed, or did not answer soon: the others are tried before them
         self._context: asyncio.Future[ssl.SSLContext] | None = None
         self._loop = asyncio.get_running_loop()
         self._ticking: asyncio.TimerHandle | None = None
@@ -152,33 +156,52 @@ class Pool:
             idle.remove(connection)
 
     async def _connect(self, origin: Origin) -> Connection:
-        if self._closed:
-            raise PoolClosedError
+        async with self._opening:
+            if self._closed:
+                raise PoolClosedError
+            return await self._connect_now(origin)
+
+    async def _connect_now(self, origin: Origin) -> Connection:
         deadline = self._loop.time() + self._config.connect_timeout
         addresses = await self._resolved(origin, deadline)
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._open_any(origin, addresses)
-        except TimeoutError as error:
+        except (TimeoutError, UnreachableError) as error:
+            self._forget_names(origin, addresses)
             if str(error):
                 raise  # of the system
             seconds = self._config.connect_timeout
             raise TimeoutError(f'no connection to {origin} within {seconds:g} s') from None
 
     async def _open_any(self, origin: Origin, addresses: Sequence[str]) -> Connection:
-        """Connect to one of the addresses of a host."""
+        """Connect to one of the addresses of a host: to the next one as well if one fails, or does not answer soon."""
         context: ssl.SSLContext | None = None
         if origin.secure:
             context = await self._shared(self._tls())
-        first, failure = next(self._turn), OSError('no address')
-        for i in range(len(addresses)):
-            connection = Connection(self, origin)
-            error = await self._open(connection, addresses[(first + i) % len(addresses)], context)
-            if error is None:
-                self._check_new(connection)
-                return connection
-            failure = error
-        self._names.pop(origin, None)
+        first = next(self._turn) % max(1, len(addresses))
+        waiting = collections.deque(sorted([*addresses[first:], *addresses[:first]], key=self._late.__contains__))
+        opening: dict[asyncio.Task[Connection | OSError], str] = {}
+        failure = OSError('no address')
+        try:
+            while waiting or opening:
+                if waiting:
+                    address = waiting.popleft()
+                    opening[self._loop.create_task(self._open(origin, address, context))] = address
+                patience = _NEXT_AFTER if waiting else None
+                done, _ = await asyncio.wait(opening, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    self._late.update(opening.values())
+                for task in done:
+                    address, opened = opening.pop(task), task.result()
+                    if isinstance(opened, Connection):
+                        self._late.discard(address)
+                        self._check_new(opened)
+                        return opened
+                    self._late.add(address)
+                    failure = opened
+        finally:
+            await _abort(opening)
         detail = failure.strerror or str(failure)
         if isinstance(failure, ssl.SSLError) and failure.reason == 'WRONG_VERSION_NUMBER':
             detail = 'it answers without TLS, as an http:// server does'
@@ -199,9 +222,9 @@ class Pool:
             reason = f'the host name {origin.peer[0][:80]!r} cannot be resolved ({detail})'
             raise UnreachableError(origin, reason) from error
 
-    async def _open(self, connection: Connection, address: str, context: ssl.SSLContext | None) -> OSError | None:
-        """Connect to an address. Returns the error after which another address of the host is worth a try."""
-        origin = connection.origin
+    async def _open(self, origin: Origin, address: str, context: ssl.SSLContext | None) -> Connection | OSError:
+        """Connect to an address. Returns the connection, or the error after which another address is worth a try."""
+        connection = Connection(self, origin)
         layer = None if context is None else TlsLayer(connection, context, origin.host, self._received)
         protocol = layer or connection
         try:
@@ -221,7 +244,7 @@ class Pool:
             if not isinstance(error, OSError) or isinstance(error, ssl.SSLCertVerificationError | GranularError):
                 raise
             return error
-        return None
+        return connection
 
     def _check_new(self, connection: Connection) -> None:
         if self._closed:
@@ -235,6 +258,12 @@ class Pool:
         if not connection.origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
             connection.transport.abort()
             raise ConnectionResetError('the server spoke, or closed the connection, before it was asked')
+
+    def _forget_names(self, origin: Origin, addresses: list[str]) -> None:
+        """Let the next connection look up the addresses of a host again, unless one has done so since."""
+        _, future = self._names.get(origin, (0.0, None))
+        if future is not None and future.done() and not future.cancelled() and future.result() is addresses:
+            del self._names[origin]
 
     def _addresses(self, origin: Origin) -> asyncio.Future[list[str]]:
         """Return the addresses of a host, resolved once for all callers that wait."""
@@ -261,6 +290,7 @@ class Pool:
             entries = await self._loop.getaddrinfo(host, port, type=1)
         except ValueError as error:  # of a name that is too long, or has invalid characters
             raise OSError(f'not a host name: {error}') from None
+        self._late.clear()
         return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
     def _tls(self) -> asyncio.Future[ssl.SSLContext]:
@@ -362,3 +392,12 @@ class Pool:
         if self.connections:
             with contextlib.suppress(TimeoutError):  # a TLS peer may not confirm the close
                 await asyncio.wait_for(self._empty.wait(), 1.0)
+
+
+async def _abort(opening: Collection[asyncio.Task[Connection | OSError]]) -> None:
+    """End attempts to connect, also those that have just succeeded."""
+    for task in opening:
+        task.cancel()
+    for opened in await asyncio.gather(*opening, return_exceptions=True):
+        if isinstance(opened, Connection):
+            opened.transport.abort()

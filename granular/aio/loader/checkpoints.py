@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.position import same_position
+from granular.aio.pipeline.position import EARLIER, check_plain, same_position
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.errors import NotFoundError, StateError
+from granular.formats.checksums import crc32c
 
 _VERSION: Final = 1
 
@@ -22,7 +23,7 @@ async def save_state(
 ) -> Path:
     """Write the state of a pipeline, as returned by ``get_state()``, ``save()`` or ``state_dict()``.
 
-    The file is written atomically and replaces an older one::
+    The file is written atomically, with a checksum, and replaces an older one::
 
         await save_state('s3://bucket/run/1000', loader.save())
         loader.load(await load_state('s3://bucket/run/1000'))
@@ -40,12 +41,23 @@ async def save_state(
     """
     path = _file(directory, process)
     try:
-        text = json.dumps({'version': _VERSION, 'state': state}, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = _text(state)
+        if _text(json.loads(text, object_pairs_hook=_object)) != text:
+            raise ValueError('it changes when it is read')
+        check_plain(state)
+    except (TypeError, ValueError, RecursionError) as error:
         raise StateError(f'{path}: the state is not plain JSON: {error}') from error
     await path.parent.mkdir(parents=True, exist_ok=True)
-    await path.write_text(text)
+    await path.write_text(f'{{"version": {_VERSION}, "crc32c": "{_checksum(text)}", "state": {text}}}')
     return path
+
+
+def _text(state: Any) -> str:
+    return json.dumps(state, allow_nan=False)
+
+
+def _checksum(text: str) -> str:
+    return f'{crc32c(text.encode()):08x}'
 
 
 async def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
@@ -68,17 +80,17 @@ async def load_state(directory: Path | str | Any, process: ShardOptions | None =
 
     Raises:
       NotFoundError: if there is no state.
-      StateError: if the file is not a state, or the states of several processes have different positions.
+      StateError: if the file is not a state or is damaged, or the states of several processes have different positions.
     """
     own = _file(directory, process)
     try:
-        return _parse(await own.read_text(), own)
+        return _parse(await own.read_bytes(), own)
     except NotFoundError as error:
         missing = error
     files = sorted([path async for path in Path(directory).glob('process_*-of-*.json')], key=str)
     if not files:
         raise NotFoundError(f'{directory}: contains no state: {missing}') from missing
-    states = [_parse(await path.read_text(), path) for path in files]
+    states = [_parse(await path.read_bytes(), path) for path in files]
     for path, state in zip(files, states, strict=True):
         if not same_position(state, states[0]):
             raise StateError(
@@ -89,19 +101,37 @@ async def load_state(directory: Path | str | Any, process: ShardOptions | None =
     return states[0]
 
 
-def _parse(text: str, path: Path) -> dict[str, Any]:
+def _parse(data: bytes, path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise StateError(f'{path}: is not a state: {error}') from error
+        document = json.loads(data.decode(), object_pairs_hook=_object)
+        check_plain(document, f'{path}')
+        text = _text(document)
+    except StateError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise StateError(f'{path}: is not a state: {error}: {EARLIER}') from error
     if (
         not isinstance(document, dict)
         or document.get('version') != _VERSION
         or not isinstance(document.get('state'), dict)
     ):
-        raise StateError(f'{path}: is not a state of version {_VERSION}')
+        raise StateError(f'{path}: is not a state of version {_VERSION}, but {text:.200}: {EARLIER}')
     state: dict[str, Any] = document['state']
+    checksum = _checksum(_text(state))
+    if document.keys() != {'version', 'state'} and document.get('crc32c') != checksum:
+        raise StateError(
+            f'{path}: is damaged or was edited: its state has the checksum {checksum}, the file says '
+            f'{document.get("crc32c")!r:.100}: {EARLIER}'
+        )
     return state
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, of which plain ``json.loads`` would keep the last of equal keys."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError(f'an object has a key twice: {[key for key, _ in pairs]!r:.200}')
+    return result
 
 
 def _outline(state: Mapping[str, Any]) -> str:

@@ -99,6 +99,8 @@ class Assembly:
                 except DatapointError as error:
                     datapoint = Failure(step, error)
             if type(datapoint) is Failure:
+                if self._errors.raises_for(datapoint):
+                    raise datapoint.error
                 index, message = outline(datapoint)
                 failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
                 datapoint = self._errors.resolve(Failure(step, datapoint.error))

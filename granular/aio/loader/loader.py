@@ -14,7 +14,7 @@ from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
-from granular.aio.pipeline.position import VERSION, Turns, version_of
+from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.user_functions import await_user
@@ -190,6 +190,7 @@ class Loader(LoaderHandle):
         self._core.close_with(self)
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
             raise StateError(f'expected a state such as {self.save()}, got {state!r:.200}')

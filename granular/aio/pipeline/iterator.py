@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
-from granular.aio.pipeline.position import VERSION, restoring, version_of
+from granular.aio.pipeline.position import VERSION, check_plain, restoring, version_of
 from granular.aio.pipeline.streams.flow import Flow, restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
@@ -162,6 +162,7 @@ class Cursor(Running):
           state: the state.
           strict: True to refuse the state of a different pipeline.
         """
+        check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
         terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread

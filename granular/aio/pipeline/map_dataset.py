@@ -184,10 +184,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
           from_percent: start of the part, from 0 to 1; None for 0.
           to_percent: end of the part, from 0 to 1; None for 1. 0.29 of 100 elements are 29; 0 gives an empty part.
         """
-        if len(self) >= nodes.ENDLESS:
-            raise InvalidArgumentError(
-                'an infinitely repeated dataset has no percentages: call percent() before repeat()'
-            )
+        nodes.check_finite(self._node, 'percent', 'call percent() before repeat()')
         return self.slice(builtins.slice(*percent_range(len(self), from_percent, to_percent)))
 
     def repeat(

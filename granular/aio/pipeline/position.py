@@ -7,7 +7,7 @@ holds elements back saves them by reference: the position before them, and how m
 
 import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from granular.aio.pipeline.transforms import ShardOptions
@@ -32,6 +32,34 @@ def version_of(state: Mapping[str, Any]) -> int:
             f'release that saved it'
         )
     return version
+
+
+EARLIER: Final = 'load an earlier state'
+_DEEPEST: Final = 200
+_LARGEST: Final = 1 << 1024
+
+
+def check_plain(state: Any, name: str = 'the state') -> None:
+    """Check that a state can be walked and shown, whatever it is a state of.
+
+    Raises:
+      StateError: if it is nested deeper than any pipeline, or holds an integer too long to be shown.
+    """
+    values = [state]
+    for _ in range(_DEEPEST):
+        for value in values:
+            if type(value) is int and abs(value) >= _LARGEST:
+                raise StateError(f'{name} holds an integer of {value.bit_length()} bits, as no state does: {EARLIER}')
+        values = [part for value in values for part in _parts_of(value)]
+        if not values:
+            return
+    raise StateError(f'{name} is nested more than {_DEEPEST} levels deep, as no state is: {EARLIER}')
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return (*value.keys(), *value.values())
+    return value if isinstance(value, list | tuple) else ()
 
 
 _VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int}

@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 from granular._lazy import import_if_installed
 from granular.aio.runtime import threads
 from granular.aio.runtime.forking import after_fork, inherited
-from granular.aio.runtime.loops import StartedCoroutine, running_loop, start_coroutine
+from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, running_loop, start_coroutine
 from granular.aio.runtime.tasks import HeldError, start_task
 from granular.aio.runtime.tracebacks import shorten
 from granular.errors import ClosedError, GranularError
@@ -66,10 +66,10 @@ class Call(Generic[T]):
         finally:
             del error, self._error  # an error that its own traceback refers to would keep everything alive
 
-    def cancel(self) -> None:
+    def cancel(self, error: BaseException) -> None:
         """Cancel the coroutine and wait until it has cleaned up, or its result was undone."""
         if self._loop is None:
-            self._rest.close()
+            self._rest.close(error)
             return
         if self._loop.is_closed():
             return
@@ -147,12 +147,10 @@ class Bridge:
                 started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
                 thread = threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True)
                 try:
-                    thread.start()
-                except RuntimeError as error:
-                    if not threads.is_refused_at_exit(error):
-                        raise
+                    threads.start_thread(thread)
+                except ClosedError:
                     self.ended = True
-                    raise ClosedError('the interpreter is shutting down') from None
+                    raise
                 if (failure := started.get()) is not None:
                     raise failure
             return self._running[0][0]
@@ -231,12 +229,12 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         return call.result()
     except BaseException as error:
         if call is None:
-            coro.close()
+            end_coroutine(coro, error)
         else:
-            call.cancel()
-            if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
-                # The interpreter exits, and this thread with it: as silently as any other daemon thread.
-                raise SystemExit from None
+            call.cancel(error)
+        if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
+            # The interpreter exits, and this thread with it: as silently as any other daemon thread.
+            raise SystemExit from None
         shorten(error)
         raise
 

@@ -7,6 +7,8 @@ nothing under a running loop; elsewhere, the bridge takes over at that point.
 
 import asyncio
 import concurrent.futures.thread
+import contextlib
+import inspect
 import threading
 import types
 from collections.abc import Coroutine, Generator
@@ -52,9 +54,9 @@ class StartedCoroutine(Generic[T]):
     def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
         self._coro = coro
 
-    def close(self) -> None:
-        """Close the coroutine."""
-        self._coro.close()
+    def close(self, error: BaseException) -> None:
+        """End the coroutine, by an interrupt that came before it was resumed."""
+        end_coroutine(self._coro, error)
 
     def __await__(self) -> Generator[Any, Any, T]:
         # `yield from` refuses a coroutine that has started, so its steps are written out here.
@@ -85,16 +87,27 @@ def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     outer = stepped_coroutine()
     try:
         _stepped.coro = coro
-        if coro.send(None) is not SWITCH_TO_LOOP:
-            raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
-        return StartedCoroutine(coro)
+        if (yielded := coro.send(None)) is None or yielded is SWITCH_TO_LOOP:  # None: by `asyncio.sleep(0)`
+            return StartedCoroutine(coro)
+        raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:
         return cast(T, end.value)
-    except BaseException:
-        coro.close()  # an interrupt may have come after its step, and it may hold a lock
+    except BaseException as error:
+        end_coroutine(coro, error)  # an interrupt may have come after its step, and it may hold a lock
         raise
     finally:
         _stepped.coro = outer
+
+
+def end_coroutine(coro: Coroutine[Any, Any, Any], error: BaseException) -> None:
+    """End a coroutine that waits for a loop, by an interrupt that came meanwhile.
+
+    ``close`` would leave asynchronous generators that it awaits running, before Python 3.13.
+    """
+    if inspect.getcoroutinestate(coro) == inspect.CORO_SUSPENDED:
+        with contextlib.suppress(BaseException):  # the caller raises the error
+            coro.throw(error)
+    coro.close()
 
 
 def stepped_coroutine() -> Coroutine[Any, Any, Any] | None:

@@ -20,9 +20,9 @@ _AHEAD: Final = 8  # pages in flight
 
 
 async def pages(
-    fetch: Callable[[range], Coroutine[Any, Any, list[T]]], length: int, size: int, local: bool
+    fetch: Callable[[range], Coroutine[Any, Any, list[T]]], length: int, size: int, local: bool, start: int = 0
 ) -> AsyncGenerator[T, None]:
-    """Yield all items, in order.
+    """Yield all items, in order, or those from a start on.
 
     Args:
       fetch: returns the items at some indices.
@@ -30,17 +30,18 @@ async def pages(
       size: the bytes of all items. A page has about 4 MiB, and at most eight pages are in flight, or two of larger
         items, which bounds memory.
       local: True if items come without waiting; then nothing is prefetched.
+      start: the index of the first item.
     """
     step = max(1, min(_MAX_ITEMS, _PAGE * length // max(1, size)))
     ahead = max(2, min(_AHEAD, _AHEAD * _PAGE * length // max(1, step * size)))
-    async with contextlib.aclosing(whole_pages(fetch, length, step, 0 if local else ahead)) as fetched:
+    async with contextlib.aclosing(whole_pages(fetch, length, step, 0 if local else ahead, start)) as fetched:
         async for items in fetched:
             for item in items:
                 yield item
 
 
 async def whole_pages(
-    fetch: Callable[[range], Coroutine[Any, Any, T]], length: int, step: int, ahead: int
+    fetch: Callable[[range], Coroutine[Any, Any, T]], length: int, step: int, ahead: int, start: int = 0
 ) -> AsyncGenerator[T, None]:
     """Yield the pages of some items, in order.
 
@@ -49,15 +50,16 @@ async def whole_pages(
       length: the number of items.
       step: items per page.
       ahead: the most pages in flight; 0 to prefetch nothing.
+      start: the index of the first item.
     """
-    ranges = (range(start, min(start + step, length)) for start in range(0, length, step))
+    ranges = (range(first, min(first + step, length)) for first in range(start, length, step))
     if not ahead:
         for indices in ranges:
             yield await fetch(indices)
         return
     tasks: collections.deque[asyncio.Task[T]] = collections.deque()
     try:
-        for _ in range(0, length, step):
+        for _ in range(start, length, step):
             await ensure_event_loop()  # each page may be requested from another thread than the one before
             for indices in itertools.islice(ranges, ahead - len(tasks)):
                 tasks.append(background(fetch(indices)))

@@ -1,34 +1,48 @@
 """Thread pools beside the event loop: blocking calls are made there, and many calls are spread over the threads."""
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import inspect
 import itertools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
+from granular.aio.runtime.cores import usable_cores
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop, start_coroutine
+from granular.aio.runtime.loops import (
+    StartedCoroutine,
+    ensure_event_loop,
+    ensure_uninterrupted,
+    running_loop,
+    start_coroutine,
+)
 from granular.aio.runtime.tasks import result_of
-from granular.aio.runtime.user_functions import call_user, computing
-from granular.errors import ClosedError
+from granular.aio.runtime.user_functions import await_user, call_user, computing
+from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
-CORES: Final = os.cpu_count() or 1
+CORES: Final = usable_cores()
 READS: Final = 64
 SLOW: Final = 0.005
 """After ``READS`` reads of a disk that took more than ``SLOW`` seconds, spent waiting, the others go to threads."""
 
 exiting: Final = threading.Event()
-"""Set once a call came too late for a thread, because the interpreter is shutting down."""
+"""Set once the interpreter is known to shut down: a handler at exit runs, or a call came too late for a thread."""
+
+
+def expect_exit() -> None:
+    """Let ``exiting`` be set at exit, before the handlers run that were registered by now, such as finalizers."""
+    atexit.unregister(exiting.set)
+    atexit.register(exiting.set)
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
@@ -54,18 +68,41 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
         except RuntimeError as error:
             if self._retired:
                 return _process_threads().submit(fn, *args, **kwargs)
-            if not is_refused_at_exit(error):  # no thread can be started
+            raise _refusal(error) from None
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:  # the call is queued: another thread makes it
                 raise
-            exiting.set()
-            raise ClosedError('the interpreter is shutting down') from None
 
 
-def is_refused_at_exit(error: RuntimeError) -> bool:
-    """Return whether a thread was refused because the interpreter is shutting down, not because there are too many.
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread.
 
-    Python has no flag for this until all threads have ended, so the message has to tell.
+    Raises:
+      ClosedError: if the interpreter is shutting down.
+      GranularError: if the system refuses another thread.
     """
-    return 'shutdown' in str(error)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: RuntimeError) -> GranularError:
+    """Return the error for a thread that was refused.
+
+    Python has no flag for its shutdown until all threads have ended, so the message has to tell.
+    """
+    if 'shutdown' in str(error):
+        exiting.set()
+        return ClosedError('the interpreter is shutting down')
+    return GranularError(
+        f'no thread can be started ({error}): the memory, `ulimit -u`, or the limit of the container (memory, pids) is '
+        f'used up: raise it, or use fewer workers'
+    )
 
 
 _primary: list[Threads] = []
@@ -114,6 +151,14 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     if loop is None:
         return call_user(fn, *args)
     return await call_in(threads(), fn, *args)
+
+
+async def call_or_await(fn: Callable[..., Any], *args: Any) -> Any:
+    """Call a user's blocking function, as ``offload`` does, or await a coroutine function on a loop."""
+    if not inspect.iscoroutinefunction(fn):
+        return await offload(fn, *args)
+    await ensure_event_loop()
+    return await await_user(fn(*args))
 
 
 async def call_in(pool: Threads, fn: Callable[[*Ts], T], *args: *Ts) -> T:

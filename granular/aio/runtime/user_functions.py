@@ -1,21 +1,24 @@
-"""Calls of user functions, whose exceptions must not be taken for those of coroutines, futures and iterators."""
+"""Calls of user functions, whose exceptions must not be taken for those of coroutines, iterators and the program."""
 
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
+import threading
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, NoReturn, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import running_loop
-from granular.errors import FunctionError
+from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.errors import FunctionError, InvalidArgumentError
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
 CONTROL: Final = (
     StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError, concurrent.futures.CancelledError,
+    SystemExit, KeyboardInterrupt,
 )  # fmt: skip
-"""Exceptions that have a meaning for coroutines, futures and iterators other than that a function failed."""
+"""Exceptions that mean an end to coroutines, futures, iterators or the program, instead of that a function failed."""
 
 
 computing: Final[contextvars.ContextVar[tuple[object, ...]]] = contextvars.ContextVar('computing', default=())
@@ -37,12 +40,42 @@ def function_error(error: BaseException) -> FunctionError:
     return replacement
 
 
+def is_of_signal(error: BaseException) -> bool:
+    """Return whether an exception may come from the handler of a signal, which Python calls in the main thread."""
+    return isinstance(error, SystemExit | KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def raise_control(error: BaseException) -> NoReturn:
+    """Raise the ``FunctionError`` for an exception of ``CONTROL``, or the exception itself if it may be of a signal."""
+    if is_of_signal(error):
+        raise error
+    raise function_error(error)
+
+
 def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a user function. An exception that coroutines cannot pass on (``CONTROL``) becomes a ``FunctionError``."""
+    """Call a user function. An exception of ``CONTROL`` becomes a ``FunctionError``, except those of signals."""
     try:
         return fn(*args)
     except CONTROL as error:
-        raise function_error(error) from error
+        raise_control(error)
+
+
+def refuse_coroutine_function(fn: object) -> None:
+    """Raise an error for a coroutine function, where its coroutine would be taken for a result."""
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, '__call__', None)):  # noqa: B004
+        raise InvalidArgumentError(
+            f'expected a function, got the coroutine function {getattr(fn, "__qualname__", type(fn).__qualname__)}: '
+            f'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
+        )
+
+
+async def ensure_loop_for(fn: Callable[..., object]) -> None:
+    """Switch to an event loop before a coroutine function of the user is called, as most awaits need one.
+
+    Those of the library ask for it where they must wait.
+    """
+    if not fn.__module__.startswith('granular.'):
+        await ensure_event_loop()
 
 
 async def await_user(coro: Awaitable[T]) -> T:
@@ -59,7 +92,9 @@ async def await_user(coro: Awaitable[T]) -> T:
             raise  # this coroutine is being closed: the error does not come from the user's
         raise function_error(error) from error
     except CONTROL as error:
-        raise function_error(error) from error
+        raise_control(error)
+    except FunctionError:
+        raise
     except RuntimeError as error:
         if isinstance(cause := error.__cause__, StopIteration | StopAsyncIteration):  # Python wraps these in coroutines
             raise function_error(cause) from cause

@@ -23,8 +23,8 @@ from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
-from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from granular.formats.layout import shard_name
+from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError
+from granular.formats.layout import shard_name, shard_numbers
 
 logger: Final = logging.getLogger('granular')
 
@@ -97,6 +97,7 @@ async def copy_to_local(
       NotFoundError: if there is nothing to copy.
       AlreadyExistsError: if ``dst`` is a copy of another source.
       InvalidArgumentError: if ``dst`` is not on a disk, or if a name in the source leads out of it.
+      CorruptDatasetError: if ``dst`` holds shards, but not the first one.
       CorruptArchiveError: if an archive is truncated or damaged.
       StoreError: if the disk is full; the copy is then incomplete.
 
@@ -170,6 +171,13 @@ async def _done(source: Path, target: Path) -> LocalCopy | None:
     if state is None:
         if not await offload(_is_used, target.key):
             return None
+        with translated(f'{target}'):
+            shards = shard_numbers(await offload(os.listdir, target.key))
+        if shards and 0 not in shards:
+            raise CorruptDatasetError(
+                f'{target}: shard {_SHARD} is missing, and with it the record of the copy: remove the folder, and copy '
+                f'again'
+            )
         logger.info('%s: was not created by copy_to_local: used as it is', target)
         return LocalCopy(f'{target}')
     if (other := state['source']) != _address(source):

@@ -133,7 +133,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
         # Pipeline states are compared by this text, so it is the same in every process, open or not.
         digest = hashlib.sha256()
         for part in self._parts:
-            digest.update(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'.encode())
+            digest.update(os.fsencode(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'))
         first, count = f'{self._parts[0].path}', len(self._parts)
         return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
 
@@ -249,7 +249,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
                 out[target] = record
         return out
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
         await self._ensure_open()
         if not self._length:
             return
@@ -258,7 +258,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
         size = self._length * file.size // max(1, file.records)
         # A page contains at least one group: a smaller page would read its group again and again.
         size = min(size, _PAGE * self._length // file.group)
-        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local)) as items:
+        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local, start)) as items:
             async for record in items:
                 yield record
 

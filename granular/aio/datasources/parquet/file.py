@@ -14,7 +14,7 @@ from granular._lazy import import_extra
 from granular.aio.datasources.parquet.encryption import encrypted_columns
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
-from granular.errors import CorruptError, GranularError, UnsupportedError
+from granular.errors import CorruptError, GranularError, StoreError, UnsupportedError
 from granular.indexing import Ints
 
 MAGIC: Final = b'PAR1'
@@ -23,6 +23,7 @@ _ENCRYPTED: Final = b'PARE'
 # Writers whose chunks exceed their declared length by the dictionary header (PARQUET-816).
 _OLD: Final = re.compile(r'parquet-mr version (0|1\.[01]|1\.2\.[0-8])\b')
 _EXCESS: Final = 100  # bytes
+_LEAST: Final = 4  # bytes that a decoded value takes at least: in the file, a million nulls take a few
 
 
 class Footer(NamedTuple):
@@ -52,6 +53,10 @@ class Footer(NamedTuple):
     def length(self) -> int:
         """Number of rows."""
         return int(self.stops[-1]) if len(self.stops) else 0
+
+    def rows(self, group: int) -> int:
+        """Return the number of rows of a row group."""
+        return int(self.stops[group]) - (int(self.stops[group - 1]) if group else 0)
 
 
 def footer_length(path: Path, size: int, tail: bytes) -> int:
@@ -159,8 +164,10 @@ def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tup
 def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     """Estimate the decoded bytes of some columns of a row group."""
     if len(names) == len(footer.names):
-        return int(footer.metadata.row_group(group).total_byte_size)
-    return sum(chunk.total_uncompressed_size for chunk in _chunks(footer, group, names))
+        size = int(footer.metadata.row_group(group).total_byte_size)
+    else:
+        size = sum(chunk.total_uncompressed_size for chunk in _chunks(footer, group, names))
+    return max(size, _LEAST * footer.rows(group) * len(names))
 
 
 def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tuple[int, bytes]]) -> dict[str, Any]:
@@ -172,6 +179,7 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tupl
     Raises:
       CorruptError: if a column cannot be decoded, has the wrong length, or fails a checksum in the file.
       UnsupportedError: if this version of pyarrow does not support a compression or an encoding.
+      StoreError: if the memory does not suffice.
     """
     pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
@@ -184,11 +192,16 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tupl
         raise
     except (NotImplementedError, pa.ArrowNotImplementedError) as error:
         raise UnsupportedError(f'{footer.path}: row group {group}, {", ".join(names)}: {error}') from error
+    except MemoryError as error:
+        raise StoreError(
+            f'{footer.path}: row group {group}, {", ".join(names)}: no memory for its {footer.rows(group)} rows '
+            f'({error}): read fewer columns, or write smaller row groups'
+        ) from error
     except Exception as error:  # a parser can raise any error on damaged bytes
         raise CorruptError(
             f'{footer.path}: row group {group}, {", ".join(names)}: cannot be decoded: {error}'
         ) from error
-    rows = int(footer.stops[group]) - (int(footer.stops[group - 1]) if group else 0)
+    rows = footer.rows(group)
     for name, column in columns.items():
         if len(column) != rows:
             raise CorruptError(

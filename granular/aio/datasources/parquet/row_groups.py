@@ -160,6 +160,8 @@ class RowGroups:
                 part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
                 try:
                     group_values = values_of(part)
+                except MemoryError:
+                    raise
                 except (pa.ArrowException, ValueError) as error:
                     raise self._unconvertible(group, name, rows, part) from error
                 if isinstance(targets, slice):

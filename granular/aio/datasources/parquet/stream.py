@@ -194,7 +194,7 @@ class ParquetRows(Source):
             raise StateError(f'expected a state such as {self.start()}, got {state!r:.200}')
         file_states = {str(number): file_state for number, file_state in state['files'].items()}
         unopened = state.get('next_file')
-        if not isinstance(unopened, int) or not 0 <= unopened <= len(layout.stops):
+        if type(unopened) is not int or not 0 <= unopened <= len(layout.stops):
             raise StateError(f'next_file: expected an integer from 0 to {len(layout.stops)}, got {unopened!r}')
         position = 0
         for number in range(unopened):
@@ -220,9 +220,9 @@ class ParquetRows(Source):
         if not isinstance(file_state, Mapping) or not {'row_group', 'index_within_row_group'} <= file_state.keys():
             raise StateError(f'{path}: expected a state such as {_file_state(0, 0)}, got {file_state!r:.200}')
         group, index = file_state['row_group'], file_state['index_within_row_group']
-        if group == index == 0:
+        if group == index == 0 and type(group) is type(index) is int:
             return 0
-        if not isinstance(group, int) or not isinstance(index, int) or not 0 <= group < len(stops):
+        if type(group) is not int or type(index) is not int or not 0 <= group < len(stops):
             raise StateError(
                 f'{path}: the state has row group {group!r}, row {index!r}: the file has {len(stops)} groups'
             )

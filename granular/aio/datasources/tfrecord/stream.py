@@ -115,11 +115,12 @@ class _Reading(Flow):
                 if self._file == len(self._paths):
                     return END
                 await self._read()
-            record = self._rest.pop()
-            mine = self._position == self._turn + turns.offset
+            record = self._rest[-1]
+            mine, size = self._position == self._turn + turns.offset, len(record) + 16
+            del self._rest[-1]  # no call from here on, so that Ctrl-C does not divide it
             self._position += 1
             self._record += 1
-            self._offset += len(record) + 16
+            self._offset += size
             if mine:
                 self._turn += turns.stride
                 return record

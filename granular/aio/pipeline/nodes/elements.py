@@ -19,7 +19,7 @@ from granular.aio.pipeline.transforms import (
     MapWithIndexTransform,
     RandomMapTransform,
 )
-from granular.aio.runtime.user_functions import call_user
+from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Seed, check_integer, check_seed
 
@@ -295,6 +295,7 @@ class Batch(Node):
             raise InvalidArgumentError(
                 'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'
             )
+        refuse_coroutine_function(batch_fn)
         self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or stack
         self.source_length = len(parent)
         self._length = self.source_length // size if drop_remainder else -(-self.source_length // size)

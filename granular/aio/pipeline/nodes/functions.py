@@ -5,6 +5,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from granular.aio.runtime.user_functions import refuse_coroutine_function
 from granular.errors import InvalidArgumentError
 
 
@@ -14,6 +15,7 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
     fn = method if callable(method) else transform
     if not callable(fn):
         raise InvalidArgumentError(f'{transform!r:.100} is neither a function nor an object with a method {name!r}')
+    refuse_coroutine_function(fn)
     return fn  # type: ignore[no-any-return]
 
 

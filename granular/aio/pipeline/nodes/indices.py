@@ -24,7 +24,7 @@ from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.formats.checksums import crc32c
 from granular.indexing import Ints, Seed, check_integer, integers_of
-from granular.shuffle import MAX_SEED, Blocks, Order, permute
+from granular.shuffle import MAX_SEED, Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
 """The length of an infinitely repeated dataset."""
@@ -73,6 +73,29 @@ class Wrapped(IndexNode):
         return self.parents[0].describe()
 
 
+def check_finite(source: Source, operation: str, remedy: str) -> None:
+    """Check that a source has an end, for an operation that needs its length.
+
+    Raises:
+      InvalidArgumentError: if it is repeated infinitely.
+    """
+    if len(source) >= ENDLESS:
+        raise InvalidArgumentError(f'{operation}: the dataset is repeated infinitely: {remedy}')
+
+
+def check_length(length: int, operation: str) -> int:
+    """Return a length, which may not exceed that of an infinitely repeated dataset.
+
+    Raises:
+      InvalidArgumentError: if it does.
+    """
+    if length > ENDLESS:
+        raise InvalidArgumentError(
+            f'{operation}: expected at most {ENDLESS} elements, got {length}: pass a smaller number'
+        )
+    return length
+
+
 class Shuffle(IndexNode):
     """The datapoints of the source, in a different order every epoch."""
 
@@ -85,6 +108,8 @@ class Shuffle(IndexNode):
             raise InvalidArgumentError(
                 f'expected an order of granular.shuffle, such as shuffle.Blocks(), got {order!r:.100}{call}'
             )
+        if isinstance(order, Permutation):
+            check_finite(parent, f'shuffle with {order!r}', 'call shuffle() before repeat(), or pass shuffle.Index()')
         if isinstance(order, Blocks):
             order = order.sized(parent.stored_nbytes())
             parent = BlockBuffer(parent, order.block)
@@ -132,8 +157,8 @@ class Slice(IndexNode):
 
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
-        if len(parent) >= ENDLESS and not isinstance(part, slice):
-            raise InvalidArgumentError('an infinitely repeated dataset cannot be selected by indices: pass a slice')
+        if not isinstance(part, slice):
+            check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
         self._part: range | Ints
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
@@ -180,8 +205,8 @@ class Repeat(IndexNode):
         super().__init__(parent)
         if epochs is not None:
             epochs = check_integer('num_epochs', epochs, 1)
-        if len(parent) >= ENDLESS:
-            raise InvalidArgumentError('the dataset is already repeated infinitely')
+        check_finite(parent, 'repeat', 'call repeat() once')
+        check_length((epochs or 1) * len(parent), 'repeat')
         self._epochs, self._reseed = epochs, reseed
 
     def __len__(self) -> int:
@@ -344,10 +369,9 @@ class Concatenate(SourceChoice):
 
     def __init__(self, parents: Sequence[Source]) -> None:
         super().__init__(parents)
-        if any(len(parent) >= ENDLESS for parent in parents):
-            raise InvalidArgumentError(
-                'an infinitely repeated dataset cannot be concatenated: call concatenate() before repeat()'
-            )
+        for parent in parents:
+            check_finite(parent, 'concatenate', 'call concatenate() before repeat()')
+        check_length(sum(map(len, parents)), 'concatenate')
         self._lengths = np.array([len(parent) for parent in parents], np.int64)
         self._stops = np.cumsum(self._lengths)
 
@@ -375,10 +399,12 @@ class Selection(SourceChoice):
         return self._length
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        chosen = [self._chooser(index) for index in indices.tolist()]
+        check_not_empty(self, self._length, indices)
+        epochs, positions = np.divmod(indices, self._length)
+        chosen = [self._chooser(position) for position in positions.tolist()]
         try:
             pairs = np.array([tuple(map(operator.index, pair)) for pair in chosen], np.int64).reshape(len(chosen), 2)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgumentError(
                 f'the selection map: expected pairs of integers, (dataset, index), got {chosen!r:.100}: {error}'
             ) from error
@@ -387,7 +413,9 @@ class Selection(SourceChoice):
             raise OutOfRangeError(
                 f'the selection map chooses dataset {owners[i]} at index {indices[i]}: there are {len(self.parents)}'
             )
-        return owners, pairs[:, 1]
+        # An infinitely repeated source has no next epoch.
+        lengths = np.array([len(parent) % ENDLESS for parent in self.parents], np.int64)
+        return owners, (pairs[:, 1] + epochs * lengths[owners]).astype(np.int64, copy=False)
 
     @property
     def _user_functions(self) -> tuple[Any, ...]:

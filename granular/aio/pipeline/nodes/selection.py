@@ -8,7 +8,7 @@ import numpy as np
 
 from granular import filters
 from granular.aio.pipeline.nodes.elements import Element, selected
-from granular.aio.pipeline.nodes.indices import ENDLESS, Concatenate, Repeat, Seeded, Slice, Wrapped
+from granular.aio.pipeline.nodes.indices import Concatenate, Repeat, Seeded, Slice, Wrapped, check_finite
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
@@ -66,10 +66,7 @@ def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
 
 async def labels_of(node: Source, field: Any) -> filters.Labels:
     """Return the labels of one epoch; they are read once per node."""
-    if len(node) >= ENDLESS:
-        raise InvalidArgumentError(
-            'an infinitely repeated dataset cannot be selected by class: select classes before repeat()'
-        )
+    check_finite(node, 'selection by class', 'select classes before repeat()')
     if node.sparse:
         raise InvalidArgumentError('elements removed by a filter have no class: select classes before filter()')
     labels_by_field = _labels.setdefault(node, {})

@@ -7,7 +7,7 @@ import operator
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, SupportsIndex, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +16,15 @@ from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
-from granular.aio.runtime.user_functions import CONTROL, await_user, call_user, function_error
+from granular.aio.runtime.user_functions import (
+    CONTROL,
+    await_user,
+    call_user,
+    ensure_loop_for,
+    function_error,
+    is_of_signal,
+    refuse_coroutine_function,
+)
 from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
@@ -179,13 +187,16 @@ def convert(source: Any) -> Source:
             f'{type(source).__name__} maps names to several datasets: choose one of {list(source)!r:.200}'
         )
     for name in ('fetch', '__getitems__', '_getitems'):
-        if callable(getattr(source, name, None)):
+        if callable(method := getattr(source, name, None)):
+            refuse_coroutine_function(method)
             return _Blocking(source, name)
     if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
         return _InMemory(source)
     if callable(source):
+        refuse_coroutine_function(source)
         return _Called(source, '__call__')
     if hasattr(source, '__getitem__'):
+        refuse_coroutine_function(source.__getitem__)
         return _Called(source, '__getitem__')
     remedy = ''
     if hasattr(source, 'get_state') or hasattr(source, 'to_iter_dataset') or hasattr(source, 'mp_prefetch'):
@@ -259,7 +270,9 @@ class Fetching(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         options = {} if self._mask is None else {'mask': self._mask}
-        datapoints: list[Any] = await await_user(self._source.fetch(indices, **options))
+        fetch = self._source.fetch
+        await ensure_loop_for(fetch)
+        datapoints: list[Any] = await await_user(fetch(indices, **options))
         return datapoints
 
     def select(self, fields: Sequence[str]) -> Self | None:
@@ -354,6 +367,10 @@ def length_of(source: Any) -> int:
     except TypeError:
         name = source.describe() if isinstance(source, Source) else type(source).__name__
         raise InvalidArgumentError(f'{name} has no length: pass length=') from None
+    except OverflowError:
+        raise InvalidArgumentError(
+            f'{type(source).__name__}: expected a length below 2**63: take a part of it'
+        ) from None
 
 
 async def map_in_threads(
@@ -372,7 +389,7 @@ async def map_in_threads(
             return datapoint
         try:
             return first(datapoint, indices[i])
-        except Exception as error:
+        except (Exception, *CONTROL) as error:
             return failed(error, indices[i], first)
 
     def several(i: int) -> Any:
@@ -382,13 +399,14 @@ async def map_in_threads(
                 if datapoint is None or type(datapoint) is Failure:
                     return datapoint
                 datapoint = fn(datapoint, index)
-        except Exception as error:
+        except (Exception, *CONTROL) as error:
             return failed(error, index, fn)
         return datapoint
 
-    def failed(error: Exception, index: int, call: Any) -> Failure:
-        if isinstance(error, CONTROL):
-            error = function_error(error)
+    def failed(raised: BaseException, index: int, call: Any) -> Failure:
+        if is_of_signal(raised):
+            raise raised
+        error = function_error(raised) if isinstance(raised, CONTROL) else cast(Exception, raised)
         stage = getattr(call, '__self__', None)
         where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
         error.add_note(f'while {doing} the datapoint at index {index}{where}')

@@ -12,6 +12,7 @@ from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.runtime.user_functions import refuse_coroutine_function
 from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
 
@@ -27,6 +28,7 @@ class BatchOf(Stream):
     ) -> None:
         self.parents: tuple[Any, ...] = (parent,)
         self.size: int = check_integer('batch_size', size, 1)
+        refuse_coroutine_function(batch_fn)
         self.drop_remainder, self.fn = drop_remainder, batch_fn or stack
 
     def length(self) -> int:

@@ -262,6 +262,8 @@ class Interleaving(Flow):
             raise StateError(f'{self._stage.describe()}: expected numbers of {begun} streams, got {numbers!r:.200}')
         turn = number_of(state, 'turn', len(numbers))
         states = {int(number): saved for number, saved in state['parents'].items()}
+        if not states.keys() <= set(numbers):
+            raise StateError(f'{self._stage.describe()}: expected states of {numbers}, got those of {list(states)}')
         self._uneven = bool(state.get('uneven'))
         if self._uneven:
             terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)

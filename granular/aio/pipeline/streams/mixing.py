@@ -224,10 +224,10 @@ class NamedMixing(Mixing):
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         count, current = number_of(state, 'count'), self._chosen(state, terms)
         for name in current:
-            parent, saved = self._named[name], state['parents'].get(name)
-            if saved is not None:
-                check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
-            await parent.restore(self._starts[name] if saved is None else saved['state'], terms)
+            new = {'state': self._starts[name], 'pipeline': self._lines[name]}
+            saved = state['parents'].get(name, new)
+            check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
+            await self._named[name].restore(saved['state'], terms)
         self._mixed, self._weights = [self._named[name] for name in current], tuple(current.values())
         self._current, self._count, self._ended = current, count, False
 

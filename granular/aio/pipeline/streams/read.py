@@ -8,7 +8,7 @@ from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
-from granular.aio.pipeline.nodes.indices import ENDLESS, IndexNode, Repeat, Slice, part_of
+from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, check_finite, part_of
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.filtered import FilterCheck
@@ -94,8 +94,7 @@ class Read(Stream):
 
     def at_epoch(self, epoch: int) -> Stream:
         length = len(self.source)
-        if length >= ENDLESS:
-            raise InvalidArgumentError(f'an infinitely repeated dataset has no epoch {epoch}')
+        check_finite(self.source, f'epoch {epoch}', 'leave out repeat(), or call it of the stream')
         part = slice(epoch * length, (epoch + 1) * length)
         return self.replaced(source=Slice(Repeat(self.source, None), part))
 
@@ -249,7 +248,7 @@ class Reading(Flow):
             rest = self._chunk_rest
             element = rest[-1]
             if type(element) is Failure:
-                if self.errors.raises:
+                if self.errors.raises_for(element):
                     await self._seek(self._position())
                     raise element.error
                 self.errors.report([outline(element)])

@@ -12,13 +12,13 @@ from typing import BinaryIO, Final
 
 from granular.aio.http.reply import changed
 from granular.aio.runtime.loops import ensure_uninterrupted
-from granular.aio.runtime.threads import offload_whole
+from granular.aio.runtime.threads import expect_exit, offload_whole
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, OpenFile, version_of
 from granular.aio.stores.local.locks import is_at, lock, remove_unlocked
 from granular.config import MiB
-from granular.errors import StoreError
+from granular.errors import ClosedError, StoreError
 
 _TRIES: Final = 100
 _CHUNK: Final = 8 * MiB  # bytes copied at a time
@@ -75,6 +75,7 @@ class LocalWriter(ObjectWriter):
             self._file, self._temporary_path = create_temporary(key)
         # A writer that is never closed leaves no temporary file behind.
         self.discard = weakref.finalize(self, _discard, self._file, self._temporary_path, os.getpid())
+        expect_exit()
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         if len(data) > IN_PLACE:
@@ -83,13 +84,21 @@ class LocalWriter(ObjectWriter):
             self._write(data)
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
+        self._check_open()
         with translated(self._key):
             self._file.write(data)
+
+    def _check_open(self) -> None:
+        if self._file.closed:
+            raise ClosedError(
+                f'{self._key}: the file was discarded: it was aborted, or the interpreter is shutting down'
+            )
 
     async def close(self) -> None:
         await offload_whole(self._publish, undo=self._withdraw)
 
     def _publish(self) -> os.stat_result:
+        self._check_open()
         try:
             with translated(self._key):
                 self._file.flush()

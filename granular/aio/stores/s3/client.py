@@ -63,13 +63,15 @@ class S3Client(Client):
         options = store.options
         self._anon = bool(options.get('anon'))
         with botocore_errors(store.root):
-            session = botocore.Session(profile=options.get('profile'))
+            # The handlers take milliseconds, and serve the providers of credentials only.
+            given = options.get('key') is not None
+            session = botocore.Session(profile=options.get('profile'), include_builtin_handlers=not given)
             session.get_scoped_config()  # raises for a profile that does not exist
             self.endpoint, self.region, _ = store.endpoint
-            if options.get('key') is not None:
+            if given:
                 session.set_credentials(options['key'], options['secret'], options.get('token'))
             self._credentials = None if self._anon else session.get_credentials()
-        self._renewable = not self._anon and options.get('key') is None
+        self._renewable = not self._anon and not given
         if self._credentials is None and not self._anon:
             raise AccessDeniedError(
                 f'{store.root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '

@@ -1,0 +1,92 @@
+"""Hosts with several addresses, some of which are dead, and names whose addresses change."""
+
+import asyncio
+import contextlib
+import socket
+import urllib.parse
+
+import pytest
+
+import granular
+from tests.support.faults import DATA, FaultServer
+
+LIVE = '127.0.0.1'
+SILENT = ['127.0.0.7', '127.0.0.8', '127.0.0.9', '::1']  # these drop every packet
+REFUSING = '127.0.0.5'
+
+
+@pytest.fixture
+def server():
+    with FaultServer() as server:
+        server.port = urllib.parse.urlsplit(server.endpoint).port
+        yield server
+
+
+@pytest.fixture
+def silent(server):
+    """Let addresses drop the packets of new connections, as those of a machine that is gone: their queues are full."""
+    with contextlib.ExitStack() as stack:
+        for address in SILENT:
+            family = socket.AF_INET6 if ':' in address else socket.AF_INET
+            queue = stack.enter_context(socket.socket(family))
+            queue.bind((address, server.port))
+            queue.listen(0)
+            for _ in range(3):
+                waiting = stack.enter_context(socket.socket(family))
+                waiting.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    waiting.connect((address, server.port))
+        yield
+
+
+class Names:
+    """A resolver that knows ``data.test``, whose addresses may be set."""
+
+    def __init__(self):
+        self.addresses = [LIVE]
+        self.later = None  # the addresses from the second look-up on
+        self._look_up = socket.getaddrinfo
+
+    def __call__(self, host, *args, **kwargs):
+        hosts = [host]
+        if host == 'data.test':
+            hosts, self.addresses = self.addresses, self.later or self.addresses
+        if not hosts:
+            raise socket.gaierror(socket.EAI_NONAME, 'Name or service not known')
+        return [entry for host in hosts for entry in self._look_up(host, *args, **kwargs)]
+
+
+@pytest.fixture
+def names(monkeypatch):
+    names = Names()
+    monkeypatch.setattr(socket, 'getaddrinfo', names)
+    return names
+
+
+async def read(server, count=8, **settings):
+    """Read over that many new connections. Returns the number of retries."""
+    before = granular.io_stats()['retries']
+    config = granular.IOConfig(hedge=0, backoff=0.01, **settings)
+    path = granular.aio.Path(f'http://data.test:{server.port}/object', config=config)
+    assert await asyncio.gather(*(path.read_range(10, 50) for _ in range(count))) == [DATA[10:50]] * count
+    await granular.aio.aclose()
+    return granular.io_stats()['retries'] - before
+
+
+@pytest.mark.parametrize('dead', [SILENT[:1], SILENT[:3], SILENT[3:], [REFUSING], [REFUSING, *SILENT]], ids='-'.join)
+@pytest.mark.parametrize('first', [True, False])
+async def test_dead_addresses_of_a_host_cost_no_attempt(dead, first, server, silent, names):
+    names.addresses = [*dead, LIVE] if first else [LIVE, *dead]
+    assert await read(server) == 0
+
+
+@pytest.mark.parametrize('dead', [SILENT[:1], [REFUSING], []], ids=['silent', 'refusing', 'unknown'])
+async def test_names_of_dead_hosts_are_looked_up_again(dead, server, silent, names):
+    names.addresses, names.later = dead, [LIVE]
+    assert await read(server, 1, connect_timeout=0.5, attempts=4) == 1
+
+
+async def test_host_without_a_living_address_is_an_error(server, silent, names):
+    names.addresses = [SILENT[0], REFUSING]
+    with pytest.raises(granular.errors.StoreError, match=r'no connection to data\.test'):
+        await read(server, connect_timeout=0.7, attempts=2)

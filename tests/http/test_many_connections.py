@@ -1,0 +1,45 @@
+"""More requests in flight than the process may open files."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.faults import FaultServer
+
+PROGRAM = """
+import asyncio, resource, sys
+import granular
+
+url, limit, concurrency = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+
+
+async def use_files():
+    while True:
+        with open('/dev/null'):
+            await asyncio.sleep(0)
+
+
+async def main():
+    path = granular.aio.Path(url, config=granular.IOConfig(concurrency=concurrency, hedge=0))
+    user = asyncio.create_task(use_files())
+    records = await asyncio.gather(*(path.read_range(10, 26) for _ in range(2 * limit)))
+    assert not user.done(), user.exception()
+    user.cancel()
+    print(len(set(records)), granular.io_stats()['retries'])
+    await granular.aio.aclose()
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(('limit', 'concurrency'), [(64, 0), (64, 10_000), (200, 0), (200, 10_000)])
+def test_requests_leave_descriptors_to_the_program(limit, concurrency):
+    with FaultServer() as server:
+        command = [sys.executable, '-c', PROGRAM, f'{server.endpoint}/object', str(limit), str(concurrency)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.stdout, done.returncode) == ('1 0\n', 0), done.stderr
+    warned = 'concurrency=10000 needs more open files than `ulimit -n` allows' in done.stderr
+    assert warned == bool(concurrency)

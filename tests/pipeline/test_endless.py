@@ -1,0 +1,122 @@
+"""Operations of MapDatasets that are repeated infinitely: each works, or is refused by its name and with a remedy."""
+
+import numpy as np
+import pytest
+
+import granular
+from granular import MapDataset, shuffle
+from granular.errors import InvalidArgumentError, OutOfRangeError
+
+FINITE = MapDataset.range(25)
+
+
+class Doubled(granular.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element, element]
+
+
+def labeled(dataset):
+    return dataset.map(lambda x: {'label': x % 3})
+
+
+OPERATIONS = {
+    'apply': lambda d: d.apply([lambda x: x]),
+    'batch': lambda d: d.batch(4),
+    'concatenate': lambda d: MapDataset.concatenate([FINITE, d]),
+    'fetch': lambda d: d.fetch([3, 10**12]),
+    'filter': lambda d: d.filter(lambda x: True),
+    'filter_classes': lambda d: labeled(d).filter_classes(valid_classes=[1]),
+    'flat_map': lambda d: d.flat_map(Doubled()),
+    'map': lambda d: d.map(abs),
+    'map_with_index': lambda d: d.map_with_index(lambda index, x: x),
+    'mix': lambda d: MapDataset.mix([d, FINITE], [1, 2]),
+    'mix of endless': lambda d: MapDataset.mix([d, d]),
+    'oversample': lambda d: labeled(d).oversample(),
+    'percent': lambda d: d.percent(0.5),
+    'pipe': lambda d: d.pipe(lambda dataset: dataset.map(abs)),
+    'random_map': lambda d: d.random_map(lambda x, rng: x, seed=1),
+    'repeat': lambda d: d.repeat(2),
+    'repeat, endless': lambda d: d.repeat(),
+    'seed': lambda d: d.seed(1),
+    'select': lambda d: labeled(d).select(['label']),
+    'select_from_datasets': lambda d: MapDataset.select_from_datasets([d, FINITE], [(0, 10**12), (1, 2)]),
+    'shuffle': lambda d: d.shuffle(seed=7),
+    'shuffle, Blocks': lambda d: d.shuffle(7, shuffle.Blocks(4)),
+    'shuffle, Permutation': lambda d: d.shuffle(7, shuffle.Permutation()),
+    'shuffle, Sequential': lambda d: d.shuffle(7, shuffle.Sequential()),
+    'slice': lambda d: d.slice(slice(5, None, 3)),
+    'slice, part': lambda d: d[5:9],
+    'slice, shard': lambda d: d[1::4],
+    'slice, indices': lambda d: d.slice([1, 2]),
+    'subset': lambda d: d.subset([1, 2]),
+    'to_iter_dataset': lambda d: d.to_iter_dataset(),
+    'to_iter_dataset, shard': lambda d: d.to_iter_dataset(shard_options=granular.ShardOptions(1, 3, True)),
+    'window_shuffle': lambda d: d.window_shuffle(5, seed=1),
+    'zip': lambda d: MapDataset.zip([d, d]),
+}  # fmt: skip
+REFUSED = {
+    'concatenate': 'concatenate: ', 'filter_classes': 'selection by class: ', 'oversample': 'selection by class: ',
+    'percent': 'percent: ', 'repeat': 'repeat: ', 'repeat, endless': 'repeat: ',
+    'shuffle, Permutation': r'shuffle with Permutation\(\): ', 'slice, indices': 'selection by indices: ',
+    'subset': 'selection by indices: ',
+}  # fmt: skip
+NOT_OPERATIONS = {'aio', 'node', 'parents', 'range', 'source'}
+
+
+def test_table_has_all_operations():
+    public = {name for name in dir(MapDataset) if not name.startswith('_')}
+    assert {name.split(',')[0].split(' ')[0] for name in OPERATIONS} == public - NOT_OPERATIONS
+
+
+@pytest.mark.parametrize('name', OPERATIONS)
+def test_operation_on_an_endless_dataset_works_or_is_refused(name):
+    endless = FINITE.repeat()
+    if name in REFUSED:
+        with pytest.raises(InvalidArgumentError, match=f'^{REFUSED[name]}the dataset is repeated infinitely: '):
+            OPERATIONS[name](endless)
+        return
+    made = OPERATIONS[name](endless)
+    if isinstance(made, MapDataset):
+        found = [made[index] for index in (0, 1, 60, 10**9)]
+        assert repr(made.fetch([0, 1, 60, 10**9])) == repr(found)
+        made = made.to_iter_dataset()
+    taken = list(zip(range(30), made, strict=False))
+    assert len(taken) == (2 if name == 'fetch' else 4 if name == 'slice, part' else taken[-1][0] + 1)
+
+
+def test_epochs_of_a_selection_are_those_of_its_datasets():
+    chosen = [(1, 0), (0, 2), (0, 0)]
+    sources = [MapDataset.range(3).shuffle(seed=1), MapDataset.range(5, 7).map(lambda x: -x)]
+    selected = MapDataset.select_from_datasets(sources, chosen)
+    expected = [sources[number][index + epoch * len(sources[number])] for epoch in range(4) for number, index in chosen]
+    assert list(selected.repeat(4)) == expected
+    assert selected.fetch([11, 0, 4]) == [expected[11], expected[0], expected[4]]
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: FINITE.repeat(10**30),
+        lambda: FINITE.repeat(min_size=10**30),
+        lambda: MapDataset.concatenate([MapDataset.range(2**62)] * 3),
+        lambda: MapDataset.range(10**30),
+        lambda: MapDataset.select_from_datasets([FINITE], [(0, 10**30)])[0],
+    ],
+)
+def test_lengths_and_indices_beyond_64_bits_are_refused(make):
+    with pytest.raises(InvalidArgumentError):
+        make()
+
+
+def test_index_beyond_64_bits_is_out_of_range(tmp_path):
+    with granular.BagWriter(tmp_path / 'x.bag') as writer:
+        writer.append(b'x')
+    with granular.BagReader(tmp_path / 'x.bag') as reader:
+        for source in (FINITE, FINITE.repeat(), reader):
+            for index in (2**70, -(2**70)):
+                with pytest.raises(OutOfRangeError, match='out of range'):
+                    source[index]
+                with pytest.raises((OutOfRangeError, InvalidArgumentError)):
+                    source.fetch(np.array([index], object))
