@@ -22,7 +22,7 @@ SEARCHES = {
     'OSError: [Errno 24] Too many open files': 'troubleshooting.html#too-many-open-files',
     'CorruptBagError': 'reference/errors.html#granular.errors.CorruptBagError',
     'DatasetReader': 'reference/datasets.html#granular.DatasetReader',
-    'max_gap': 'guide.html#settings',
+    'max_gap': 'reference/paths.html#granular.config.IOConfig',
 }
 SHOWN = 3
 BROWSER = next(filter(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')), 'chromium')
