@@ -196,9 +196,6 @@ class OpenFiles:
 
     def _evict(self, left: int) -> None:
         """Close the oldest files, until that many are left."""
-        if len(self._order) <= left:
-            return
-        self._order = {key: kept for key, kept in self._order.items() if kept() is not None}
         while len(self._order) > left:
             _, version = oldest = next(iter(self._order))
             if (kept := self._order.pop(oldest)()) is not None:
