@@ -13,7 +13,7 @@ import pytest
 from granular import errors
 from tests import ROOT
 
-PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').glob('*.md')])
+PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md')])
 CLASSES = [name for name, value in vars(errors).items() if isinstance(value, type)]
 COMMANDS = ('granular', 'hf', 'make', 'pip', 'py-spy', 'python', 'pyright', 'find', '.venv', '--')
 # Messages of Python, of OpenSSL and of filelock.
