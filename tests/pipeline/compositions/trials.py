@@ -93,6 +93,7 @@ def hosts(seed: int) -> Result:
         at = place(draw, min(len(part.elements) for part in runs))
         given += counted([part.names(at) for part in runs])
         states = [part.states[at] for part in runs]
+        before = count
         count, batch = draw.one_of([count, *(other for other in range(1, 5) if other != count)]), draw.number(1, 4)
         text += f', saved after {at} elements each, {count} hosts with batches of {batch}'
         following = [
@@ -101,7 +102,10 @@ def hosts(seed: int) -> Result:
         ]
         for part in following:
             if isinstance(part, Refused):
-                return refused(node, part, text)
+                result = refused(node, part, text)
+                if count == before:
+                    return dataclasses.replace(result, verdict='wrong', text=f'{text}: refused: {part.error}')
+                return result
         runs = [part for part in following if isinstance(part, Run)]
     given += counted([part.names() for part in runs])
     if checked and given != expected:  # unless how the work is divided decides which elements there are

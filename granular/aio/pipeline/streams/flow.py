@@ -51,7 +51,7 @@ class Flow(abc.ABC):
       calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
       strict: True if ``restore`` refuses the state of a different pipeline.
       adapts: True if a stage before may continue with other weights than those of its state.
-      hosts: the number of hosts that share the elements.
+      hosts: the number of hosts that share the elements; 0 if it is not known before the stage begins.
       even: True if all of them get equally many.
     """
 

@@ -52,13 +52,17 @@ class Held:
 
     async def _read(self) -> Any:
         if not self._count:
-            self.before = self._parent.state()  # which may name the hosts by now
+            if self.adapts:
+                await self._parent.begin()  # so that its state names the hosts
+            self.before = self._parent.state()
         if self._last:
             self._previous = self._parent.state()
         self._after = None
         element = await self._parent.next()
         self._ended = element is END
         self._count += not self._ended
+        if not self._count:
+            self.before = self._parent.state()  # the same at each request behind the end
         return element
 
     async def go_back(self, state: Any) -> None:

@@ -132,7 +132,7 @@ class Interleaving(Flow):
         self._closed_failures: list[tuple[int, str]] = []
         self._terms = FREE  # those under which the saved streams continue
         self._keeps_host = False
-        self._hosts = 1  # those that share the streams, of which one was made
+        self._hosts = 0  # those that share the streams; 0 until one is made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
     @property
@@ -168,12 +168,12 @@ class Interleaving(Flow):
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
-        self._hosts = max(self._hosts, flow.hosts)
         if self._keeps_host or not flow.even:
             flow.keep_host()
         self._started.add(flow)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
         await flow.begin()
+        self._hosts = max(self._hosts, flow.hosts)
         return flow
 
     async def next(self) -> Any:
@@ -248,7 +248,7 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._hosts > 1:
+        if self._hosts:
             state['hosts'] = self._hosts
             if not self.in_step:
                 state['uneven'] = True
@@ -285,14 +285,18 @@ class Interleaving(Flow):
         for number in list(self._saved):  # now, so that a state that does not fit is refused at once
             await self._first_turn(number)
         opens = any(number is not None for number in numbers)
-        if self._hosts == 1 and not self._flows and (terms.held or not terms.in_step or not opens):
+        if not self._hosts and (terms.held or not terms.in_step or not opens):
             await self._learn_hosts()
-        terms.check_hosts(number_of(state, 'hosts') if 'hosts' in state else None, self._hosts)
+        if terms.version == 1 or 'hosts' in state:
+            terms.check_hosts(number_of(state, 'hosts') if 'hosts' in state else None, self._hosts or 1)
 
     async def _learn_hosts(self) -> None:
         """Make a stream, to know how many hosts share them."""
-        if self._count and (flow := await self._made_now(0)) is not None:
-            await self._close([flow])
+        for number in range(self._count):
+            if (flow := await self._made_now(number)) is not None:
+                await self._close([flow])
+            if self._hosts:
+                return
 
     async def begin(self) -> None:
         await ensure_event_loop()

@@ -110,10 +110,10 @@ class Prefetching(Flow):
         self._after, self._terms = self._parent.state(), terms
 
     async def begin(self) -> None:
-        if not self._size and self._task is None:
-            return
         await ensure_event_loop()
         if self._task is None:
+            await self._parent.begin()
+        if self._size and self._task is None:
             self._ready = asyncio.Queue()
             self._set_room()
             self._task = asyncio.create_task(self._fill(self._ready))
