@@ -142,19 +142,24 @@ def _escaped(name: str) -> str:
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
     """Write bars, tables and plots into docs/performance.md, between their marks, and the README's figures.
 
-    Bars that were not measured stay.
+    Bars that were not measured stay, with the day on which they were. A table without marks is a plot alone.
     """
     page = DOCS / 'performance.md'
     text = page.read_text()
-    day = datetime.datetime.now(tz=datetime.UTC).date()
-    rows = {line.split(' | ')[0]: line for line in _inside(text, 'bars').splitlines() if ' | at ' in line}
+    content = _inside(text, 'bars')
+    day = content.strip()[:10]
+    lines = [line for line in content.splitlines() if re.search(' [|] [≤≥] ', line)]
+    rows = {
+        line.split(' | ')[0]: line if re.search(r'\(\d{4}-\d\d-\d\d\) \|$', line) else f'{line[:-2]} ({day}) |'
+        for line in lines
+    }
     for bar in bars:
         start = f'| {_escaped(bar.name)}'
         rows[start] = (
-            f'{start} | {bar.value:.2f} | {"at most" if bar.at_most else "at least"} {bar.bound:g} '
-            f'| {"" if bar.reached else "**missed** "}{bar.behind} | {day} |'
+            f'{start} | {bar.value:.2f} | {"≤" if bar.at_most else "≥"} {bar.bound:g} '
+            f'| {"" if bar.reached else "**missed** "}{bar.behind} |'
         )
-    head = [f'{machine()}.', '', '| bar | figure | bound | details | measured |', '| --- | ---: | --- | --- | --- |']
+    head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
     text = _between(text, 'bars', '\n'.join([*head, *rows.values()]))
     for table in tables:
         plot(table)
@@ -170,7 +175,7 @@ def _headline(rows: Iterable[str]) -> str:
     rivals = {}
     for row in rows:
         if row.startswith(start):
-            name, figure, _, details, _ = row.removeprefix(start).split(' | ')
+            name, figure, _, details = row.removeprefix(start).split(' | ')
             rivals[name.split(',')[0]] = float(figure)
             rate = details.removeprefix('**missed** ').split('/s')[0]
     return (
@@ -189,7 +194,7 @@ def _inside(text: str, name: str) -> str:
 def _between(text: str, name: str, content: str) -> str:
     begin, end = f'<!-- {name} -->', f'<!-- /{name} -->'
     if begin not in text:
-        return f'{text.rstrip()}\n\n{begin}\n{content}\n{end}\n'
+        return text
     return text[: text.index(begin) + len(begin)] + f'\n{content}\n' + text[text.index(end) :]
 
 

@@ -17,12 +17,12 @@ SEARCHES = {
     'granular.errors.StateError: the state was saved with seed 3, this source has 5': 'troubleshooting.html#stateerror',
     's3://my-bucket/train: has no shards: expected folders such as 000000': 'troubleshooting.html#notfounderror',
     's3://b/train/image.bag: access denied (status 403, Forbidden)': 'troubleshooting.html#accessdeniederror',
-    'worker process 3 (pid 8123) was killed by SIGKILL before it returned item 17': 'troubleshooting.html#workererror',
+    'worker process 3 (pid 8123) was killed by SIGKILL before it computed item 17': 'troubleshooting.html#workererror',
     'attempt 3 failed, retrying in 0.41 s: s3://b/x.bag': 'troubleshooting.html#log-lines',
     'OSError: [Errno 24] Too many open files': 'troubleshooting.html#too-many-open-files',
     'CorruptBagError': 'reference/errors.html#granular.errors.CorruptBagError',
     'DatasetReader': 'reference/datasets.html#granular.DatasetReader',
-    'max_gap': 'guide.html#settings',
+    'max_gap': 'reference/paths.html#granular.config.IOConfig',
 }
 SHOWN = 3
 BROWSER = next(filter(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')), 'chromium')

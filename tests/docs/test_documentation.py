@@ -99,7 +99,7 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(target), f'{path}#{anchor}'
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)
 def test_named_files_and_tests_exist(page):
     sources = {path: path.read_text() for path in (ROOT / 'tests').rglob('*.py')}
     files = {path.name for path in sources}
