@@ -248,10 +248,10 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._hosts > 1 or (self._hosts and self._open.count(None) == len(self._open)):  # no stream names them
+        if self._hosts > 1 or (self._hosts and not states):  # which no stream may name
             state['hosts'] = self._hosts
-        if not self.in_step:
-            state['uneven'] = True
+            if not self.in_step:
+                state['uneven'] = True
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:

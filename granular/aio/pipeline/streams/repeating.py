@@ -74,6 +74,7 @@ class Repeating(Flow):
         self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
         self._uneven = False  # True if hosts have returned different numbers of elements in their epochs
+        self._shared: bool | None = None  # by hosts that may have different numbers of elements; None if not known yet
         if not parent.even:
             parent.keep_host()
 
@@ -86,17 +87,19 @@ class Repeating(Flow):
             element = await self._parent.next()
             if element is not END:
                 self._empty = False
+                if self._shared is None:
+                    self._shared = not self._parent.even
                 return element
             if self._empty:
                 break
-            self._uneven = self._uneven or not self._parent.even
+            self._uneven = self._shared = self._uneven or not self._parent.even
             await self._parent.restore(self._start, self._terms)
             self._epoch, self._empty = self._epoch + 1, True
         return END
 
     def state(self) -> Any:
         state = {'parent': self._parent.state(), 'epoch': self._epoch, 'empty': self._empty}
-        if not self.in_step:
+        if self._shared and not self.in_step:
             state['uneven'] = True
         if self._adapts:
             state['start'] = self._start
@@ -108,6 +111,7 @@ class Repeating(Flow):
             terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
         await self._parent.restore(state['parent'], terms)
         self._epoch, self._empty, self._uneven = epoch, bool(state['empty']), uneven
+        self._shared = uneven or None
         # What a later stage holds is read again with the weights that it was read with, also beyond this epoch.
         self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
 
