@@ -1,4 +1,4 @@
-"""The tables of the migration page: every public name of Grain and KappaData is there, and ours beside them exist."""
+"""The tables in docs/coming-from: every public name of Grain and KappaData is there, and ours beside them exist."""
 
 import importlib
 import re
@@ -48,43 +48,58 @@ print(json.dumps({key: sorted(names) for key, names in found.items()}))
 """
 
 
-def rows(package='Grain'):
-    """Yield the module, a package's names and our column for each row of its tables."""
-    section = (ROOT / 'docs/migration.md').read_text().split(f'### Every public name of {package}')[1].split('\n## ')[0]
-    for part in section.split('#### `')[1:]:
-        module, table = part.split('`', 1)
-        for line in re.findall(r'^\| (`.*) \|$', table, re.MULTILINE):
-            theirs, ours = line.split(' | ')
-            yield module, re.findall(r'`(\w+)`', theirs), ours
+def rows(page):
+    """Yield the module, the package's names and our column for each row of a page's table of all names.
+
+    The names are None in a row that stands for all names of a module.
+    """
+    module = None
+    for line in re.findall(r'^\| (.*) \|$', (ROOT / f'docs/coming-from/{page}.md').read_text(), re.MULTILINE):
+        theirs, _, ours = line.partition(' | ')
+        if title := re.match(r'\*\*`([\w.]+)`\*\*', theirs):
+            module = title[1]
+        elif module:
+            yield module, None if theirs == 'all names' else re.findall(r'`(\w+)`', theirs), ours
+
+
+def listed(page, public):
+    """Return the names that a page lists for each module, and those of a whole module where a row stands for all."""
+    found = {}
+    for module, names, ours in rows(page):
+        assert ours
+        found.setdefault(module, []).extend(public[module] if names is None else names)
+    return {module: sorted(names) for module, names in found.items()}
 
 
 def test_every_public_name_of_grain_is_listed(grain):
-    listed = {}
-    for module, names, ours in rows():
-        assert ours
-        listed.setdefault(module, []).extend(names)
-    listed['grain.checkpoint'] = [name for name in listed['grain.checkpoint'] if name not in OPTIONAL]
-    assert {module: sorted(names) for module, names in listed.items()} == {
-        module: sorted(set(names) - OPTIONAL) for module, names in grain.run(NAMES).items()
-    }
+    public = {module: sorted(set(names) - OPTIONAL) for module, names in grain.run(NAMES).items()}
+    found = listed('grain', public)
+    found['grain.checkpoint'] = [name for name in found['grain.checkpoint'] if name not in OPTIONAL]
+    assert found == public
 
 
 def test_every_public_name_of_kappadata_is_listed(kappadata):
-    listed, public = {}, {}
-    for module, names, ours in rows('KappaData'):
-        assert ours
-        listed.setdefault(module, []).extend(names)
+    public = {}
     for version in kappadata.VERSIONS:
         for module, names in kappadata.run(version, KAPPADATA).items():
             public.setdefault(module, set()).update(names)
-    assert {module: sorted(names) for module, names in listed.items()} == {
-        module: sorted(names) for module, names in public.items()
-    }
+    public = {module: sorted(names) for module, names in public.items()}
+    assert listed('kappadata', public) == public
 
 
-@pytest.mark.parametrize(('package', 'count'), [('Grain', 60), ('KappaData', 30)])
-def test_our_names_exist(package, count):
-    names = [name for _, _, ours in rows(package) for name in re.findall(r'`granular\.([\w.]+)`', ours)]
+def ours(page):
+    """Yield the names of ours in a page's table. ``the same`` stands for theirs, of our class of the same name."""
+    for module, theirs, cell in rows(page):
+        yield from re.findall(r'`granular\.([\w.]+)`', cell)
+        if cell.startswith('the same'):
+            kind = module.rpartition('.')[2]
+            owner = re.match(r'the same of `granular\.(\w+)`', cell) or re.match(r'([A-Z]\w+)', kind)
+            yield from (f'{owner[1]}.{name}' if owner else name for name in theirs)
+
+
+@pytest.mark.parametrize(('page', 'count'), [('grain', 90), ('kappadata', 45)])
+def test_our_names_exist(page, count):
+    names = list(ours(page))
     assert len(names) > count
     for name in names:
         if name.startswith('integrations.'):
