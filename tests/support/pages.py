@@ -200,7 +200,17 @@ def sources():
     return {}
 
 
-SETUP = {'README.md': readme, 'sources.md': sources}
+def others():
+    """Provide a folder of images in folders by class."""
+    for name in ('cat', 'dog'):
+        pathlib.Path(f'images/{name}').mkdir(parents=True)
+        for i in range(40):
+            image = granular.encoders['png'](np.full((40 + i % 5, 48, 3), i, np.uint8))
+            pathlib.Path(f'images/{name}/{i:02}.png').write_bytes(image)
+    return {}
+
+
+SETUP = {'README.md': readme, 'sources.md': sources, 'others.md': others}
 
 
 def main():
