@@ -30,11 +30,12 @@ class IterableDataset(_Base):  # type: ignore[misc]
 
     ::
 
-        stream = granular.MapDataset.source(reader).shuffle(seed=1).to_iter_dataset().batch(64)
-        loader = torch.utils.data.DataLoader(IterableDataset(stream), batch_size=None, num_workers=2)
+        dataset = granular.MapDataset.source(reader).shuffle(seed=1).batch(64)
+        loader = torch.utils.data.DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
-    Elements are assigned to ranks and workers in turn. Over a batched dataset (``DataLoader(..., batch_size=None)``),
-    the elements are whole batches, and a rank gets the same ones in the same order from any number of workers.
+    Elements are assigned to ranks and workers in turn. Those of a batched MapDataset are whole batches (hence
+    ``batch_size=None``), and a rank gets the same ones in the same order from any number of workers. ``batch`` of a
+    stream combines the elements of each worker.
 
     Each worker process prefetches, up to the limits of ``read_options``. torchdata's ``StatefulDataLoader`` saves and
     restores it between any two batches, with the same number of workers.

@@ -37,7 +37,7 @@ def _listing(
 
 
 class Path(PurePath):
-    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` or ``hf://`` (read only), or in fsspec.
+    """A path on a disk, in ``s3://``, ``gs://``, ``az://``, ``hf://`` or ``http(s)://`` (both read only), or in fsspec.
 
     ::
 

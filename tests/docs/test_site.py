@@ -73,7 +73,7 @@ def test_each_page_is_in_the_navigation():
     listed = set()
     for index in (DOCS / 'index.md', DOCS / 'reference/index.rst'):
         folder = index.parent.relative_to(DOCS)
-        listed |= {str(folder / name) for name in re.findall(r'^ *([a-z][\w/-]*)$', index.read_text(), re.MULTILINE)}
+        listed |= {str(folder / name) for name in re.findall(r'^ *([a-z][\w/.-]*)$', index.read_text(), re.MULTILINE)}
     pages = {path.relative_to(DOCS).with_suffix('') for path in [*DOCS.rglob('*.md'), *DOCS.rglob('*.rst')]}
     assert {str(page) for page in pages} - {'index'} == listed
 

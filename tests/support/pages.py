@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import dataclasses
 import doctest
+import gzip
 import io
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ import pathlib
 import re
 import shlex
 import sys
+import tarfile
 from unittest import mock
 
 import click
@@ -170,7 +172,45 @@ def readme():
     return {'train': train}
 
 
-SETUP = {'README.md': readme}
+def sources():
+    """Provide the files of other formats that the page reads."""
+    import pyarrow
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from pyarrow import parquet
+
+    from tests.support.examples import encode, frame
+
+    for part in range(2):
+        records = ArrayRecordWriter(f'train-0000{part}-of-00002.array_record', 'group_size:1')
+        for i in range(1000):
+            records.write(b'record %d of file %d' % (i, part))
+        records.close()
+    examples = b''.join(frame(encode({'label': [label]})) for label in range(100))
+    pathlib.Path('train.tfrecord').write_bytes(examples)
+    pathlib.Path('train.tfrecord.gz').write_bytes(gzip.compress(examples))
+    for name in ('a', 'b'):
+        table = pyarrow.table({'id': range(1000), 'text': [f'row {i}' for i in range(1000)]})
+        parquet.write_table(table, f'{name}.parquet', row_group_size=100)
+        granular.Path(f'{name}.parquet').copy(f's3://my-bucket/{name}.parquet')
+    with tarfile.open('train-000.tar', 'w') as tar:
+        for i in range(10):
+            for suffix, data in (('cls', b'%d' % i), ('png', granular.encoders['png'](np.zeros((8, 8, 3), np.uint8)))):
+                pathlib.Path(f'{i:03}.{suffix}').write_bytes(data)
+                tar.add(f'{i:03}.{suffix}')
+    return {}
+
+
+def others():
+    """Provide a folder of images in folders by class."""
+    for name in ('cat', 'dog'):
+        pathlib.Path(f'images/{name}').mkdir(parents=True)
+        for i in range(40):
+            image = granular.encoders['png'](np.full((40 + i % 5, 48, 3), i, np.uint8))
+            pathlib.Path(f'images/{name}/{i:02}.png').write_bytes(image)
+    return {}
+
+
+SETUP = {'README.md': readme, 'sources.md': sources, 'others.md': others}
 
 
 def main():

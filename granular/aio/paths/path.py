@@ -21,7 +21,7 @@ from granular.metrics import counters
 
 
 class Path(PurePath):
-    """A path on a local disk, in ``s3://`` or ``gs://``, on ``http(s)://`` or ``hf://`` (read-only), or in fsspec.
+    """A path on a disk, in ``s3://``, ``gs://``, ``az://``, ``hf://`` or ``http(s)://`` (both read only), or in fsspec.
 
     Object stores have no folders: there, a folder exists while at least one key begins with its name.
 

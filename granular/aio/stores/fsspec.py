@@ -30,7 +30,7 @@ _VERSION_FIELDS: Final = (
 
 
 class FsspecStore(ThreadedStore):
-    """A file system of fsspec, such as ``memory://``, ``abfs://`` or ``hf://``."""
+    """A file system of fsspec, such as ``memory://``, ``sftp://`` or ``webdav://``."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
