@@ -43,13 +43,16 @@ class Loader(core.LoaderHandle, Closing):
         return self
 
     def __next__(self) -> Batch:
-        batch, _ = run(self._core.take(), self._core.take_back)
-        if batch is END:
-            raise StopIteration
-        self._core.ahead.received()
-        result = cast(Batch, batch)
-        self._core.received()
-        return result
+        core = self._core
+        try:
+            batch = run(core.take())
+            if batch is END:
+                raise StopIteration
+            core.received()
+        except BaseException:
+            core.take_back()
+            raise
+        return cast(Batch, batch)
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         run(self._load(state, strict))
