@@ -1,7 +1,7 @@
 """The sync API of :mod:`granular.aio.loader.loader`."""
 
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from granular.aio.execution.failures import OnError
 from granular.aio.execution.prefetch import END
@@ -45,14 +45,15 @@ class Loader(core.LoaderHandle, Closing):
     def __next__(self) -> Batch:
         core = self._core
         try:
-            batch = run(core.take())
+            batch: Any = run(core.take())
             if batch is END:
                 raise StopIteration
+            result: Batch = batch
             core.received()
         except BaseException:
             core.take_back()
             raise
-        return cast(Batch, batch)
+        return result
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         run(self._load(state, strict))

@@ -26,6 +26,30 @@ END: Final = object()
 _NOT_READY: Final = object()
 
 
+class _Item(Generic[T]):
+    """An item that is computed, or ready. Its task ends on its loop: Ctrl-C in the end of one would be lost.
+
+    Attributes:
+      position: its position.
+      loop: the loop of its task.
+      task: its task; None once it is ready.
+      value: the item; ``_NOT_READY`` until then, and if it fails.
+    """
+
+    __slots__ = ('loop', 'position', 'task', 'value')
+
+    def __init__(self, task: 'asyncio.Task[T]', position: int) -> None:
+        self.task: asyncio.Task[T] | None = task
+        self.position, self.loop = position, task.get_loop()
+        self.value: Any = _NOT_READY
+        task.add_done_callback(self._end)
+
+    def _end(self, task: 'asyncio.Task[T]') -> None:
+        # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
+        if not task.cancelled() and task.exception() is None:
+            self.value, self.task = task.result(), None
+
+
 class Prefetch(Generic[T]):
     """Computes items by position, up to ``depth`` of them ahead of the next one.
 
@@ -82,7 +106,7 @@ class Prefetch(Generic[T]):
         self.waited = self.consumed = 0.0
         self._returned: float | None = None  # when the last item was returned
         self._arriving = False  # True until its consumer has received it
-        self._items: collections.deque[tuple[asyncio.Task[T], int]] = collections.deque()  # and their positions
+        self._items: collections.deque[_Item[T]] = collections.deque()
         self._pool: Threads | None = None
         self._lane: Threads | None = None
         self._retired: list[Threads] = []
@@ -97,7 +121,7 @@ class Prefetch(Generic[T]):
         while True:
             frontier = self._frontier
             try:
-                return self._items[0][1]
+                return self._items[0].position
             except IndexError:
                 if frontier == self._frontier:
                     return frontier
@@ -108,7 +132,7 @@ class Prefetch(Generic[T]):
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of items that are ready and that are in progress."""
-        ready = sum(task.done() for task, _ in self._items.copy())
+        ready = sum(item.task is None or item.task.done() for item in self._items.copy())
         return ready, len(self._items) - ready
 
     async def take(self, asked: float | None = None) -> Any:
@@ -144,12 +168,12 @@ class Prefetch(Generic[T]):
             self.begin()
             if not self._items:
                 return END
-            task, _ = self._items[0]
-            item = await self._wait(task)
-            if self._is_next(task):
+            item = self._items[0]
+            value = await self._wait(item) if item.task is not None else item.value
+            if self._is_next(item):
                 self._items.popleft()
                 self.begin()
-                return item
+                return value
             # The position was changed in the meantime.
 
     def _take_ready(self) -> Any:
@@ -157,13 +181,12 @@ class Prefetch(Generic[T]):
         if self._closed:
             raise ClosedError('the iterator is closed')
         try:
-            task, _ = first = self._items[0]
+            first = self._items[0]
         except IndexError:
             ended = self.stop is not None and self._frontier >= self.stop
             return END if ended and not self._items else _NOT_READY
-        if not task.done() or task.cancelled() or task.exception() is not None:
+        if first.task is not None:
             return _NOT_READY
-        item = task.result()
         try:
             taken = self._items.popleft()
         except IndexError:  # dropped, because a state was loaded in another thread
@@ -172,8 +195,8 @@ class Prefetch(Generic[T]):
             self._items.appendleft(taken)
             return _NOT_READY
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            task.get_loop().call_soon_threadsafe(self._begin_more)
-        return item
+            first.loop.call_soon_threadsafe(self._begin_more)
+        return first.value
 
     def _begin_more(self) -> None:
         """Start the items that are due, unless all were taken: the consumer may then continue elsewhere."""
@@ -194,15 +217,17 @@ class Prefetch(Generic[T]):
         self._returned += late
         self._arriving = False
 
-    async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
-        """Return the result of a task; None if it was cancelled because the position was changed."""
+    async def _wait(self, item: _Item[T]) -> T | None:
+        """Return the value of an item; None if it was cancelled because the position was changed."""
+        task: Any = item.task
         try:
-            return await outcome(result_of(task))
+            value: T = await outcome(result_of(task))
+            return value
         except asyncio.CancelledError:
             consumer = asyncio.current_task()
             if not task.cancelled() or consumer is None or consumer.cancelling():
                 raise  # the consumer stopped waiting; the item is left for the next request
-            if not self._is_next(task):
+            if not self._is_next(item):
                 return None
             self.drop()
             raise GranularError(f'the item at {self.position} was cancelled while it was computed') from None
@@ -210,8 +235,8 @@ class Prefetch(Generic[T]):
             self.drop()
             raise
 
-    def _is_next(self, task: 'asyncio.Task[T]') -> bool:
-        return bool(self._items) and self._items[0][0] is task
+    def _is_next(self, item: _Item[T]) -> bool:
+        return bool(self._items) and self._items[0] is item
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
@@ -222,9 +247,7 @@ class Prefetch(Generic[T]):
                 if position >= self.stop:
                     return
                 count = min(count, -(-(self.stop - position) // self._stride))
-            task = start_task(self._run(position, count))
-            task.add_done_callback(_seen)
-            self._items.append((task, position))
+            self._items.append(_Item(start_task(self._run(position, count)), position))
             self._frontier = position + count * self._stride  # last: without items, it is the position
             self._begun += count
 
@@ -240,13 +263,14 @@ class Prefetch(Generic[T]):
         self._begun = 0
         while self._items:
             frontier = self._frontier
-            self._frontier = self._items[-1][1]
+            self._frontier = self._items[-1].position
             try:
-                task, _ = self._items.pop()
+                task = self._items.pop().task
             except IndexError:  # the consumer has taken it
                 self._frontier = frontier
             else:
-                task.cancel()
+                if task is not None:
+                    task.cancel()
 
     def using_pool(self) -> '_Using':
         """Return a context manager in which blocking calls run in threads of this object."""
@@ -286,7 +310,7 @@ class Prefetch(Generic[T]):
         self._closed = True
         if self._items:
             await ensure_event_loop()
-            self._frontier, tasks = self.position, [task for task, _ in self._items]
+            self._frontier, tasks = self.position, [item.task for item in self._items if item.task is not None]
             self._items.clear()
             await end_tasks(tasks)
         pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]
@@ -306,9 +330,3 @@ class _Using:
 
     def __exit__(self, *args: object) -> None:
         current.reset(self._token)
-
-
-def _seen(task: 'asyncio.Task[Any]') -> None:
-    # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
-    if not task.cancelled():
-        task.exception()
