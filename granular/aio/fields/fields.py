@@ -13,7 +13,7 @@ from typing import Any, Final, Self, SupportsIndex
 
 from granular import filters
 from granular.aio.execution.failures import Failure
-from granular.aio.fields.nesting import Nested, dispose_of
+from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
 from granular.aio.pipeline.nodes.selection import read_labels

@@ -322,11 +322,11 @@ class Batch(Node):
         cuts = np.cumsum(stops - starts)
         batches = [datapoints[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
         if self.fn is stack and is_small(datapoints):
-            make = timed(self, self.make)
-            return [make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
-        return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
+            combine = timed(self, self._combine)
+            return [combine(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
+        return await map_in_threads([timed(self, self._combine)], batches, 'batching', steps.tolist())
 
-    def make(self, datapoints: list[Any], index: int) -> Any:
+    def _combine(self, datapoints: list[Any], index: int) -> Any:
         """Return a batch, or the first ``Failure`` among its datapoints."""
         for datapoint in datapoints:
             if type(datapoint) is Failure:
