@@ -32,15 +32,19 @@ PAIRS = [
 ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
     'copy_over',
     'describe',
+    'identity',
+    'nbytes',
     'over',
     'parents',
     'record_time',
     'release',
+    'seed',
     'select',
     'sparse',
     'spent_times',
     'stored_nbytes',
     'unlisted',
+    'user_functions',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 

@@ -17,9 +17,9 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
     CorruptDatasetError,
@@ -39,7 +39,7 @@ T = TypeVar('T')
 Window = dict[str, NDArray[Any]]
 
 
-class TokenWindows(Sampling[Window]):
+class TokenWindows(OpenedDataSource[Window]):
     """Random access to windows of fixed length over the arrays of a dataset, such as the tokens of long documents.
 
     ::
@@ -100,10 +100,8 @@ class TokenWindows(Sampling[Window]):
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._reader!r}, {self._key!r}, {self._length}, stride={self._stride})'
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        readers = self._reader.readers if isinstance(self._reader, ShardedDatasetReader) else [self._reader]
-        return self._key, self._length, self._stride, [reader._identity for reader in readers]
+    def identity(self) -> tuple[Any, ...]:
+        return self._key, self._length, self._stride, self._reader.identity()
 
     # --- opening
 

@@ -14,8 +14,8 @@ import numpy as np
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
@@ -73,7 +73,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]
 
 
-class ArrayRecordDataSource(Sampling[bytes]):
+class ArrayRecordDataSource(OpenedDataSource[bytes]):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::
@@ -167,9 +167,8 @@ class ArrayRecordDataSource(Sampling[bytes]):
     async def _close(self) -> None:
         self._indices, self._kept = {}, []
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        """The parts in order, each by store, address and records, and by the version of a file that was opened."""
+    def identity(self) -> tuple[Any, ...]:
+        """Return the parts in order, each by store, address, records, and version of its file, if that was opened."""
         versions = {path: index.version for path, index in self._indices.items()}
         return tuple(
             (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))

@@ -76,14 +76,12 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
         self._check_open()
         return KEY, *self._fields
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        """The files, and the decoders of fields."""
-        return *super()._identity, list(self._fields)
+    def identity(self) -> tuple[Any, ...]:
+        """Return the files, and the decoders of fields."""
+        return *super().identity(), list(self._fields)
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        """The decoders, in the order of the fields."""
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the decoders, in the order of the fields."""
         return tuple(field.fn for field in self._fields.values())
 
     # --- reading

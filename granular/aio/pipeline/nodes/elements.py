@@ -249,8 +249,7 @@ class Computed(Node):
         calls = [timed(self, lambda _, step: self._dataset[step])]
         return await map_in_threads(calls, [...] * len(steps), 'computing', steps)
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
+    def user_functions(self) -> tuple[Any, ...]:
         return (self._dataset.__getitem__,)
 
     def describe(self) -> str:

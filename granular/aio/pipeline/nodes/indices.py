@@ -432,8 +432,7 @@ class Selection(SourceChoice):
         lengths = np.array([len(parent) % ENDLESS for parent in self.parents], np.int64)
         return owners, (pairs[:, 1] + epochs * lengths[owners]).astype(np.int64, copy=False)
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
+    def user_functions(self) -> tuple[Any, ...]:
         return (self._chooser,)
 
     def describe(self) -> str:
