@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import name_of, refuse_misfit
 from granular.aio.pipeline.nodes.indices import Shuffle, SourceChoice, Wrapped
@@ -125,7 +126,7 @@ class Sample(Node):
         return f'Sample(seed={self.seed})'
 
 
-class Truncate(Node):
+class Truncate(Wrapped):
     """The first ``limit`` datapoints, repeated without end.
 
     ::
@@ -138,27 +139,26 @@ class Truncate(Node):
       length: number of datapoints of the source; its ``len`` by default.
     """
 
+    unlisted = False
+
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
-        super().__init__(convert(source))
-        length = length_of(self.parents[0]) if length is None else check_integer('length', length, 0)
-        self._limit = min(length, check_integer('limit', limit, 0))
+        source = convert(source)
+        length = length_of(source) if length is None else check_integer('length', length, 0)
+        super().__init__(source, min(length, check_integer('limit', limit, 0)))
         self.endless = True
-        if self._limit < 1:
+        if len(self) < 1:
             raise InvalidArgumentError(
-                f'expected a limit >= 1 and a source that is not empty, got {self._limit} datapoints'
+                f'expected a limit >= 1 and a source that is not empty, got {len(self)} datapoints'
             )
 
-    def __len__(self) -> int:
-        return self._limit
-
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await self.parents[0].fetch(steps_of(indices) % self._limit)
+        return await super().fetch(steps_of(indices))
 
     def describe(self) -> str:
-        return f'Truncate({self._limit})'
+        return f'Truncate({len(self)})'
 
 
-class Interleave(SourceChoice):
+class Interleave(nodes.Interleave):
     """One datapoint of each source in turn. Its length is the number of sources times the shortest length.
 
     ::
@@ -169,15 +169,8 @@ class Interleave(SourceChoice):
     def __init__(self, sources: Sequence[Any]) -> None:
         super().__init__(sources)
 
-    def __len__(self) -> int:
-        return len(self.parents) * min(length_of(source) for source in self.parents)
-
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        inner, owners = np.divmod(steps_of(indices), len(self.parents))
-        return owners, inner
-
-    def describe(self) -> str:
-        return f'Interleave of {len(self.parents)}'
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        return super().choose(steps_of(indices))
 
 
 class Mix(SourceChoice):
@@ -210,7 +203,7 @@ class Mix(SourceChoice):
     def __len__(self) -> int:
         return min(length_of(source) for source in self.parents)
 
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         steps = steps_of(indices)
         return np.array([self._draw(step) for step in steps.tolist()], np.int64), steps
 

@@ -8,7 +8,7 @@ import abc
 import functools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ class IndexNode(Node):
         """Return the indices in the source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        source, steps = _look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
+        source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
         return await source.fetch(steps)
 
     def select(self, fields: Sequence[str]) -> Self | None:
@@ -49,7 +49,7 @@ class IndexNode(Node):
         return self.copy_over(parent)
 
 
-def _look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
+def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices."""
     while isinstance(source, IndexNode) and type(source).fetch is IndexNode.fetch:
         indices = source._lookup(indices)
@@ -138,24 +138,28 @@ class Shuffle(IndexNode):
             steps = call_user(self._lookup, steps)
         else:
             steps = await offload(self._lookup, steps)
-        source, steps = _look_up(source, steps)
+        source, steps = look_up(source, steps)
         return await source.fetch(steps)
 
     def _lookup(self, indices: Ints) -> Ints:
-        length = len(self)
-        chosen = _epochs_of(indices, length)
-        if len(chosen) == 1:
-            base = chosen[0] * length
-            return self.order.lookup(indices - base, length, self.seed, chosen[0]) + base
-        epochs, positions = np.divmod(indices, length)
-        out = np.empty_like(positions)
-        for epoch in chosen:
-            mask = epochs == epoch
-            out[mask] = self.order.lookup(positions[mask], length, self.seed, epoch) + epoch * length
-        return out
+        return shuffled(indices, len(self), self.order, self.seed)
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
+
+
+def shuffled(indices: Ints, length: int, order: Order, seed: int) -> Ints:
+    """Return what is at these indices of epochs of a length in an order; each epoch stays where it is."""
+    chosen = _epochs_of(indices, length)
+    if len(chosen) == 1:
+        base = chosen[0] * length
+        return order.lookup(indices - base, length, seed, chosen[0]) + base
+    epochs, positions = np.divmod(indices, length)
+    out = np.empty_like(positions)
+    for epoch in chosen:
+        mask = epochs == epoch
+        out[mask] = order.lookup(positions[mask], length, seed, epoch) + epoch * length
+    return out
 
 
 def _epochs_of(steps: Ints, length: int) -> list[int]:
@@ -295,20 +299,44 @@ class SourceChoice(Node):
         super().__init__(*map(convert, parents))
 
     @abc.abstractmethod
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return, for each index, the number of the source and the index in that source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = await offload(self._choose, np.asarray(indices, np.int64))
-        chosen = np.unique(owners).tolist()
-        if len(chosen) > 1:
-            await ensure_event_loop()
-        fetched = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
-        out: list[Any] = [None] * len(owners)
-        for owner, datapoints in zip(chosen, fetched, strict=True):
-            for position, datapoint in zip(np.flatnonzero(owners == owner).tolist(), datapoints, strict=True):
-                out[position] = datapoint
-        return out
+        owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
+        return await fetch_by_owner(owners, lambda owner, at: self.parents[owner].fetch(inner[at]))
+
+
+async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[Any, Any, Sequence[Any]]]) -> list[Any]:
+    """Fetch from several sources concurrently, and return the datapoints in the order of their owners.
+
+    Args:
+      owners: the number of the source of each datapoint.
+      fetch: returns the datapoints of a source, given its number and the positions in ``owners``.
+    """
+    groups = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
+    if len(groups) > 1:
+        await ensure_event_loop()
+    fetched = await gather([fetch(owner, positions) for owner, positions in groups.items()])
+    out: list[Any] = [None] * len(owners)
+    for positions, datapoints in zip(groups.values(), fetched, strict=True):
+        for position, datapoint in zip(positions.tolist(), datapoints, strict=True):
+            out[position] = datapoint
+    return out
+
+
+class Interleave(SourceChoice):
+    """One datapoint of each source in turn."""
+
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        inner, owners = np.divmod(indices, len(self.parents))
+        return owners, inner
+
+    def __len__(self) -> int:
+        return len(self.parents) * min(length_of(source) for source in self.parents)
+
+    def describe(self) -> str:
+        return f'Interleave of {len(self.parents)}'
 
 
 class Proportional(SourceChoice):
@@ -327,7 +355,7 @@ class Proportional(SourceChoice):
     def __len__(self) -> int:
         return self._length
 
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         return turns(indices, self._weights)
 
     def describe(self) -> str:
@@ -393,7 +421,7 @@ class Concatenate(SourceChoice):
     def __len__(self) -> int:
         return int(self._stops[-1])
 
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         check_not_empty(self, len(self), indices)
         epochs, positions = np.divmod(indices, len(self))
         owners = np.searchsorted(self._stops, positions, side='right')
@@ -413,7 +441,7 @@ class Selection(SourceChoice):
     def __len__(self) -> int:
         return self._length
 
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         check_not_empty(self, self._length, indices)
         epochs, positions = np.divmod(indices, self._length)
         chosen = [self._chooser(position) for position in positions.tolist()]

@@ -38,21 +38,32 @@ class ClassSelection(Slice):
         return self._description
 
 
-async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> ClassSelection:
-    """Select the datapoints of some classes."""
+async def filtered(
+    node: Source, field: Any, valid_classes: Any, invalid_classes: Any, labels: filters.Labels | None = None
+) -> ClassSelection:
+    """Select the datapoints of some classes, given the labels or by reading them."""
     description = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
-    labels = await labels_of(node, field)
-    indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
-    return _class_selection(node, labels, indices, description, field)
+
+    def select(labels: filters.Labels) -> Ints:
+        return filters.by_class(labels, valid_classes, invalid_classes, field)
+
+    return await _class_selection(node, field, description, labels, select)
 
 
 async def oversampled(
-    node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None
+    node: Source,
+    field: Any,
+    strategy: filters.Strategy,
+    unlabeled: int | str | None,
+    labels: filters.Labels | None = None,
 ) -> ClassSelection:
-    """Repeat the datapoints of rare classes."""
-    labels = await labels_of(node, field)
-    indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
-    return _class_selection(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
+    """Repeat the datapoints of rare classes, given the labels or by reading them."""
+    description = f'oversample({field!r}, {strategy!r})'
+
+    def select(labels: filters.Labels) -> Ints:
+        return filters.oversampled(labels, strategy, unlabeled, field)
+
+    return await _class_selection(node, field, description, labels, select)
 
 
 def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
@@ -93,9 +104,15 @@ async def read_labels(
     return np.concatenate(pages) if pages else filters.as_labels([], field)
 
 
-def _class_selection(
-    node: Source, labels: filters.Labels, indices: Ints, description: str, field: Any
+async def _class_selection(
+    node: Source,
+    field: Any,
+    description: str,
+    labels: filters.Labels | None,
+    select: Callable[[filters.Labels], Ints],
 ) -> ClassSelection:
+    labels = await labels_of(node, field) if labels is None else labels
+    indices = await offload(select, labels)
     chosen = ClassSelection(node, indices, description)
     _labels[chosen] = {field: labels[indices]}
     return chosen
