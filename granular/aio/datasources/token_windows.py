@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import Any, Protocol, SupportsIndex, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from granular.aio.bags.records import read_limits, read_parts
 from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
+    AnyReader,
     ShardedDatasetReader,
     columns_of_shards,
     compare_shards,
@@ -37,6 +38,13 @@ _HEAD = 64  # bytes; at least those before the data of an array
 
 T = TypeVar('T')
 Window = dict[str, NDArray[Any]]
+
+
+class WrappedReader(Protocol):
+    """A reader of the sync API."""
+
+    @property
+    def aio(self) -> AnyReader: ...
 
 
 class TokenWindows(OpenedDataSource[Window]):
@@ -75,9 +83,7 @@ class TokenWindows(OpenedDataSource[Window]):
       ObjectChangedError: if a shard was replaced, also since the index of the dataset was built.
     """
 
-    def __init__(
-        self, reader: DatasetReader | ShardedDatasetReader | Any, key: str, length: int, stride: int | None = None
-    ) -> None:
+    def __init__(self, reader: AnyReader | WrappedReader, key: str, length: int, stride: int | None = None) -> None:
         super().__init__()
         reader = getattr(reader, 'aio', reader)
         if not isinstance(reader, DatasetReader | ShardedDatasetReader):

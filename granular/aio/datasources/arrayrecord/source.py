@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, ru
 
 import numpy as np
 
+from granular.aio.datasources.arguments import OnePath
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.paths.path import Path
@@ -46,7 +47,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-FileSpec = str | os.PathLike[str] | FileInstruction
+FileSpec = OnePath | FileInstruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class ArrayRecordDataSource(OpenedDataSource[bytes]):
       OutOfRangeError: if a file has fewer records than requested.
     """
 
-    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Any, verify: bool = False) -> None:
+    def __init__(self, paths: FileSpec | Sequence[FileSpec], verify: bool = False) -> None:
         super().__init__()
         self._verify = verify
         if isinstance(paths, str) or not isinstance(paths, Sequence):

@@ -16,7 +16,7 @@ from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats.plain import decode_bytes, inline_safe
 from granular.indexing import Ints, index_of, indices_of
 
-Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
+Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
 
 KEY: Final = '__key__'
 
