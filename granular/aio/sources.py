@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.functions import name_of, refuse_misfit
+from granular.aio.pipeline.nodes.functions import call_checked, name_of
 from granular.aio.pipeline.nodes.indices import Shuffle, SourceChoice, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
@@ -78,12 +78,8 @@ class Transform(Element):
         self.fn, self._own_seed = fn, seed
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        seed = [self._own_seed, index]
-        try:
-            return self.fn(datapoint, seed=seed)
-        except TypeError as error:
-            refuse_misfit(error, 'Transform calls fn(datapoint, seed=[seed, step])', self.fn, datapoint, seed=seed)
-            raise
+        call = 'Transform calls fn(datapoint, seed=[seed, step])'
+        return call_checked(call, self.fn, datapoint, seed=[self._own_seed, index])
 
     def describe(self) -> str:
         return f'Transform({name_of(self.fn)}, seed={self._own_seed})'
