@@ -98,10 +98,6 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
 
     # --- reading
 
-    @abc.abstractmethod
-    async def fetch(self, indices: Any) -> list[Any]:
-        """Return many datapoints, read from all files concurrently."""
-
     def _locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the number of the file of each datapoint, and the datapoint's number in that file."""
         owners = np.searchsorted(self._stops, positions, side='right')

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, SupportsIndex, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.stores.fanout import OnceMore
@@ -32,7 +32,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats.plain import array_counts, array_head, parse_array_head
-from granular.indexing import Ints, check_integer, index_of, indices_of
+from granular.indexing import Ints, check_integer
 
 _HEAD = 64  # bytes; at least those before the data of an array
 
@@ -47,7 +47,7 @@ class WrappedReader(Protocol):
     def aio(self) -> AnyReader: ...
 
 
-class TokenWindows(OpenedDataSource[Window]):
+class TokenWindows(SequenceSource[Window]):
     """Random access to windows of fixed length over the arrays of a dataset, such as the tokens of long documents.
 
     ::
@@ -99,6 +99,7 @@ class TokenWindows(OpenedDataSource[Window]):
         self._checked = np.zeros(0, np.bool_)  # datapoints whose head was compared
         self._dtype = np.dtype(np.int64)
         self._remote = False
+        self._name = repr(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._reader, self._key, self._length, self._stride)
@@ -192,34 +193,7 @@ class TokenWindows(OpenedDataSource[Window]):
 
     # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex) -> Window: ...
-    @overload
-    async def get(self, index: slice | range) -> list[Window]: ...
-    async def get(self, index: SupportsIndex | slice | range) -> Window | list[Window]:
-        """Return the window at an index, negative from the end, or the windows of a slice.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            return await self.fetch(index)
-        return (await self._windows(np.array([index_of(index, len(self), repr(self))])))[0]
-
-    async def fetch(self, indices: Any) -> list[Window]:
-        """Return many windows, read in one fan-out.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The windows, in the order requested: dicts with ``key`` and a read-only array of shape (length,).
-        """
-        await self._ensure_open()
-        return await self._windows(indices_of(indices, len(self), repr(self)))
-
-    async def _windows(self, indices: Ints) -> list[Window]:
+    async def _read_all(self, indices: Ints) -> list[Window]:
         if not len(indices):
             return []
         owners = np.searchsorted(self._stops, indices, side='right')

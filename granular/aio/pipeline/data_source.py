@@ -1,5 +1,6 @@
 """Data sources: what they may tell of themselves, and those that are opened and closed."""
 
+import abc
 from collections.abc import Callable
 from typing import Any, Generic
 
@@ -71,14 +72,19 @@ def as_data_source(source: Any) -> DataSource:
 
 
 class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
-    """A data source that is opened and closed, with ``fetch``. Its first datapoints can be taken."""
+    """A data source that is opened and closed. Its first datapoints can be taken."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    async def fetch(self, indices: Any) -> list[Any]:
+        """Return many datapoints, in the order of the indices, read concurrently."""
 
     async def take(self, count: int) -> list[Datapoint_co]:
         """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
         await self._ensure_open()
-        reader: Any = self
-        elements: list[Datapoint_co] = await reader.fetch(range(min(check_integer('count', count, 0), len(reader))))
-        return elements
+        return await self.fetch(range(min(check_integer('count', count, 0), len(self))))
 
     async def head(self, count: int = 5) -> Samples[Datapoint_co]:
         """Return the first elements, as ``take``, in a list that notebooks show as a table with thumbnails."""

@@ -7,15 +7,15 @@ import operator
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from granular.aio.datasources.arguments import OnePath
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
+from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -23,7 +23,7 @@ from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints
 from granular.metrics import counters
 
 _SLICED: Final = re.compile(r'(.*)\[(\d{1,18}):(\d{1,18})\]', re.DOTALL)
@@ -74,7 +74,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]
 
 
-class ArrayRecordDataSource(OpenedDataSource[bytes]):
+class ArrayRecordDataSource(SequenceSource[bytes]):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::
@@ -182,35 +182,8 @@ class ArrayRecordDataSource(OpenedDataSource[bytes]):
         self._check_open()
         return self._length
 
-    @overload
-    async def get(self, index: SupportsIndex) -> bytes: ...
-    @overload
-    async def get(self, index: slice | range) -> list[bytes]: ...
-    async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """Return the record at an index, negative from the end, or the records of a slice.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            return await self.fetch(index)
-        return await self._read_one(index_of(index, self._length, self._name))
-
-    async def fetch(self, indices: Any) -> list[bytes]:
-        """Return many records, read from all files concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The records, in the order requested.
-        """
-        await self._ensure_open()
-        return await self._read(indices_of(indices, self._length, self._name))
-
     async def _read_one(self, position: int) -> bytes:
-        """Read one record, without the planning overhead of ``_read``."""
+        """Read one record, without the planning overhead of ``_read_all``."""
         i = int(np.searchsorted(self._stops, position, side='right'))
         part = self._parts[i]
         path = part.path
@@ -224,7 +197,7 @@ class ArrayRecordDataSource(OpenedDataSource[bytes]):
             await offload(_check, [read], [raw])
         return (await offload(_decode, read, raw))[0]
 
-    async def _read(self, wanted: Ints) -> list[bytes]:
+    async def _read_all(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
         files = await self._read_indices({self._parts[i].path for i in used})
