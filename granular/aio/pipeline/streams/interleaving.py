@@ -248,7 +248,8 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._hosts > 1 or (self._hosts and not states):  # which no stream may name
+        ended = self._begun > len(self._open) - self._open.count(None)
+        if self._hosts > 1 or (self._hosts and ended and not states):  # which no stream may name
             state['hosts'] = self._hosts
             if not self.in_step:
                 state['uneven'] = True
