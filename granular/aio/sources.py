@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.pipeline.nodes import indices as nodes
+from granular.aio.pipeline.nodes import combinations
+from granular.aio.pipeline.nodes.combinations import SourceChoice
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import call_checked, name_of
-from granular.aio.pipeline.nodes.indices import Shuffle, SourceChoice, Wrapped
+from granular.aio.pipeline.nodes.indices import Shuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import refuse_coroutine_function
@@ -154,7 +155,7 @@ class Truncate(Wrapped):
         return f'Truncate({len(self)})'
 
 
-class Interleave(nodes.Interleave):
+class Interleave(combinations.Interleave):
     """One datapoint of each source in turn. Its length is the number of sources times the shortest length.
 
     ::

@@ -11,16 +11,8 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, labels_of, original
-from granular.aio.pipeline.nodes.indices import (
-    Concatenate,
-    IndexNode,
-    Interleave,
-    Repeat,
-    Slice,
-    Wrapped,
-    fetch_by_owner,
-    look_up,
-)
+from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
+from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
 from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled
 from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, check_integer, indices_of

@@ -12,6 +12,7 @@ from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
+from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
@@ -108,13 +109,13 @@ class IterDataset(Generic[Element_co]):
                 if weights.keys() != datasets.keys():
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
-            parts = nodes.proportions(len(names), weights)
+            parts = proportions(len(names), weights)
             return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
-        parts = nodes.proportions(len(datasets), weights)
+        parts = proportions(len(datasets), weights)
         return cls._of(Mixed(_streams(datasets), parts))
 
     @classmethod

@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 
 from granular import filters
+from granular.aio.pipeline.nodes.combinations import Concatenate
 from granular.aio.pipeline.nodes.elements import Element, selected
-from granular.aio.pipeline.nodes.indices import Concatenate, Repeat, Seeded, Slice, Wrapped, check_finite
+from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Slice, Wrapped, check_finite
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
@@ -43,27 +44,18 @@ async def filtered(
 ) -> ClassSelection:
     """Select the datapoints of some classes, given the labels or by reading them."""
     description = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
-
-    def select(labels: filters.Labels) -> Ints:
-        return filters.by_class(labels, valid_classes, invalid_classes, field)
-
-    return await _class_selection(node, field, description, labels, select)
+    labels = await labels_of(node, field) if labels is None else labels
+    indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
+    return _class_selection(node, labels, indices, description, field)
 
 
 async def oversampled(
-    node: Source,
-    field: Any,
-    strategy: filters.Strategy,
-    unlabeled: int | str | None,
-    labels: filters.Labels | None = None,
+    node: Source, field: Any, strategy: filters.Strategy, unlabeled: Any, labels: filters.Labels | None = None
 ) -> ClassSelection:
     """Repeat the datapoints of rare classes, given the labels or by reading them."""
-    description = f'oversample({field!r}, {strategy!r})'
-
-    def select(labels: filters.Labels) -> Ints:
-        return filters.oversampled(labels, strategy, unlabeled, field)
-
-    return await _class_selection(node, field, description, labels, select)
+    labels = await labels_of(node, field) if labels is None else labels
+    indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
+    return _class_selection(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
 
 
 def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
@@ -104,15 +96,9 @@ async def read_labels(
     return np.concatenate(pages) if pages else filters.as_labels([], field)
 
 
-async def _class_selection(
-    node: Source,
-    field: Any,
-    description: str,
-    labels: filters.Labels | None,
-    select: Callable[[filters.Labels], Ints],
+def _class_selection(
+    node: Source, labels: filters.Labels, indices: Ints, description: str, field: Any
 ) -> ClassSelection:
-    labels = await labels_of(node, field) if labels is None else labels
-    indices = await offload(select, labels)
     chosen = ClassSelection(node, indices, description)
     _labels[chosen] = {field: labels[indices]}
     return chosen
