@@ -43,7 +43,7 @@ class Task(Protocol):
         ...
 
     @property
-    def make(self) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def compute(self) -> Callable[..., Coroutine[Any, Any, Any]]:
         """Coroutine function from a position, one integer or several, to its item."""
         ...
 
@@ -124,7 +124,7 @@ def work(
 async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:
     """Return the error, if any, and the item. Errors are not raised: asyncio would end the loop with some of them."""
     try:
-        return None, await await_user(task.make(*position))
+        return None, await await_user(task.compute(*position))
     except asyncio.CancelledError:
         raise  # the consumer cancelled the item
     except BaseException as error:

@@ -275,7 +275,7 @@ class _Core(Running):
         self._before, self._recipient, self._astray = 0, 0, False
         self._processes: Workers | None = None
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
+            self._load_batch, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
@@ -427,13 +427,13 @@ class _Core(Running):
         if len(self._returned) > self._recycle_after and self._assembly is not None:
             self._assembly.recycled.append(self._returned.popleft())
 
-    async def _make(self, step: int, _: int) -> LoadedBatch:
+    async def _load_batch(self, step: int, _: int) -> LoadedBatch:
         first = step + self.turns.offset
-        maker = self._processes or self._assembly
-        if maker is None:
+        task = self._processes or self._assembly
+        if task is None:
             raise ClosedError('the loader is closed')
         try:
-            loaded: LoadedBatch = await maker.make(first)
+            loaded: LoadedBatch = await task.compute(first)
         except Exception as error:
             error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
             raise
