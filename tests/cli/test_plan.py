@@ -186,7 +186,7 @@ def made(order, dollars, seconds, mixing, obstacle=''):
     ],
 )
 def test_choice_mixes_fits_and_is_fast_or_cheap(orders, choice, reason):
-    chosen, why = plans._choose(orders)
+    chosen, why = plans.choose(orders)
     assert chosen == choice
     assert reason in why
 

@@ -145,7 +145,9 @@ def test_datasets_that_a_filter_drops_are_skipped():
 
 def test_options_and_shards_reach_datasets_that_are_made():
     stream = IterDataset.interleave(MapDataset.range(3, 6).map(part), 2)
-    shards = [IterDataset(stream._stream.sharded(ShardOptions(i, 2))) for i in range(2)]
+    from granular.integrations.torch import IterableDataset  # a slow import, needed only here
+
+    shards = [IterableDataset(stream, shard_options=ShardOptions(i, 2)) for i in range(2)]
     assert sorted([*shards[0], *shards[1]]) == sorted(stream)
     files = MapDataset.range(2).map(lambda n: MapDataset.range(2000).to_iter_dataset().filter(lambda x: x % 9 == n))
     strict = granular.DatasetOptions(filter_raise_threshold_ratio=0.5)

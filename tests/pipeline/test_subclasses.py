@@ -159,6 +159,8 @@ def test_what_cannot_work_is_refused():
         def __getitem__(self, index):
             return index
 
+    from granular.integrations.torch import IterableDataset  # a slow import, needed only here
+
     stream = MapDataset.range(3).to_iter_dataset()
     for make, message in (
         (lambda: MapDataset([1, 2]), 'use MapDataset.source'),
@@ -166,7 +168,10 @@ def test_what_cannot_work_is_refused():
         (lambda: list(NoState(stream).batch(2)), 'an iterator of NoState has no method get_state'),
         (lambda: Incomplete(iter(stream)), 'Incomplete does not override get_state'),
         (NoLength, 'NoLength has no parents: define __len__'),
-        (lambda: Sums(stream)._stream.sharded(ShardOptions(0, 2)), 'Sums cannot be divided into 2 shards'),
+        (
+            lambda: list(IterableDataset(Sums(stream), shard_options=ShardOptions(0, 2))),
+            'Sums cannot be divided into 2 shards',
+        ),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             make()

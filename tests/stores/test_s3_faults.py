@@ -41,6 +41,7 @@ from tests.support.s3_faults import Answer, S3Proxy
 from tests.support.servers import TLSProxy
 from tests.support.small_parts import PART, small_parts, taken_by_moto
 from tests.support.tables import cover, each_value, pairwise
+from tests.support.uploads import abandon_upload
 
 BOUND = 50.0  # seconds: a reply that hangs takes a minute
 USUAL_PARTS = granular.IOConfig(
@@ -748,14 +749,6 @@ def uploads(path):
     return granular.aio.runtime.bridge.run(listed())
 
 
-async def abandon_upload(path, size):
-    writer = await path.store.open_writer(path.key)
-    await writer.write(bytes(size))
-    # Parts are uploaded in the background: only the writer's tasks tell when one has arrived.
-    while writer._tasks:
-        await writer._finish_one()
-
-
 CLEANING = [
     *cover([['uploads', 'parts', 'abort']], [UNUSABLE, INTERRUPTED]),
     *cover([['abort']], [CARRIED_OUT]),
@@ -765,7 +758,7 @@ CLEANING = [
 @pytest.mark.parametrize(('kind', 'script'), CLEANING, ids=str)
 def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, script):
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', PART + 1))
+    abandon_upload(case.folder / 'x', PART + 1)
     server.plan(kind, script)
     removed = granular.clean(case.folder, older=0, remove=True)
     assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', PART)]
@@ -780,7 +773,7 @@ def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, s
 def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
     fault = script[-1]
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', PART + 1))
+    abandon_upload(case.folder / 'x', PART + 1)
     case.reopen(**{**case.options, 'config': IMPATIENT if fault == 'hang' else TWO_ATTEMPTS})
     server.plan(kind, stays=fault)
     if kind == 'abort' and fault == 'cut':  # the reply has no body
