@@ -245,8 +245,8 @@ def _read(
     source = Concatenation(functools.partial(_open, shards, decoders, verify), [shard.length for shard in shards])
     size = max(mean, sum(shard.sizes[key] for shard in shards for key in mask) / len(source))
     step = max(1, int(_PAGE / size))
-    pages = functools.partial(_pages, source, start, stop, mask, step, shards[0].folder.store.local)
-    with Iteration[list[Columns]](pages) as chunks:
+    local = shards[0].folder.store.local
+    with Iteration[list[Columns]](lambda page: _pages(source, start + page * step, stop, mask, step, local)) as chunks:
         for parts in chunks:
             yield _block(parts, list(mask))
 

@@ -248,10 +248,12 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._hosts > 1 or (self._hosts and not states):  # which no stream may name
+        if self._hosts > 1:
             state['hosts'] = self._hosts
             if not self.in_step:
                 state['uneven'] = True
+        elif self._hosts and not states and not any(number is not None for number in self._open):
+            state['hosts'] = 1  # which no stream names
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
