@@ -72,6 +72,13 @@ def several(tmp_path_factory):
     return {suffix: write_all(folder, suffix) for suffix in FORMATS}
 
 
+def test_every_format_that_is_opened_is_tested():
+    assert {f.source for f in FORMATS.values()} == {
+        cls.__name__ for cls in granular.aio.datasources.detect.CLASSES.values()
+    }
+    assert {f.source for f in FORMATS.values()} <= set(granular.__all__) & set(aio.__all__)
+
+
 # --- reading
 
 

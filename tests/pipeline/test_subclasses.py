@@ -75,7 +75,6 @@ def test_elements_equal_those_of_grain(grain):
     script = f"""
 B = grain
 {CLASSES}
-def plain(x): return x.tolist() if hasattr(x, 'tolist') else x
 print(json.dumps([[plain(x) for x in eval(text)] for text in json.loads(sys.argv[1])]))
 """
     for text, expected in zip(SAME, grain.run(script, json.dumps(SAME)), strict=True):
