@@ -166,7 +166,7 @@ class _Bench:
         measured = [latency, *by_in_flight, *by_size, single]
         rate = max(one.bytes_per_second for one in measured)
         limit = limit_of(best, by_in_flight, by_size, change['throttled'])
-        settings, advice = _advice(limit, best, by_size, change['throttled'])
+        settings, advice = advise(limit, best, by_size, change['throttled'])
         return Result(
             hidden(str(self._path)), self._tls, len(self._objects), time.monotonic() - began, change['requests'],
             change['bytes'], _quantile(times, 50), _quantile(times, 99), latency, by_in_flight, by_size,
@@ -292,7 +292,7 @@ def saturating(by_in_flight: list[Measurement]) -> Measurement:
     return best
 
 
-def _advice(
+def advise(
     limit: Limit,
     best: Measurement,
     by_size: list[Measurement],

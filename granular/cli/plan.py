@@ -269,7 +269,7 @@ def plan(
         prices = prices or Prices.of(path.store.root.partition('://')[0])
         estimate = _Estimate(planner, run, rates, prices)
         plans = [one for order in orders or estimate.defaults() for one in estimate.plans(order)]
-        choice, reason = _choose(plans)
+        choice, reason = choose(plans)
         return Report(planner.length, planner.nbytes, prices, plans, choice, reason)
     finally:
         planner.close()
@@ -432,7 +432,7 @@ class _Estimate:
         )
 
 
-def _choose(plans: Sequence[Plan]) -> tuple[str | None, str]:
+def choose(plans: Sequence[Plan]) -> tuple[str | None, str]:
     """Return the order to choose, and why."""
     possible = [plan for plan in plans if not plan.obstacle]
     if not possible:

@@ -14,9 +14,9 @@ import granular
 from granular import aio
 from granular.aio.runtime.bridge import run
 from granular.errors import GranularError, StateError
-from tests.pipeline.test_map_dataset import plain
 from tests.robustness.test_interrupted_iteration import STREAMS, consume, running, save
 from tests.support.files import FILES
+from tests.support.states import plain
 from tests.support.tables import FULL_TABLES
 
 

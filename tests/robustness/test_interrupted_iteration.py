@@ -18,9 +18,9 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
-from tests.pipeline.test_map_dataset import plain
 from tests.robustness.test_interrupts import Loop, MainThread, points
 from tests.support.files import FILES
+from tests.support.states import plain
 from tests.support.tables import pairwise
 
 COUNT = 12

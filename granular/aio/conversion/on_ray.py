@@ -52,6 +52,9 @@ class RayShards:
       writer: writes the shards.
       source, format: the source as the user passed it, which each worker opens for itself.
       opened: the source as this process has opened it.
+
+    Attributes:
+      job: tells each worker what to write.
     """
 
     def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
@@ -59,7 +62,7 @@ class RayShards:
         writer.directory = shared(writer.directory)
         writer.has_copies = True  # a worker that Ray considers dead may be alive, beside the one that replaces it
         expected = len(opened), opened.size
-        self._job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
+        self.job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
         self._running: dict[int, Any] = {}  # the results of the tasks
 
     async def write(
@@ -83,7 +86,7 @@ class RayShards:
         """
         if not ranges:
             return
-        self._job.claim = claim
+        self.job.claim = claim
         job, task = await offload_whole(self._start)
 
         async def write_shard(number: int) -> None:
@@ -104,10 +107,10 @@ class RayShards:
 
     async def _remove_empty(self, numbers: Sequence[int]) -> None:
         """Remove the folders that cancelled tasks had just created."""
-        directory = self._job.writer.directory
+        directory = self.job.writer.directory
         for number in numbers:
             with contextlib.suppress(NotFoundError):
-                await directory.store.delete_empty(self._job.writer.folder(number).key)
+                await directory.store.delete_empty(self.job.writer.folder(number).key)
 
     def _cancel(self) -> None:
         """Cancel the tasks that are left, and wait for them: in one thread, one after the other."""
@@ -120,17 +123,17 @@ class RayShards:
 
     def _start(self) -> tuple[list[Any], Any]:
         try:
-            reference = self._ray.put(self._job)
+            reference = self._ray.put(self.job)
         except TypeError as error:
             raise InvalidArgumentError(
-                f'{self._job.writer.directory}: the source or an encoder cannot be pickled for the workers of Ray: '
+                f'{self.job.writer.directory}: the source or an encoder cannot be pickled for the workers of Ray: '
                 f'{error}'
             ) from error
         # In a list, so that Ray passes the reference: a worker loads the source once for all of its tasks.
-        return [self._job.token, reference], self._ray.remote(max_retries=_RETRIES)(_write_shard)
+        return [self.job.token, reference], self._ray.remote(max_retries=_RETRIES)(_write_shard)
 
     async def _outcome(self, result: Any, number: int) -> tuple[int, int, int]:
-        errors, folder = self._ray.exceptions, self._job.writer.folder(number)
+        errors, folder = self._ray.exceptions, self.job.writer.folder(number)
         try:
             outcome = await asyncio.wrap_future(result.future())
         except errors.RayTaskError as error:
