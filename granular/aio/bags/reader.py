@@ -11,16 +11,16 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
+from granular.aio.runtime.first_elements import FirstElements
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.plain import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
-class BagReader(Sampling[bytes]):
+class BagReader(FirstElements[bytes]):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at

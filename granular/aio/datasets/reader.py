@@ -18,15 +18,15 @@ from granular.aio.datasets.columns import Columns, Datapoint, Mask, as_datapoint
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
+from granular.aio.runtime.first_elements import FirstElements
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
 from granular.indexing import index_of, indices_of
 
 
-class DatasetReader(Sampling[Datapoint_co]):
+class DatasetReader(FirstElements[Datapoint_co]):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not
@@ -72,7 +72,7 @@ class DatasetReader(Sampling[Datapoint_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.directory, *self._args)
-        if sharing.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
+        if pickling_for_worker.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
             return _shared, (type(self), args, {'': state})
         return reopened, (type(self), args, {}, opened_files(self) if self._state == 'open' else None)
 

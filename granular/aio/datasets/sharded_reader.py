@@ -20,15 +20,15 @@ from granular.aio.datasets.reader import DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_steps
 from granular.aio.paths.path import Path
+from granular.aio.runtime.first_elements import FirstElements
 from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 
 
-class ShardedDatasetReader(Sampling[Datapoint_co]):
+class ShardedDatasetReader(FirstElements[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     With an index (``build_index``), opening takes a handful of requests, and memory 2 to 3 bytes per record and key.
@@ -80,7 +80,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         if self._state != 'open':
             return reopened, (type(self), args, {}, None)
         count = len(self._opener.numbers)
-        if sharing.get() and (state := self._opener.state_of(self._shards)) is not None:
+        if pickling_for_worker.get() and (state := self._opener.state_of(self._shards)) is not None:
             return _shared, (type(self), args, state, count)
         return _reopened, (type(self), args, Identity.of(self.directory.store, self._shards.files()), count)
 

@@ -17,9 +17,9 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
+from granular.aio.runtime.first_elements import FirstElements
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
     CorruptDatasetError,
@@ -39,7 +39,7 @@ T = TypeVar('T')
 Window = dict[str, NDArray[Any]]
 
 
-class TokenWindows(Sampling[Window]):
+class TokenWindows(FirstElements[Window]):
     """Random access to windows of fixed length over the arrays of a dataset, such as the tokens of long documents.
 
     ::

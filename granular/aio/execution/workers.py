@@ -21,9 +21,9 @@ from granular.aio.execution.failures import remote, summary
 from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import expect_exit, offload_whole, start_thread
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
 
@@ -104,7 +104,7 @@ class Workers:
 
     def _start(self) -> None:
         if self._context.get_start_method() != 'fork':
-            token = sharing.set(True)
+            token = pickling_for_worker.set(True)
             try:
                 work = self._task, self._initialize
                 self._payload, self._parts = shared_memory.split(work, by_value=not _imports_main())
@@ -113,7 +113,7 @@ class Workers:
                     f'worker processes need a source and functions that pickle: {summary(error)}'
                 ) from error
             finally:
-                sharing.reset(token)
+                pickling_for_worker.reset(token)
         if self._parts:
             self._file = shared_memory.write(self._parts)
             self._release = weakref.finalize(self, os.close, self._file)

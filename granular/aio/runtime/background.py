@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from granular.aio.runtime.scope import peek_scope
+from granular.aio.runtime.loop_resources import peek_scope
 from granular.aio.runtime.tasks import start_task
 from granular.errors import StoreError
 
@@ -12,7 +12,7 @@ T = TypeVar('T')
 
 
 def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
-    """Start a task under a loop; it is cancelled when the loop ends (:class:`granular.aio.runtime.scope.Scope`).
+    """Start a task under a loop; it is cancelled when the loop's ``Scope`` is closed.
 
     Await it by ``outcome``, or by :func:`wait_shared` if several callers may wait.
     """

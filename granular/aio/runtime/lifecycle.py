@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from granular.aio.runtime.lock import Lock, Turn
+from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
-from granular.aio.runtime.scope import Closable, scope
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError

@@ -14,8 +14,8 @@ import numpy as np
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.paths.path import Path
+from granular.aio.runtime.first_elements import FirstElements
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
@@ -73,7 +73,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]
 
 
-class ArrayRecordDataSource(Sampling[bytes]):
+class ArrayRecordDataSource(FirstElements[bytes]):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::

@@ -8,7 +8,7 @@ from granular.formats.display import Samples
 from granular.indexing import check_integer
 
 
-class Sampling(AsyncResource, Generic[Datapoint_co]):
+class FirstElements(AsyncResource, Generic[Datapoint_co]):
     """A resource with a length and ``fetch``, whose first elements can be taken."""
 
     async def take(self, count: int) -> list[Datapoint_co]:
