@@ -189,8 +189,7 @@ class _Bench:
             if self._left() <= 0 or self._budget < _SMALL:
                 break
             reply = await self._store.read(key, -_SMALL)
-            # Later, a measurement that is cut off may have closed all connections.
-            self._tls |= any(one.origin.secure for one in (await self._store.client()).transport.pool.connections)
+            self._tls |= (await (await self._store.client()).prepare(key)).origin.secure
             self._budget -= len(reply.data)
             if reply.size:
                 self._objects.append((key, reply.size, reply.version))

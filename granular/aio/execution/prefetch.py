@@ -35,7 +35,7 @@ class Prefetch(Generic[T]):
     first element does not wait for a whole item.
 
     Args:
-      make: computes the item for a position and a count.
+      compute: computes the item for a position and a count.
       stride: the step from one position to the next.
       weight: the number of datapoints in an item of one position.
       workers: the number of threads that decode and transform.
@@ -60,14 +60,14 @@ class Prefetch(Generic[T]):
 
     def __init__(
         self,
-        make: Callable[[int, int], Coroutine[Any, Any, T]],
+        compute: Callable[[int, int], Coroutine[Any, Any, T]],
         stride: int,
         weight: int,
         workers: int,
         kind: Literal['loader', 'stream', 'interleave'],
         captures: bool,
     ) -> None:
-        self._make, self._stride, self._weight = make, stride, weight
+        self._compute, self._stride, self._weight = compute, stride, weight
         self._workers, self._name, self._captures = workers, f'granular-{kind}', captures
         self._wait_times, self._consumer_times = counters.times(kind)
         self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
@@ -197,7 +197,7 @@ class Prefetch(Generic[T]):
         mark_computing(self.token)
         with self.using_pool():
             if self._waits:
-                return await self._make(position, count)
+                return await self._compute(position, count)
             if self._lane is None:
                 self._lane = Threads(self._width, f'{self._name}-lane')
             started = await start_inline(lambda: self._timed(position, count), self._lane)
@@ -208,7 +208,7 @@ class Prefetch(Generic[T]):
 
     async def _timed(self, position: int, count: int) -> T:
         timer = Timer()
-        item = await self._make(position, count)
+        item = await self._compute(position, count)
         self.cheap = not self._waits and timer.wall < _CHEAP
         self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight * count) else 0
         if self._long > _PATIENCE and self._width == 1:

@@ -17,12 +17,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from granular.aio.execution import shared_memory
-from granular.aio.execution.failures import remote, summary
+from granular.aio.execution.failures import remote
 from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import expect_exit, offload_whole, start_thread
+from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
@@ -77,8 +78,8 @@ class Workers:
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
-    async def make(self, *position: int) -> Any:
-        """Return ``task.make(*position)``, computed by the workers in turn; a worker that has died is replaced."""
+    async def compute_item(self, *position: int) -> Any:
+        """Return the item at a position, computed by the workers in turn; a worker that has died is replaced."""
         await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
@@ -86,7 +87,7 @@ class Workers:
                 await self._ensure_alive(number)
         if self._closed:
             raise ClosedError('the workers are closed')
-        return await self._workers[number].make(position)
+        return await self._workers[number].compute_item(position)
 
     async def _ensure_alive(self, number: int) -> None:
         if self._closed:
@@ -244,7 +245,7 @@ class _Worker:
         )
         start_thread(self._thread)
 
-    async def make(self, position: tuple[int, ...]) -> Any:
+    async def compute_item(self, position: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = next(self._numbers)

@@ -273,7 +273,7 @@ class _Core(Running):
         self._recipient = 0  # the thread to which the last batch is on its way; 0 if it was received
         self._processes: Workers | None = None
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
+            self._load_batch, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
@@ -411,13 +411,13 @@ class _Core(Running):
                 self._assembly.recycled.append(self._returned.popleft())
         return batch
 
-    async def _make(self, step: int, _: int) -> LoadedBatch:
+    async def _load_batch(self, step: int, _: int) -> LoadedBatch:
         first = step + self.turns.offset
-        maker = self._processes or self._assembly
-        if maker is None:
+        computer = self._processes or self._assembly
+        if computer is None:
             raise ClosedError('the loader is closed')
         try:
-            loaded: LoadedBatch = await maker.make(first)
+            loaded: LoadedBatch = await computer.compute_item(first)
         except Exception as error:
             error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
             raise
