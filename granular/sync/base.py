@@ -16,6 +16,7 @@ A = TypeVar('A', bound=AsyncResource)
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
 _SAMPLES: Final = 3
 
+B = TypeVar('B', bound='Blocking')
 P = ParamSpec('P')
 R = TypeVar('R')
 
@@ -49,12 +50,57 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
     return call
 
 
-class SyncObject(Generic[A]):
-    """Base of objects that open when they are constructed and whose methods block.
+def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
+    """Make the constructor of a ``Blocking`` class of that of its async counterpart, with its types and signature.
+
+    It decorates an empty ``__init__``, because type checkers take no other assignment for a constructor.
+
+    ::
+
+        class BagWriter(SyncObject[writer.BagWriter]):
+            @constructing(writer.BagWriter)
+            def __init__(self) -> None: ...
+    """
+
+    def decorate(_: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
+        @functools.wraps(getattr(core, '__init__'))  # noqa: B009 - which mypy refuses otherwise
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            self._open(core(*args, **kwargs))
+
+        return construct
+
+    return decorate
+
+
+class Blocking:
+    """Base of the objects that block until their async counterpart has done the work.
 
     Attributes:
       aio: the async counterpart, which does the work.
     """
+
+    aio: Any
+
+    def _open(self, counterpart: Any) -> None:
+        self.aio = counterpart
+
+    def __len__(self) -> int:
+        return len(self.aio)
+
+    def __repr__(self) -> str:
+        # The same in both APIs: pipelines describe their sources by it, so that a state fits readers of either.
+        return repr(self.aio)
+
+
+def wrapping(kind: type[B], counterpart: Any) -> B:
+    """Return an object of the sync API, given its async counterpart, which opens when it is first used."""
+    wrapped = kind.__new__(kind)
+    wrapped.aio = counterpart
+    return wrapped
+
+
+class SyncObject(Blocking, Generic[A]):
+    """Base of objects that open when they are constructed."""
 
     aio: A
 
@@ -65,10 +111,6 @@ class SyncObject(Generic[A]):
         except BaseException:
             run(counterpart.abort())  # an interrupt may have come after it was opened
             raise
-
-    def __repr__(self) -> str:
-        # The same in both APIs: pipelines describe their sources by it, so that a state fits readers of either.
-        return repr(self.aio)
 
     @property
     def closed(self) -> bool:
@@ -119,9 +161,6 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return reopened, (type(self), self.aio)
 
-    def __len__(self) -> int:
-        return len(self.aio)
-
     def take(self, count: int) -> list[Datapoint_co]:
         """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
         elements: list[Datapoint_co] = run(self.aio.take(count))
@@ -146,11 +185,9 @@ def reopened(kind: type[Reader[A, Any]], counterpart: A) -> Reader[A, Any]:
     return reader
 
 
-def copy_of(reader: R) -> R:
+def copy_of(reader: B) -> B:
     """Return a reader of the same data whose async counterpart is a copy."""
-    copy = type(reader).__new__(type(reader))
-    copy.aio = reader.aio.copy()  # type: ignore[attr-defined]
-    return copy
+    return wrapping(type(reader), reader.aio.copy())
 
 
 class RecordReader(Reader[A, bytes]):

@@ -258,13 +258,18 @@ class _ByLabel(_SelectionWrapper):
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
-        labels = await labels_of(self.parents[0], self._field)
-        self._indices = await offload(self._choose, labels)
-        self._inherit()
+        await read_labels(self)
         return self
 
     @abc.abstractmethod
     def _choose(self, labels: filters.Labels) -> Ints: ...
+
+
+async def read_labels(wrapper: _ByLabel) -> None:
+    """Read the labels of a wrapper, and select the datapoints by them."""
+    labels = await labels_of(wrapper.parents[0], wrapper._field)
+    wrapper._indices = await offload(wrapper._choose, labels)
+    wrapper._inherit()
 
 
 class ClassFilterWrapper(_ByLabel):

@@ -1,10 +1,7 @@
 """The sync API of :mod:`granular.aio.datasources.arrayrecord.source`."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from granular.aio.datasources.arrayrecord import source as core
-from granular.sync.base import Batched, RecordReader, sync_doc
+from granular.sync.base import Batched, RecordReader, constructing, sync_doc
 
 
 class ArrayRecordDataSource(RecordReader[core.ArrayRecordDataSource], Batched):
@@ -12,5 +9,5 @@ class ArrayRecordDataSource(RecordReader[core.ArrayRecordDataSource], Batched):
 
     aio: core.ArrayRecordDataSource
 
-    def __init__(self, paths: core.FileSpec | Sequence[core.FileSpec] | Any, verify: bool = False) -> None:
-        self._open(core.ArrayRecordDataSource(paths, verify))
+    @constructing(core.ArrayRecordDataSource)
+    def __init__(self) -> None: ...

@@ -1,12 +1,9 @@
 """The sync API of :mod:`granular.aio.datasources.tfrecord`."""
 
-import os
-from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 from granular.aio.datasources.tfrecord import source as core
-from granular.aio.paths.pure import PurePath
-from granular.sync.base import Batched, RecordReader, copy_of, sync_doc
+from granular.sync.base import Batched, RecordReader, constructing, copy_of, sync_doc
 
 
 class TFRecordDataSource(RecordReader[core.TFRecordDataSource], Batched):
@@ -14,8 +11,8 @@ class TFRecordDataSource(RecordReader[core.TFRecordDataSource], Batched):
 
     aio: core.TFRecordDataSource
 
-    def __init__(self, paths: PurePath | str | os.PathLike[str] | Sequence[Any]) -> None:
-        self._open(core.TFRecordDataSource(paths))
+    @constructing(core.TFRecordDataSource)
+    def __init__(self) -> None: ...
 
     @property
     def size(self) -> int:

@@ -7,8 +7,7 @@ import numpy as np
 
 from granular.aio.datasources import token_windows as core
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Batched, Reader, sync_doc
-from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+from granular.sync.base import Batched, Reader, blocking, constructing, sync_doc
 from granular.sync.iteration import Iteration
 
 
@@ -17,10 +16,8 @@ class TokenWindows(Reader[core.TokenWindows, core.Window], Batched):
 
     aio: core.TokenWindows
 
-    def __init__(
-        self, reader: DatasetReader | ShardedDatasetReader | Any, key: str, length: int, stride: int | None = None
-    ) -> None:
-        self._open(core.TokenWindows(reader, key, length, stride))
+    @constructing(core.TokenWindows)
+    def __init__(self) -> None: ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -41,16 +38,7 @@ class TokenWindows(Reader[core.TokenWindows, core.Window], Batched):
 
     __getitem__ = get
 
-    def fetch(self, indices: Any) -> list[core.Window]:
-        """Return many windows, read in one fan-out.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The windows, in the order requested: dicts with ``key`` and a read-only array of shape (length,).
-        """
-        return run(self.aio.fetch(indices))
+    fetch = blocking(core.TokenWindows.fetch)
 
     def __iter__(self) -> Iterator[core.Window]:
         return Iteration(self.aio.__aiter__)
