@@ -44,7 +44,7 @@ class Task(Protocol):
         ...
 
     @property
-    def compute_item(self) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def compute(self) -> Callable[..., Coroutine[Any, Any, Any]]:
         """Coroutine function from a position, one integer or several, to its item."""
         ...
 
@@ -125,7 +125,7 @@ def work(
 async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:
     """Return the error, if any, and the item. Errors are not raised: asyncio would end the loop with some of them."""
     try:
-        return None, await await_user(task.compute_item(*position))
+        return None, await await_user(task.compute(*position))
     except asyncio.CancelledError:
         raise  # the consumer cancelled the item
     except BaseException as error:

@@ -78,8 +78,8 @@ class Workers:
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
-    async def compute_item(self, *position: int) -> Any:
-        """Return the item at a position, computed by the workers in turn; a worker that has died is replaced."""
+    async def compute(self, *position: int) -> Any:
+        """Return ``task.compute(*position)``, computed by the workers in turn; a worker that has died is replaced."""
         await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
@@ -87,7 +87,7 @@ class Workers:
                 await self._ensure_alive(number)
         if self._closed:
             raise ClosedError('the workers are closed')
-        return await self._workers[number].compute_item(position)
+        return await self._workers[number].compute(position)
 
     async def _ensure_alive(self, number: int) -> None:
         if self._closed:
@@ -245,7 +245,7 @@ class _Worker:
         )
         start_thread(self._thread)
 
-    async def compute_item(self, position: tuple[int, ...]) -> Any:
+    async def compute(self, position: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = next(self._numbers)

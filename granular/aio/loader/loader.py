@@ -420,11 +420,11 @@ class RunningLoader(Running):
 
     async def _load_batch(self, step: int, _: int) -> LoadedBatch:
         first = step + self.turns.offset
-        computer = self._processes or self._assembly
-        if computer is None:
+        task = self._processes or self._assembly
+        if task is None:
             raise ClosedError('the loader is closed')
         try:
-            loaded: LoadedBatch = await computer.compute_item(first)
+            loaded: LoadedBatch = await task.compute(first)
         except Exception as error:
             error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
             raise
