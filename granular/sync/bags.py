@@ -3,7 +3,7 @@
 from typing import Self
 
 from granular.aio.bags import reader, writer
-from granular.sync.base import RecordReader, SyncObject, blocking, constructing, copy_of, sync_doc
+from granular.sync.base import RecordReader, SyncObject, blocking, constructing, copy_of, passed_on, sync_doc
 
 
 class BagReader(RecordReader[reader.BagReader]):
@@ -14,15 +14,8 @@ class BagReader(RecordReader[reader.BagReader]):
     @constructing(reader.BagReader)
     def __init__(self) -> None: ...
 
-    @property
-    def version(self) -> int:
-        """The version of the bag's format: 1, 2 or 3."""
-        return self.aio.version
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records and of the table."""
-        return self.aio.size
+    version: int = passed_on(reader.BagReader.version)
+    size: int = passed_on(reader.BagReader.size)
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same bag that shares its caches."""
@@ -35,10 +28,7 @@ class BagWriter(SyncObject[writer.BagWriter]):
     @constructing(writer.BagWriter)
     def __init__(self) -> None: ...
 
-    @property
-    def size(self) -> int:
-        """Bytes of the appended records and of their table."""
-        return self.aio.size
+    size: int = passed_on(writer.BagWriter.size)
 
     append = blocking(writer.BagWriter.append)
     flush = blocking(writer.BagWriter.flush)

@@ -1,6 +1,7 @@
 """Base classes of the sync API: each object wraps an async counterpart in ``.aio`` and can be closed."""
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -48,6 +49,17 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
 
     call.__doc__ = sync_doc(method)
     return call
+
+
+def passed_on(member: Any) -> Any:
+    """Make a property of the sync API of one of the async API, with its docstring; annotate it with its type.
+
+    ::
+
+        class BagWriter(SyncObject[writer.BagWriter]):
+            size: int = passed_on(writer.BagWriter.size)
+    """
+    return property(operator.attrgetter(f'aio.{member.fget.__name__}'), doc=sync_doc(member))
 
 
 def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:

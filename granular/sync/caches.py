@@ -5,7 +5,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 from granular.aio.caches import redis_cache, shared_cache
 from granular.aio.caches.base import Cache as Core
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Batched, SyncObject, blocking, constructing, wrapping
+from granular.sync.base import Batched, SyncObject, blocking, constructing, passed_on, wrapping
 
 A = TypeVar('A', bound=Core)
 
@@ -53,10 +53,7 @@ class RedisCache(Cache[redis_cache.RedisCache]):
     @constructing(redis_cache.RedisCache)
     def __init__(self) -> None: ...
 
-    @property
-    def url(self) -> str:
-        """The server's address, without user and password."""
-        return self.aio.url
+    url: str = passed_on(redis_cache.RedisCache.url)
 
     def stats(self) -> dict[str, int]:
         """Return the counters of this process.

@@ -4,21 +4,14 @@ from typing import Any
 
 from granular._typing import Datapoint_co
 from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
-from granular.sync.base import A, DatapointReader, SyncObject, blocking, constructing, sync_doc
+from granular.sync.base import A, DatapointReader, SyncObject, blocking, constructing, passed_on, sync_doc
 
 
 class Datasets(DatapointReader[A, Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
-    @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return self.aio.spec  # type: ignore[no-any-return]
-
-    @property
-    def layout(self) -> str:
-        """The layout: ``'refs'`` or ``'columns'``."""
-        return self.aio.layout  # type: ignore[no-any-return]
+    spec: dict[str, str] = passed_on(reader.DatasetReader.spec)
+    layout: str = passed_on(reader.DatasetReader.layout)
 
     available = blocking(reader.DatasetReader.available)
 
@@ -40,10 +33,7 @@ class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader[Datapoin
     @constructing(sharded_reader.ShardedDatasetReader)
     def __init__(self) -> None: ...
 
-    @property
-    def shards(self) -> int:
-        """Number of shards that are read."""
-        return self.aio.shards
+    shards: int = passed_on(sharded_reader.ShardedDatasetReader.shards)
 
 
 class Appending(SyncObject[A]):
@@ -51,23 +41,9 @@ class Appending(SyncObject[A]):
 
     aio: Any
 
-    @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return self.aio.spec  # type: ignore[no-any-return]
-
-    @property
-    def size(self) -> int:
-        """Bytes written."""
-        return self.aio.size  # type: ignore[no-any-return]
-
-    @property
-    def found(self) -> int:
-        """Datapoints that existed when the writer was opened: resume with the ones that follow.
-
-        For a sharded dataset, counts those of this writer's own shards.
-        """
-        return self.aio.found  # type: ignore[no-any-return]
+    spec: dict[str, str] = passed_on(writer.DatasetWriter.spec)
+    size: int = passed_on(writer.DatasetWriter.size)
+    found: int = passed_on(sharded_writer.ShardedDatasetWriter.found)
 
     append = blocking(writer.DatasetWriter.append)
     flush = blocking(writer.DatasetWriter.flush)
@@ -90,7 +66,4 @@ class ShardedDatasetWriter(Appending[sharded_writer.ShardedDatasetWriter]):
     @constructing(sharded_writer.ShardedDatasetWriter)
     def __init__(self) -> None: ...
 
-    @property
-    def shards(self) -> int:
-        """Number of shards that this writer has started."""
-        return self.aio.shards
+    shards: int = passed_on(sharded_writer.ShardedDatasetWriter.shards)

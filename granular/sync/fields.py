@@ -12,7 +12,7 @@ from granular.aio.fields.nesting import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
-from granular.sync.base import Batched, Blocking, blocking, constructing, sync_doc
+from granular.sync.base import Batched, Blocking, blocking, constructing, passed_on, sync_doc
 from granular.sync.pipeline import MapDataset
 
 __all__ = [
@@ -61,10 +61,7 @@ class Fields(Disposable):
 
     aio: core.Fields
 
-    @property
-    def fields(self) -> tuple[str, ...] | None:
-        """The names of the fields, sorted; None if they cannot be determined."""
-        return self.aio.fields
+    fields: tuple[str, ...] | None = passed_on(core.Fields.fields)
 
     @property
     def parents(self) -> tuple[Any, ...]:
@@ -247,20 +244,9 @@ class ModeWrapper(Disposable, Batched):
     @constructing(mode_wrapper.ModeWrapper)
     def __init__(self) -> None: ...
 
-    @property
-    def mode(self) -> str:
-        """The names of the fields, separated by spaces."""
-        return self.aio.mode
-
-    @property
-    def return_ctx(self) -> bool:
-        """True if elements come with their context dict."""
-        return self.aio.return_ctx
-
-    @property
-    def node(self) -> Source:
-        """The pipeline source that pipelines and loaders read from."""
-        return self.aio.node
+    mode: str = passed_on(mode_wrapper.ModeWrapper.mode)
+    return_ctx: bool = passed_on(mode_wrapper.ModeWrapper.return_ctx)
+    node: Source = passed_on(mode_wrapper.ModeWrapper.node)
 
     def __str__(self) -> str:
         return str(self.aio)

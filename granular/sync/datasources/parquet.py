@@ -2,7 +2,7 @@
 
 from granular._typing import Datapoint_co
 from granular.aio.datasources.parquet import source as core
-from granular.sync.base import DatapointReader, constructing, sync_doc
+from granular.sync.base import DatapointReader, constructing, passed_on, sync_doc
 
 
 class ParquetDataSource(DatapointReader[core.ParquetDataSource[Datapoint_co], Datapoint_co]):
@@ -13,7 +13,4 @@ class ParquetDataSource(DatapointReader[core.ParquetDataSource[Datapoint_co], Da
     @constructing(core.ParquetDataSource)
     def __init__(self) -> None: ...
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of a row's columns."""
-        return self.aio.columns
+    columns: tuple[str, ...] = passed_on(core.ParquetDataSource.columns)

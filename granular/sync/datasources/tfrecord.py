@@ -3,7 +3,7 @@
 from typing import Self
 
 from granular.aio.datasources.tfrecord import source as core
-from granular.sync.base import Batched, RecordReader, constructing, copy_of, sync_doc
+from granular.sync.base import Batched, RecordReader, constructing, copy_of, passed_on, sync_doc
 
 
 class TFRecordDataSource(RecordReader[core.TFRecordDataSource], Batched):
@@ -14,10 +14,7 @@ class TFRecordDataSource(RecordReader[core.TFRecordDataSource], Batched):
     @constructing(core.TFRecordDataSource)
     def __init__(self) -> None: ...
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return self.aio.size
+    size: int = passed_on(core.TFRecordDataSource.size)
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files that shares their index."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from granular.aio.datasources import token_windows as core
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Batched, Reader, blocking, constructing, sync_doc
+from granular.sync.base import Batched, Reader, blocking, constructing, passed_on, sync_doc
 from granular.sync.iteration import Iteration
 
 
@@ -19,10 +19,7 @@ class TokenWindows(Reader[core.TokenWindows, core.Window], Batched):
     @constructing(core.TokenWindows)
     def __init__(self) -> None: ...
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the windows."""
-        return self.aio.dtype
+    dtype: np.dtype[Any] = passed_on(core.TokenWindows.dtype)
 
     @overload
     def get(self, index: SupportsIndex) -> core.Window: ...

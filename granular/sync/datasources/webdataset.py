@@ -2,7 +2,7 @@
 
 from granular._typing import Datapoint_co
 from granular.aio.datasources.webdataset import source as core
-from granular.sync.base import DatapointReader, constructing, sync_doc
+from granular.sync.base import DatapointReader, constructing, passed_on, sync_doc
 
 
 class WebDatasetDataSource(DatapointReader[core.WebDatasetDataSource[Datapoint_co], Datapoint_co]):
@@ -13,7 +13,4 @@ class WebDatasetDataSource(DatapointReader[core.WebDatasetDataSource[Datapoint_c
     @constructing(core.WebDatasetDataSource)
     def __init__(self) -> None: ...
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of the datapoints, ``'__key__'`` first; a datapoint may lack some."""
-        return self.aio.fields
+    fields: tuple[str, ...] = passed_on(core.WebDatasetDataSource.fields)
