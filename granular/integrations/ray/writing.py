@@ -11,11 +11,12 @@ from granular.aio.conversion.on_ray import RayShards, shared
 from granular.aio.conversion.record_source import open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.codec import Encoder, fields_of
+from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.parts import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
 from granular.aio.stores import Entry
 from granular.aio.stores.local.locks import FolderLock
@@ -33,9 +34,9 @@ _Base: Any = data.Datasink
 
 def write(
     dataset: Any,
-    url: Any,
+    url: AnyPath,
     spec: Mapping[str, str],
-    encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
+    encoders: Encoders = granular.encoders,
     shardlen: int = 10_000,
     layout: Layout = 'refs',
     checksums: bool = True,
@@ -95,9 +96,9 @@ class Datasink(_Base):  # type: ignore[misc]
 
     def __init__(
         self,
-        url: Any,
+        url: AnyPath,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
+        encoders: Encoders = granular.encoders,
         shardlen: int = 10_000,
         layout: Layout = 'refs',
         checksums: bool = True,

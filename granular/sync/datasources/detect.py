@@ -1,13 +1,12 @@
 """The sync API of :mod:`granular.aio.datasources.detect`."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from granular import formats
-from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect as core
-from granular.aio.paths.pure import PurePath
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
 from granular.sync.bags import BagReader
 from granular.sync.base import reopened, sync_doc
@@ -30,8 +29,8 @@ _CLASSES: Final[Mapping[str, Any]] = {
 
 
 def open(  # noqa: A001
-    path: PurePath | str | os.PathLike[str] | Sequence[Any] | Any,
-    decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+    path: AnyPath | Sequence[AnyPath],
+    decoders: Decoders = formats.decoders,
     **options: Any,
 ) -> Opened:
     counterpart = run(core.open(path, decoders, **options))
