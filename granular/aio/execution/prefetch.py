@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from granular.aio.execution.failures import capturing
 from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop
-from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
+from granular.aio.runtime.tasks import end_tasks, outcome, result_of, retrieve_error, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
 from granular.aio.runtime.user_functions import mark_computing
 from granular.errors import ClosedError, GranularError
@@ -169,7 +169,7 @@ class Prefetch(Generic[T]):
                     return
                 count = min(count, -(-(self.stop - position) // self._stride))
             task = start_task(self._run(position, count))
-            task.add_done_callback(_seen)
+            task.add_done_callback(retrieve_error)  # it is never awaited if a state is loaded or the program ends
             self._items.append((task, position + count * self._stride))
             self._begun += count
 
@@ -244,9 +244,3 @@ class _Using:
 
     def __exit__(self, *args: object) -> None:
         current.reset(self._token)
-
-
-def _seen(task: 'asyncio.Task[Any]') -> None:
-    # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
-    if not task.cancelled():
-        task.exception()
