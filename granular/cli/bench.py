@@ -145,7 +145,7 @@ class _Bench:
         self._until = began + self._seconds
         if not await _within(self._seconds, self._find) and not self._objects:
             raise StoreTimeoutError(f'{self._path}: no object was read within {self._seconds:g} s')
-        # Shares of all seconds, and of the bytes that are left.
+        # Each measurement gets a share of all seconds, and of the bytes that are left.
         times: list[float] = []
         latency = await self._read(1, _SMALL, 0.15, 0.15 * self._seconds, times)
         share = 0.4 / len(IN_FLIGHT)

@@ -35,7 +35,7 @@ def copy_to_local(
         console = Console(stderr=True)
         try:
             advance = stack.enter_context(show_bytes(console, 'copy', path))
-        except NotFoundError:  # the name of an archive without its suffix
+        except NotFoundError:  # SRC may be the name of an archive without its suffix
             advance = stack.enter_context(show_bytes(console, 'copy', None))
         copy = granular.copy_to_local(root, target, relative, unpack=not keep, progress=advance)
     if as_json:

@@ -26,6 +26,7 @@ def sync_doc(thing: object) -> str:
     """Return the docstring of an object of the async API, with examples for the sync API."""
     doc = (thing.__doc__ or '').replace('granular.aio.', 'granular.').replace('async with ', 'with ')
     doc = re.sub(r'await (\w+)\.get\((-?\w+)\)', r'\1[\2]', doc)
+    doc = re.sub(r'await ([A-Z]\w+)\.open\(', r'\1(', doc)
     return doc.replace('async for ', 'for ').replace('await ', '')
 
 

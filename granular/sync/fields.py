@@ -79,7 +79,7 @@ class Fields(Disposable):
         if name.startswith('_') or name == 'aio':
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
         if not name.startswith(_LOADING):
-            # class names and other attributes; an adapter stands for the user's dataset
+            # Class names and other attributes are the dataset's own, for which an adapter stands.
             adapter = isinstance(self.aio, core.Adapter)
             return getattr(self.aio.dataset, name) if adapter else getattr(self.aio, name)
         if isinstance(self.aio, core.Methods) and hasattr(type(self.aio.dataset), name):
@@ -173,28 +173,7 @@ class _ByLabel(Fields):
 
 
 class ClassFilterWrapper(_ByLabel):
-    """The datapoints of some classes, or of all others.
-
-    ::
-
-        digits = granular.ClassFilterWrapper(reader, valid_classes=[3, 5], field='label')
-        images = granular.ModeWrapper(digits, 'image')
-
-    Labels are read once, in one fetch, and no other field is. A datapoint with several classes stays if any of them is
-    valid, or none of them invalid.
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      valid_classes: the classes to keep: a list, a range or an array of integers or strings.
-      invalid_classes: alternatively, the classes to drop.
-      field: the field of the labels; None for ``'label'``, or ``'class'`` if the dataset has that one.
-      valid_class_names: alternatively, the names of the classes to keep; their positions in the dataset's
-        ``class_names`` are the classes.
-      invalid_class_names: alternatively, the names of the classes to drop.
-
-    Raises:
-      UnknownKeyError: if a name is not one of ``class_names``. KappaData ignores it.
-    """
+    __doc__ = sync_doc(wrappers.ClassFilterWrapper)
 
     aio: wrappers.ClassFilterWrapper
 
@@ -203,23 +182,7 @@ class ClassFilterWrapper(_ByLabel):
 
 
 class OversamplingWrapper(_ByLabel):
-    """The datapoints, with those of rare classes repeated. Labels are read once, in one fetch.
-
-    ::
-
-        balanced = granular.OversamplingWrapper(reader, strategy='exact', field='label')
-
-    A class without datapoints is skipped; KappaData's ``'exact'`` does not terminate for one. Datapoints without a
-    label are kept.
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one appears k times;
-        ``'exact'``: each class is repeated to exactly the count of the largest one.
-      field: the field of the labels, one per datapoint; None for ``'label'``, or ``'class'`` if the dataset has that.
-      unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
-      mode: the name of ``strategy`` in KappaData 1; it replaces it.
-    """
+    __doc__ = sync_doc(wrappers.OversamplingWrapper)
 
     aio: wrappers.OversamplingWrapper
 

@@ -374,5 +374,5 @@ def as_record(value: Any) -> tuple[str, bytes]:
                 return 'tree', encode_tree(value)
             case _:
                 return 'utf8', str(value).encode(errors='backslashreplace')
-    except EncodeError:  # such as an integer of 200 bits, or a date in a list
+    except EncodeError:  # no encoder takes an integer of 200 bits, or a date in a list
         return 'utf8', repr(value).encode(errors='backslashreplace')

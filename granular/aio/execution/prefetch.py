@@ -98,7 +98,7 @@ class Prefetch(Generic[T]):
         Args:
           asked: the time of the request, by ``time.perf_counter``, if it was made before this call.
         """
-        asked = time.perf_counter() if asked is None else asked  # before the switch to a loop that may be busy
+        asked = time.perf_counter() if asked is None else asked  # measured before the switch to a loop that may be busy
         await ensure_event_loop()
         if self._returned is not None:
             asked = max(asked, self._returned)  # two consumers may wait at a time
@@ -193,7 +193,7 @@ class Prefetch(Generic[T]):
         return _Using(self._pool)
 
     async def _run(self, position: int, count: int) -> T:
-        capturing.set(self._captures)  # only in the context of this task, as the next mark
+        capturing.set(self._captures)  # in the context of this task alone, as is the next mark
         mark_computing(self.token)
         with self.using_pool():
             if self._waits:

@@ -94,7 +94,7 @@ def work(
                 if not future.cancelled():
                     _reply(pipe, lock, number, *future.result(), reporter.report())
                 del future
-        except BaseException:  # such as MemoryError: the parent reports this process as dead
+        except BaseException:  # a MemoryError may come anywhere: the parent reports this process as dead
             traceback.print_exc()
             os._exit(1)
 

@@ -127,7 +127,7 @@ class Workers:
                 worker.kill()
             raise
         self._workers, self._started = workers, True
-        expect_exit()  # at which handlers kill the processes
+        expect_exit()  # handlers at exit kill the processes
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
@@ -286,7 +286,9 @@ class _Worker:
         """Add a report of the process to the metrics of this one."""
         metrics, added = report
         self._reports.take(metrics)
-        for stage, (count, seconds) in zip(self._stages, added, strict=False):  # none if it could not load the task
+        for stage, (count, seconds) in zip(
+            self._stages, added, strict=False
+        ):  # a process that could not load the task reports no stages
             if count:
                 stage.record_time(count, seconds)
 
@@ -329,7 +331,7 @@ class _Worker:
         """Wait until the process exits; kill it after a grace period. A second call has no effect."""
         if self._joined:
             return
-        # Not in a thread: while the interpreter exits, none can be started.
+        # No thread waits for it, as none can be started while the interpreter exits.
         until = time.monotonic() + _GRACE
         while self._process.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
@@ -377,7 +379,7 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
             fd = shared_memory.receive_fd(pipe) if sizes else -1
         except (EOFError, OSError):
             break
-        except MemoryError:  # for its reply: this process cannot read on from here
+        except MemoryError:  # the reply does not fit, and the messages after it cannot be read
             process.kill()
             break
         ok, result = _unpickled(ok, head, fd, sizes)

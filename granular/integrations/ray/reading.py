@@ -151,7 +151,7 @@ class Datasource(_Base):  # type: ignore[misc]
             ]
             indices = np.unique(np.linspace(0, len(reader) - 1, min(_SAMPLE, len(reader))).astype(np.int64))
             sample = reader.fetch(indices, mask=self._mask)
-        # By key, so that a projection knows its size.
+        # Means are kept by key, so that a projection knows its size.
         self._means = {key: sum(nbytes(one[key]) for one in sample) / max(1, len(sample)) for key in self._mask}
 
     def get_name(self) -> str:
@@ -240,7 +240,7 @@ def _read(
     verify: bool,
 ) -> Iterator[Any]:
     """Yield the blocks of a read task, in a worker."""
-    if not mask:  # an empty selection
+    if not mask:  # Ray counts rows by reading no columns
         yield blocks.BlockAccessor.batch_to_block({_STUB: [None] * (stop - start)})
         return
     source = Concatenation(functools.partial(_open, shards, decoders, verify), [shard.length for shard in shards])

@@ -77,7 +77,7 @@ def write(
     execution = dataset.context.execution_options
     ordered, execution.preserve_order = execution.preserve_order, True
     try:
-        sink.on_write_start()  # before anything is computed
+        sink.on_write_start()  # it refuses an existing dataset before anything is computed
         dataset.write_datasink(sink, **options)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, GranularError):
@@ -85,7 +85,7 @@ def write(
         raise
     finally:
         execution.preserve_order = ordered
-        sink.abort()  # does nothing after a success
+        sink.abort()  # it does nothing after a success
 
 
 class Datasink(_Base):  # type: ignore[misc]
@@ -204,9 +204,9 @@ class Datasink(_Base):  # type: ignore[misc]
         if self._committing:
             try:
                 if await first.exists():
-                    return  # complete; the parts are left to `granular clean`
+                    return  # the dataset is complete, and `granular clean` removes the parts
             except StoreError:
-                return  # not known: `granular clean` finds out
+                return  # `granular clean` finds out whether the dataset is complete
             numbers = await shards_in(self._directory)
             await remove_parts(self._directory, [self._directory / shard_name(number) for number in numbers])
         await remove_parts(self._directory, [self._parts])
