@@ -6,7 +6,7 @@ from granular.aio.bags import reader, writer
 from granular.sync.base import RecordReader, SyncObject, blocking, constructing, copy_of, passed_on, sync_doc
 
 
-class BagReader(RecordReader[reader.BagReader]):
+class BagReader(RecordReader[reader.BagReader, bytes]):
     __doc__ = sync_doc(reader.BagReader)
 
     aio: reader.BagReader

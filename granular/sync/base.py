@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 from granular._typing import Datapoint_co
 from granular.aio.runtime.bridge import run
@@ -174,6 +174,9 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return reopened, (type(self), self.aio)
 
+    def __iter__(self) -> Iterator[Datapoint_co]:
+        return Iteration(self.aio.__aiter__)
+
     def take(self, count: int) -> list[Datapoint_co]:
         """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
         elements: list[Datapoint_co] = run(self.aio.take(count))
@@ -203,33 +206,31 @@ def copy_of(reader: B) -> B:
     return wrapping(type(reader), reader.aio.copy())
 
 
-class RecordReader(Reader[A, bytes]):
-    """A reader of records, which are bytes."""
+class RecordReader(Reader[A, Datapoint_co]):
+    """A reader of records, which are read whole."""
 
     @overload
-    def get(self, index: SupportsIndex) -> bytes: ...
+    def get(self, index: SupportsIndex) -> Datapoint_co: ...
     @overload
-    def get(self, index: slice | range) -> list[bytes]: ...
-    def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
+    def get(self, index: slice | range) -> list[Datapoint_co]: ...
+    def get(self, index: SupportsIndex | slice | range) -> Any:
         """Return the record at an index, negative from the end, or the records of a slice; like ``reader[index]``.
 
         Raises:
           OutOfRangeError: an ``IndexError``.
         """
-        return cast(bytes | list[bytes], run(self.aio.get(index)))
+        return run(self.aio.get(index))
 
     __getitem__ = get
 
-    def fetch(self, indices: Any) -> list[bytes]:
+    def fetch(self, indices: Any) -> list[Datapoint_co]:
         """Return the records at many indices, in the order requested; neighbouring ones share a request.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
         """
-        return cast(list[bytes], run(self.aio.fetch(indices)))
-
-    def __iter__(self) -> Iterator[bytes]:
-        return Iteration(self.aio.__aiter__)
+        records: list[Datapoint_co] = run(self.aio.fetch(indices))
+        return records
 
 
 class DatapointReader(Reader[A, Datapoint_co], Batched):
@@ -290,6 +291,3 @@ class DatapointReader(Reader[A, Datapoint_co], Batched):
     def copy(self) -> Self:
         """Return an independently closable reader of the same data that shares its caches."""
         return copy_of(self)
-
-    def __iter__(self) -> Iterator[Datapoint_co]:
-        return Iteration(self.aio.__aiter__)

@@ -1,7 +1,7 @@
 """The sync API of :mod:`granular.aio.datasources`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex, cast, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self, cast
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from granular.sync.bags import BagReader
 from granular.sync.base import (
     Batched,
     DatapointReader,
-    Reader,
     RecordReader,
     blocking,
     constructing,
@@ -31,7 +30,6 @@ from granular.sync.base import (
     sync_doc,
 )
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
-from granular.sync.iteration import Iteration
 
 __all__ = [
     'ArrayRecordDataSource',
@@ -45,7 +43,7 @@ __all__ = [
 ]
 
 
-class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource], Batched):
+class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
     __doc__ = sync_doc(arrayrecord.ArrayRecordDataSource)
 
     aio: arrayrecord.ArrayRecordDataSource
@@ -65,7 +63,7 @@ class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co],
     columns: tuple[str, ...] = passed_on(parquet.ParquetDataSource.columns)
 
 
-class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource], Batched):
+class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batched):
     __doc__ = sync_doc(tfrecord.TFRecordDataSource)
 
     aio: tfrecord.TFRecordDataSource
@@ -91,7 +89,7 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
     fields: tuple[str, ...] = passed_on(webdataset.WebDatasetDataSource.fields)
 
 
-class TokenWindows(Reader[token_windows.TokenWindows, token_windows.Window], Batched):
+class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window], Batched):
     __doc__ = sync_doc(token_windows.TokenWindows)
 
     aio: token_windows.TokenWindows
@@ -101,24 +99,7 @@ class TokenWindows(Reader[token_windows.TokenWindows, token_windows.Window], Bat
 
     dtype: np.dtype[Any] = passed_on(token_windows.TokenWindows.dtype)
 
-    @overload
-    def get(self, index: SupportsIndex) -> token_windows.Window: ...
-    @overload
-    def get(self, index: slice | range) -> list[token_windows.Window]: ...
-    def get(self, index: SupportsIndex | slice | range) -> Any:
-        """Return the window at an index, negative from the end, or the windows of a slice; like ``windows[index]``.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``.
-        """
-        return run(self.aio.get(index))
-
-    __getitem__ = get
-
     fetch = blocking(token_windows.TokenWindows.fetch)
-
-    def __iter__(self) -> Iterator[token_windows.Window]:
-        return Iteration(self.aio.__aiter__)
 
 
 Opened = DatasetReader | ShardedDatasetReader | Any
