@@ -189,8 +189,7 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
 
     def _repr_html_(self) -> str:
         """Return sizes, spec and the first elements, for notebooks."""
-        reader: Any = self
-        facts = [(name, getattr(reader.aio, name)) for name in _FACTS if hasattr(reader.aio, name)]
+        facts = [(name, getattr(self.aio, name)) for name in _FACTS if hasattr(self.aio, name)]
         return html_summary(repr(self), [('length', len(self)), *facts], self.take(_SAMPLES))
 
 
