@@ -253,15 +253,17 @@ def _read(
 
 
 async def _pages(
-    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], step: int, local: bool
+    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], step: int, local: bool, number: int
 ) -> AsyncIterator[list[Columns]]:
-    """Yield the columns of ``step`` datapoints at a time, for each shard that has some of them."""
+    """Yield the columns of ``step`` datapoints at a time, for each shard that has some, from a page's number on."""
 
     async def fetch(indices: range) -> list[Columns]:
         return await source.fetch_buffers(range(start + indices.start, start + indices.stop), mask)
 
     try:
-        async with contextlib.aclosing(whole_pages(fetch, stop - start, step, 0 if local else _AHEAD)) as pages:
+        async with contextlib.aclosing(
+            whole_pages(fetch, stop - start, step, 0 if local else _AHEAD, number * step)
+        ) as pages:
             async for page in pages:
                 yield page
     finally:
