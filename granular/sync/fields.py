@@ -8,7 +8,7 @@ from typing import Any, Final, Self, SupportsIndex, cast
 from granular.aio.fields import fields as core
 from granular.aio.fields import mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
-from granular.aio.fields.nesting import Nested
+from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads

@@ -1,7 +1,7 @@
 """The sync API of :mod:`granular.aio.loader.loader`."""
 
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
@@ -33,12 +33,16 @@ class Loader(core.LoaderHandle, Closing):
         return self
 
     def __next__(self) -> Batch:
-        batch, _ = run(self._core.take(), self._core.take_back)
-        if batch is END:
-            raise StopIteration
-        self._core.ahead.received()
-        result = cast(Batch, batch)
-        self._core.received()
+        core = self._core
+        try:
+            batch: Any = run(core.take())
+            if batch is END:
+                raise StopIteration
+            result: Batch = batch
+            core.received()
+        except BaseException:
+            core.take_back()
+            raise
         return result
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:

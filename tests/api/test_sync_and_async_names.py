@@ -29,18 +29,22 @@ PAIRS = [
 ]  # fmt: skip
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
-ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
+ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'copy_over',
     'describe',
+    'identity',
+    'nbytes',
     'over',
     'parents',
     'record_time',
     'release',
+    'seed',
     'select',
     'sparse',
     'spent_times',
     'stored_nbytes',
     'unlisted',
+    'user_functions',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 

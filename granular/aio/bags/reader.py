@@ -11,7 +11,7 @@ from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
-from granular.aio.runtime.first_elements import FirstElements
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.stores.fanout import OnceMore
@@ -20,7 +20,7 @@ from granular.formats.plain import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
-class BagReader(FirstElements[bytes]):
+class BagReader(OpenedDataSource[bytes]):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at
@@ -67,8 +67,7 @@ class BagReader(FirstElements[bytes]):
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._bag.name!r})'
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         return self._bag.origin, *self._bag.identity
 
     # --- opening

@@ -7,12 +7,12 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
+from granular.aio.pipeline.data_source import DataSource, as_data_source
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.identities import identity_of
-from granular.aio.pipeline.nodes.source import convert, functions_of, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
@@ -25,7 +25,7 @@ _NONE: Final = encode(None)
 _INLINE: Final = MiB  # up to this many bytes of records, decode on the event loop
 
 
-class Cache(AsyncResource):
+class Cache(DataSource, AsyncResource):
     """A source and the cached values of it.
 
     Attributes:
@@ -145,14 +145,15 @@ class Cache(AsyncResource):
 
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
-        functions = [fn for stage in _stages(self._upstream) for fn in functions_of(stage)]
+        functions = [fn for stage in _stages(self._upstream) for fn in stage.user_functions()]
         functions += [] if self._pack is None else [self._pack]
         for root in _roots(self._upstream):
-            functions += functions_of(root)
+            source = as_data_source(root)
+            functions += source.user_functions()
             if isinstance(root, Cache):
                 parts.append(root._identities(lasting))
                 functions += [fn for fn in (root._transform, root._unpack) if fn is not None]
-            elif (identity := _identity_of_root(root)) is not None:
+            elif (identity := source.identity()) is not None:
                 parts.append(identity)
             elif not lasting:
                 functions.append(root)
@@ -174,17 +175,9 @@ def _stages(stage: Any) -> Iterator[Any]:
 
 
 def _roots(stage: Any) -> Iterator[Any]:
-    """Yield the data sources that a pipeline reads; for a sharded dataset its shards."""
+    """Yield the data sources that a pipeline reads."""
     for root in [root for stage in _stages(stage) if (root := getattr(stage, 'root', None)) is not None]:
-        core = getattr(root, 'aio', root)
-        yield from core.readers if isinstance(core, ShardedDatasetReader) else [core]
-
-
-def _identity_of_root(root: Any) -> Any:
-    """Return the identity of a data source that has one, else None."""
-    if isinstance(identity := getattr(root, '_fingerprint', None), str):  # a Hugging Face dataset
-        return identity
-    return getattr(root, '_identity', None)
+        yield getattr(root, 'aio', root)
 
 
 def is_record(entry: Any) -> bool:

@@ -18,7 +18,7 @@ from granular.aio.datasets.columns import Columns, Datapoint, Mask, as_datapoint
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
-from granular.aio.runtime.first_elements import FirstElements
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.worker_pickling import pickling_for_worker
@@ -26,7 +26,7 @@ from granular.errors import ObjectChangedError
 from granular.indexing import index_of, indices_of
 
 
-class DatasetReader(FirstElements[Datapoint_co]):
+class DatasetReader(OpenedDataSource[Datapoint_co]):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not
@@ -79,15 +79,13 @@ class DatasetReader(FirstElements[Datapoint_co]):
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
         keys = [choice.field.key for choice in self._columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        """The decoders, in the order of the keys."""
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the decoders, in the order of the keys."""
         return tuple(choice.field.fn for choice in self._columns.choices)
 
     # --- opening
@@ -136,7 +134,7 @@ class DatasetReader(FirstElements[Datapoint_co]):
         self._check_open()
         return self._columns.size
 
-    def _size_of(self, mask: Mask) -> int | None:
+    def nbytes(self, mask: Mask = None) -> int | None:
         return self._columns.size_of(mask) if self._state == 'open' else None
 
     @property

@@ -20,7 +20,7 @@ from granular.aio.datasets.reader import DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_steps
 from granular.aio.paths.path import Path
-from granular.aio.runtime.first_elements import FirstElements
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.worker_pickling import pickling_for_worker
@@ -28,7 +28,7 @@ from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 
 
-class ShardedDatasetReader(FirstElements[Datapoint_co]):
+class ShardedDatasetReader(OpenedDataSource[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     With an index (``build_index``), opening takes a handful of requests, and memory 2 to 3 bytes per record and key.
@@ -118,8 +118,16 @@ class ShardedDatasetReader(FirstElements[Datapoint_co]):
         self._check_open()
         return self._shards.size()
 
-    def _size_of(self, mask: Mask) -> int | None:
+    def nbytes(self, mask: Mask = None) -> int | None:
         return self._shards.size(mask) if self._state == 'open' else None
+
+    def identity(self) -> list[Any]:
+        """Return the identities of the shards."""
+        return [reader.identity() for reader in self.readers]
+
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the decoders of each shard."""
+        return tuple(fn for reader in self.readers for fn in reader.user_functions())
 
     @property
     def shards(self) -> int:

@@ -237,7 +237,7 @@ class Loader(LoaderHandle):
         return self
 
     async def __anext__(self) -> Batch:
-        batch, _ = await self._core.take()
+        batch = await self._core.take()
         self._core.received()
         if batch is END:
             raise StopAsyncIteration
@@ -277,7 +277,9 @@ class RunningLoader(Running):
         self.turns = Turns(shard_id, num_shards, batch, whole=True)
         self._start = 0  # the step from which shards take turns
         self._ended = False  # True once the consumer was told the end of the epoch
-        self._recipient = 0  # the thread to which the last batch is on its way; 0 if it was received
+        # The last batch, until it was received: where it begins, the thread to which it is on its way (0 for none), and
+        # whether it is to come again, because it failed or did not reach its thread.
+        self._before, self._recipient, self._astray = 0, 0, False
         self._processes: Workers | None = None
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
             self._load_batch, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
@@ -288,7 +290,8 @@ class RunningLoader(Running):
         self._spec: Spec | None = None
         self.errors = Errors(on_error, 'step')
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
-        self._added = dict(self.counts)  # by the last batch
+        self._counted = self.counts  # before the last batch
+        self._last: Batch | None = None
 
     @functools.cached_property
     def batches(self) -> int | None:
@@ -311,13 +314,13 @@ class RunningLoader(Running):
     @property
     def position(self) -> int:
         """The step of the first batch that was not received."""
-        return self.ahead.position - (self.turns.stride if self._recipient else 0)
+        return self._before if self._astray or self._recipient else self.ahead.position
 
     def seek(self, step: int) -> None:
         """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
         self.ahead.drop()
         self.ahead.position = self._start = step
-        self._ended, self._recipient = False, 0
+        self._ended, self._recipient, self._astray = False, 0, False
         if self._assembly is not None:
             self._set_stop()
 
@@ -356,22 +359,35 @@ class RunningLoader(Running):
                     raise
         raise AssertionError
 
-    async def take(self) -> tuple[Any, int]:
-        """Return the next batch, or ``END``, and the thread that it is for; concurrent calls wait for each other.
+    async def take(self) -> Any:
+        """Return the next batch, or ``END``; concurrent calls wait for each other.
 
         Call ``received`` right before the batch is handed to the consumer: otherwise the thread gets it again.
         """
         asked, recipient = time.perf_counter(), threading.get_ident()
-        await ensure_event_loop()
         async with self.turn():
             self.check()
+            if self._assembly is None or self._astray or self._recipient == recipient:
+                await ensure_event_loop()  # to begin, or to go back
+                self._return(recipient)
             await self.settle()
-            self.take_back((None, recipient))
-            self._recipient = 0
+            self._before, self._counted = self.ahead.position, self.counts
+            self._astray, self._recipient = True, recipient
             batch = await await_user(self.compute(self._next(asked)))
             self._ended = batch is END
-            self._recipient = 0 if self._ended else recipient
-            return batch, recipient
+            if self._ended:
+                self._recipient = 0
+            self._astray = False
+            return batch
+
+    def _return(self, recipient: int) -> None:
+        """Go back to the last batch, if it failed or did not reach this thread."""
+        if self._astray or self._recipient == recipient:
+            if self.ahead.position != self._before:
+                self.ahead.drop()
+                self.ahead.position = self._before
+            self.counts, self._last = self._counted, None
+            self._astray, self._recipient = False, 0
 
     def received(self) -> None:
         """Note that the batch that this thread took reaches its consumer, without a further call."""
@@ -379,18 +395,15 @@ class RunningLoader(Running):
         if self._recipient == this:  # otherwise another thread has taken a batch since
             self._recipient = 0
 
-    def take_back(self, taken: tuple[Any, int]) -> None:
-        """Return a batch that did not reach its thread, unless another one was taken or a state loaded since."""
-        _, recipient = taken
-        if self._recipient != recipient:
-            return
-        self.ahead.drop()
-        self.ahead.position -= self.turns.stride
-        self._recipient = 0
-        for name, number in self._added.items():
-            self.counts[name] -= number
+    def take_back(self) -> None:
+        """Let a batch that did not reach this thread come again, unless another one was taken or a state loaded."""
+        if self._recipient == threading.get_ident():
+            self._astray = True
 
     async def _next(self, asked: float) -> Any:
+        if self._last is not None:  # it was received
+            self._recycle(self._last)
+            self._last = None
         if self._assembly is None:
             self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
@@ -409,14 +422,17 @@ class RunningLoader(Running):
         if failed:
             self.errors.report(failed)
         size = sum(array.nbytes for array in batch.values())
-        self._added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
-        for name, number in self._added.items():
-            self.counts[name] += number
+        added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
+        self.counts = {name: number + added[name] for name, number in self.counts.items()}
         if self._recycle_after:
-            self._returned.append(batch)
-            if len(self._returned) > self._recycle_after:
-                self._assembly.recycled.append(self._returned.popleft())
+            self._last = batch
         return batch
+
+    def _recycle(self, batch: Batch) -> None:
+        """Let the memory of an earlier batch be used again, as one more was received."""
+        self._returned.append(batch)
+        if len(self._returned) > self._recycle_after and self._assembly is not None:
+            self._assembly.recycled.append(self._returned.popleft())
 
     async def _load_batch(self, step: int, _: int) -> LoadedBatch:
         first = step + self.turns.offset

@@ -246,24 +246,22 @@ def _read(
     source = Concatenation(functools.partial(_open, shards, decoders, verify), [shard.length for shard in shards])
     size = max(mean, sum(shard.sizes[key] for shard in shards for key in mask) / len(source))
     step = max(1, int(_PAGE / size))
-    pages = functools.partial(_pages, source, start, stop, mask, step, shards[0].folder.store.local)
-    with Iteration[list[Columns]](pages) as chunks:
+    local = shards[0].folder.store.local
+    with Iteration[list[Columns]](lambda page: _pages(source, start + page * step, stop, mask, step, local)) as chunks:
         for parts in chunks:
             yield _block(parts, list(mask))
 
 
 async def _pages(
-    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], step: int, local: bool, number: int
+    source: Concatenation, start: int, stop: int, mask: Mapping[str, Any], step: int, local: bool
 ) -> AsyncIterator[list[Columns]]:
-    """Yield the columns of ``step`` datapoints at a time, for each shard that has some, from a page's number on."""
+    """Yield the columns of ``step`` datapoints at a time, for each shard that has some of them."""
 
     async def fetch(indices: range) -> list[Columns]:
         return await source.fetch_buffers(range(start + indices.start, start + indices.stop), mask)
 
     try:
-        async with contextlib.aclosing(
-            whole_pages(fetch, stop - start, step, 0 if local else _AHEAD, number * step)
-        ) as pages:
+        async with contextlib.aclosing(whole_pages(fetch, stop - start, step, 0 if local else _AHEAD)) as pages:
             async for page in pages:
                 yield page
     finally:

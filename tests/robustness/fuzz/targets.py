@@ -268,7 +268,7 @@ def signed_index(data: bytes) -> None:
             counts = directory.counts().ravel()
             numbers = np.flatnonzero(counts)
             ends = counts[numbers] - 1
-            lefts, rights = await tables.read(np.repeat(numbers, 2), np.stack([0 * ends, ends], 1).ravel(), False)
+            lefts, rights = await tables.read(np.repeat(numbers, 2), np.stack([0 * ends, ends], 1).ravel())
         except GranularError:
             return None
         if whole:
