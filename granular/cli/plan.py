@@ -459,7 +459,7 @@ def _open(
 ) -> tuple[DatasetReader | ShardedDatasetReader, int]:
     """Open a dataset. Returns its reader, and the number of requests that opened it."""
     store = path.store
-    # Without caches, which would hide requests.
+    # Caches would hide requests.
     config = dataclasses.replace(store.config, index_cache='', cache_dir='')
     plain = granular.Path(str(path), config=config, **store.options)
     failed: NotFoundError | None = None

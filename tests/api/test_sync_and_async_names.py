@@ -61,6 +61,7 @@ def test_names(ours, theirs):
 
 @pytest.mark.parametrize(('ours', 'theirs'), PAIRS, ids=lambda cls: f'{cls.__module__}.{cls.__name__}')
 def test_signatures(ours, theirs):
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
     for name in sorted({'__init__'} | (public(ours) & public(theirs))):
         here, there = getattr(ours, name), getattr(theirs, name)
         if not inspect.isfunction(here):

@@ -530,13 +530,13 @@ def test_workers_share_the_index_of_a_reader(seaweed, monkeypatch):
             for _ in range(12):
                 assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
         from granular.aio.execution.shared_memory import split
-        from granular.aio.runtime.sharing import sharing
+        from granular.aio.runtime.worker_pickling import pickling_for_worker
 
-        token = sharing.set(True)
+        token = pickling_for_worker.set(True)
         try:
             head, parts = split(reader.aio)
         finally:
-            sharing.reset(token)
+            pickling_for_worker.reset(token)
         assert b'secret' not in head
         assert sum(part.nbytes for part in parts) >= 400 * 8
 

@@ -9,8 +9,8 @@ import pytest
 
 from granular import aio
 from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loop_resources import scope
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.scope import scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import ClosedError, GranularError

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from granular._lazy import import_extra
 from granular.aio.caches.base import Cache, Function, is_record
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.scope import PerLoop, scope
+from granular.aio.runtime.loop_resources import PerLoop, scope
 from granular.aio.runtime.threads import offload
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal

@@ -13,7 +13,7 @@ from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.execution.failures import portable, remote, summary
+from granular.aio.execution.failures import portable, remote
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source
@@ -22,6 +22,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload_whole
+from granular.aio.runtime.tracebacks import summary
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,

@@ -21,7 +21,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
 from granular.indexing import index_of, indices_of
 
@@ -72,7 +72,7 @@ class DatasetReader(OpenedDataSource[Datapoint_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self.directory, *self._args)
-        if sharing.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
+        if pickling_for_worker.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
             return _shared, (type(self), args, {'': state})
         return reopened, (type(self), args, {}, opened_files(self) if self._state == 'open' else None)
 

@@ -23,7 +23,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 
@@ -80,7 +80,7 @@ class ShardedDatasetReader(OpenedDataSource[Datapoint_co]):
         if self._state != 'open':
             return reopened, (type(self), args, {}, None)
         count = len(self._opener.numbers)
-        if sharing.get() and (state := self._opener.state_of(self._shards)) is not None:
+        if pickling_for_worker.get() and (state := self._opener.state_of(self._shards)) is not None:
             return _shared, (type(self), args, state, count)
         return _reopened, (type(self), args, Identity.of(self.directory.store, self._shards.files()), count)
 

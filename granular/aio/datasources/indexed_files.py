@@ -13,8 +13,8 @@ from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
@@ -45,7 +45,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if sharing.get() and self._indices:
+        if pickling_for_worker.get() and self._indices:
             return _shared, (type(self), self._arguments(), self._indices)
         return type(self), self._arguments()
 

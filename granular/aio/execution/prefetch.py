@@ -279,7 +279,7 @@ class Prefetch(Generic[T]):
         return _Using(self._pool)
 
     async def _run(self, position: int, count: int) -> T:
-        capturing.set(self._captures)  # only in the context of this task, as the next mark
+        capturing.set(self._captures)  # in the context of this task alone, as is the next mark
         mark_computing(self.token)
         with self.using_pool():
             if self._waits:

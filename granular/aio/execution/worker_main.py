@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from granular.aio.execution import shared_memory
-from granular.aio.execution.failures import capturing, portable, summary
+from granular.aio.execution.failures import capturing, portable
+from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
 from granular.metrics import Metrics, counters, timing
@@ -93,7 +94,7 @@ def work(
                 if not future.cancelled():
                     _reply(pipe, lock, number, *future.result(), reporter.report())
                 del future
-        except BaseException:  # such as MemoryError: the parent reports this process as dead
+        except BaseException:  # a MemoryError may come anywhere: the parent reports this process as dead
             traceback.print_exc()
             os._exit(1)
 

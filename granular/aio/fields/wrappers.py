@@ -233,11 +233,16 @@ class _ByLabel(IndexWrapper):
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
-        self._select(await self._choose(await labels_of(self.parents[0], self._field)))
+        await read_labels(self)
         return self
 
     @abc.abstractmethod
     async def _choose(self, labels: filters.Labels) -> IndexNode: ...
+
+
+async def read_labels(wrapper: _ByLabel) -> None:
+    """Read the labels of a wrapper, and select the datapoints by them."""
+    wrapper._select(await wrapper._choose(await labels_of(wrapper.parents[0], wrapper._field)))
 
 
 class ClassFilterWrapper(_ByLabel):

@@ -30,7 +30,7 @@ _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 class LoaderHandle(abc.ABC):
     """Base of the loaders of both APIs: its running part is closed once the handle is dropped."""
 
-    _core: '_Core'
+    _core: 'RunningLoader'
 
     def __len__(self) -> int:
         """Return the number of batches of a finite source, of this shard and from the first one on.
@@ -103,6 +103,11 @@ class LoaderHandle(abc.ABC):
     def errors(self) -> list[tuple[int, str]]:
         """Step and message of failed datapoints, the last 1,000."""
         return list(self._core.errors.recent)
+
+
+def running_part(loader: LoaderHandle) -> 'RunningLoader':
+    """Return the part of a loader that loads its batches, which the loaders of both APIs share."""
+    return loader._core
 
 
 def remaining_batches(loader: LoaderHandle) -> int | None:
@@ -186,7 +191,9 @@ class Loader(LoaderHandle):
         self.source: Source = convert(source)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
-        self._core = _Core(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
+        self._core = RunningLoader(
+            self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error
+        )
         self._core.close_with(self)
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -249,7 +256,7 @@ class Loader(LoaderHandle):
         await self.aclose()
 
 
-class _Core(Running):
+class RunningLoader(Running):
     """The running part of a loader. It holds no reference to the Loader, so that a dropped Loader can be closed."""
 
     def __init__(

@@ -211,7 +211,7 @@ async def _ended(future: 'asyncio.Future[Any]') -> None:
         with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
             await asyncio.wait([future])
     if not future.cancelled():
-        future.exception()  # retrieved: the cancellation is raised instead
+        future.exception()  # the cancellation is raised instead of the error
 
 
 def _submit(
