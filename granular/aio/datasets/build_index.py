@@ -10,9 +10,9 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import index_path, to_nanoseconds
-from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import stands_in
@@ -24,6 +24,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
     ANY,
@@ -37,7 +38,6 @@ from granular.formats.dataset_index import (
     dump_footer,
 )
 from granular.formats.layout import is_sequence, shard_name
-from granular.formats.packing import WORD, pack
 from granular.indexing import Ints
 
 _WINDOW: Final = 32  # shards that are opened at a time
@@ -160,7 +160,7 @@ class _Builder:
         async def open_once() -> None:
             await dataset.open(None)
 
-        await open_as_one(dataset.name, open_once, dataset.prove)
+        await open_as_one(dataset.name, open_once, dataset.check_unchanged)
         columns = dataset.columns
         first = self._first = self._first or columns
         if columns.spec != first.spec or columns.layout != first.layout:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.claims import is_claim
-from granular.aio.datasets.parts import is_parts
+from granular.aio.datasets.parts_folder import is_parts
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload

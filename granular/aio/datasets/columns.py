@@ -8,7 +8,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
-from granular.aio.bags.packed import PackedReferences, read_tables
+from granular.aio.bags.index_tables import PackedReferences, read_tables
 from granular.aio.bags.records import Adjacent, read_adjacent, read_records
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip

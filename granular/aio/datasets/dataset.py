@@ -10,8 +10,8 @@ from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Decoder, Field, fields_of
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.consistency import OpenedSpec
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.proof import Proof
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
@@ -55,7 +55,7 @@ class Dataset:
         self._decoders = decoders
         self._cache_index, self._cache_keys, self._verify = cache_index, cache_keys, verify
         self._content = b''  # of the spec
-        self._proof: Proof | None = None
+        self._opened_spec: OpenedSpec | None = None
         self.columns: Columns = Columns(self.name, {}, (), {}, None, None)
 
     def copy(self) -> Self:
@@ -69,7 +69,7 @@ class Dataset:
     def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
         """Open all files as the index of a sharded dataset has them, without reading anything."""
         spec, layout = index.directory.spec, index.directory.layout
-        self._proof, self._content = None, index.content
+        self._opened_spec, self._content = None, index.content
         bags = {key: self._bag(key, key in self._cache_keys, None, None) for key in spec}
         refs = self._bag('refs', False, None, None) if layout == 'refs' else None
         self.columns = Columns(self.name, spec, fields, bags, refs, None)
@@ -84,7 +84,7 @@ class Dataset:
 
     async def open(self, snapshot: Snapshot | None) -> None:
         """Open all files, without a request if the snapshot has them."""
-        self._proof, self.columns = None, Columns(self.name, {}, (), {}, None, None)
+        self._opened_spec, self.columns = None, Columns(self.name, {}, (), {}, None, None)
         state = None if snapshot is None else snapshot.folders.get(self._shard)
         refs = self._bag('refs', False, False, state)
         if state is None:
@@ -131,7 +131,7 @@ class Dataset:
     async def _read_spec(self) -> bytes:
         try:
             reply = await self.directory.store.read((self.directory / 'spec.json').key)
-            self._proof = Proof(self.directory, reply)
+            self._opened_spec = OpenedSpec(self.directory, reply)
             return reply.data
         except BucketNotFoundError:
             raise
@@ -156,15 +156,15 @@ class Dataset:
                 f'{self.name}: the spec has key {key!r}, but its bag is missing: {error}'
             ) from error
 
-    async def prove(self) -> None:
+    async def check_unchanged(self) -> None:
         """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked.
 
         Raises:
           ObjectChangedError: if the dataset was replaced since opening began.
           NotFoundError: if it was removed.
         """
-        if self._proof is not None:
-            await self._proof.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])
+        if self._opened_spec is not None:
+            await self._opened_spec.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])
 
     def warn_of_lengths(self) -> None:
         """Warn if the bags of the columns layout differ in length."""

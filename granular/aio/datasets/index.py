@@ -10,7 +10,7 @@ import numpy as np
 
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.packed import PackedReferences, PackedTable, PackedTables
+from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
@@ -19,6 +19,7 @@ from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import OnceMore, past_caches, read_all
 from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
+from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
     FOOTER,
@@ -30,7 +31,6 @@ from granular.formats.dataset_index import (
     spec_content,
 )
 from granular.formats.layout import LIMIT, shard_name, shard_numbers
-from granular.formats.packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.indexing import Ints
 
 logger = logging.getLogger('granular')

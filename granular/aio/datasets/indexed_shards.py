@@ -11,9 +11,9 @@ from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Mask
+from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptDatasetError, GranularError, NotFoundError, ObjectChangedError
@@ -107,9 +107,9 @@ class IndexedShards:
         """Read what ``cache_keys`` and ``verify`` need in memory."""
         await gather([dataset.read_extras() for i, dataset in enumerate(self) if i not in self.own])
 
-    async def prove(self) -> None:
+    async def check_unchanged(self) -> None:
         """Check that the shards which were opened by their own tables were not replaced meanwhile."""
-        await gather([dataset.prove() for dataset in self.own.values()])
+        await gather([dataset.check_unchanged() for dataset in self.own.values()])
 
     def confirm(self, positions: Any = slice(None)) -> None:
         """Mark shards as those in the index, whose replacement is an error from now on."""
@@ -253,7 +253,7 @@ class IndexedShards:
         async def open_once() -> None:
             await dataset.open(None)
 
-        await open_as_one(dataset.name, open_once, dataset.prove)
+        await open_as_one(dataset.name, open_once, dataset.check_unchanged)
         self._check_spec(dataset)
         expected, actual = int(self.index.lengths[number]), dataset.columns.length
         if actual != expected:

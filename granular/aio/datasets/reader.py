@@ -15,8 +15,8 @@ from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.columns import Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
+from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, as_cache_keys
-from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
@@ -94,7 +94,7 @@ class DatasetReader(Sampling[Datapoint_co]):
 
     async def _open(self) -> None:
         await self.directory.store.ready()
-        await open_as_one(self._name, self._open_once, self._dataset.prove)
+        await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
         self._dataset.warn_of_lengths()
         if self._expected is not None:
             self._expected.check(opened_files(self), self._name)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
 from granular.aio.datasets.codec import Decoder, fields_of
+from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, check_cache_keys
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.shards import shards_in
 from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
@@ -84,7 +84,7 @@ class ShardOpener:
     async def open(self) -> Shards:
         """Open the shards."""
         await self._directory.store.ready()
-        await open_as_one(self._name, self._open_once, self._prove)
+        await open_as_one(self._name, self._open_once, self._check_unchanged)
         if self._count is not None and self.expected_count is None:
             await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
@@ -207,12 +207,12 @@ class ShardOpener:
         start, step = self._steps
         return self._directory if self._steps == (0, 1) else self._directory / f'{start}::{step}'
 
-    async def _prove(self) -> None:
+    async def _check_unchanged(self) -> None:
         """Check that the listed shards still exist and that there are no others."""
         if isinstance(self._shards, IndexedShards):
-            await self._shards.prove()
+            await self._shards.check_unchanged()
         elif self._snapshot is None and self.numbers:
-            await gather([self._check_numbers(), gather_few(self._shards, Dataset.prove, _TOGETHER)])
+            await gather([self._check_numbers(), gather_few(self._shards, Dataset.check_unchanged, _TOGETHER)])
 
     async def _check_numbers(self) -> None:
         now = await self._list()
