@@ -13,7 +13,7 @@ from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.codec import Encoder, fields_of
+from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
@@ -79,7 +79,7 @@ async def convert(
     *,
     format: Format | None = None,
     spec: Mapping[str, str] | None = None,
-    encoders: Mapping[str, Encoder | Any] | None = None,
+    encoders: Encoders = None,
     shardlen: int | None = 10_000,
     layout: Layout = 'refs',
     checksums: bool = True,

@@ -14,6 +14,8 @@ from granular.formats import layout
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
+Encoders = Mapping[str, Encoder] | None
+Decoders = Mapping[str, Decoder] | None
 
 _INLINE: Final = MiB  # bytes that cheap decoders may process on the event loop: well under a millisecond
 

@@ -131,6 +131,21 @@ class Columns:
             bag.close()
         self.references = None
 
+    def difference(self, spec: Mapping[str, str], layout: Layout, other: str) -> str | None:
+        """Compare the dataset with the spec and layout of another one; None if they agree."""
+        if self.spec == spec and self.layout == layout:
+            return None
+        return f'spec {self.spec} in layout {self.layout!r}, but {other} has {spec} in {layout!r}'
+
+    def check_spec(self, spec: Spec, layout: Layout, other: str) -> None:
+        """Check that the dataset has the spec and layout of another one.
+
+        Raises:
+          CorruptDatasetError: if it has not.
+        """
+        if (difference := self.difference(spec, layout, other)) is not None:
+            raise CorruptDatasetError(f'{self.name}: has {difference}')
+
     def choose(self, mask: Mask) -> list[Choice]:
         """Return the fields that a mask selects.
 

@@ -13,10 +13,10 @@ from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
-from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, as_cache_keys
+from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
@@ -54,27 +54,26 @@ class DatasetReader(Sampling[Datapoint_co]):
     def __init__(
         self,
         directory: Path | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+        decoders: Decoders = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
         verify: bool = False,
     ) -> None:
         super().__init__()
-        cache_keys = as_cache_keys(cache_keys)
         self.directory: Path = Path(directory)
-        self._args = (decoders, cache_index, cache_keys, parallel, verify)
-        self._dataset = Dataset(self.directory, decoders, cache_index, cache_keys, verify)
+        self._options = ReadOptions.of(decoders, cache_index, cache_keys, verify)
+        self._dataset = Dataset(self.directory, self._options)
         self._columns = self._dataset.columns
         self._name = self._dataset.name
         self._shared: Snapshot | None = None  # pickled with the reader
         self._expected: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.directory, *self._args)
+        args, options = (self.directory,), self._options._asdict()
         if sharing.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
-            return _shared, (type(self), args, {'': state})
-        return reopened, (type(self), args, {}, opened_files(self) if self._state == 'open' else None)
+            return _shared, (type(self), args, options, {'': state})
+        return reopened, (type(self), args, options, opened_files(self) if self._state == 'open' else None)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -103,8 +102,8 @@ class DatasetReader(Sampling[Datapoint_co]):
             await Snapshot.save(self.directory, {'': state})
 
     async def _open_once(self) -> None:
-        snapshot, cache_index = self._shared, self._args[1]
-        if snapshot is None and cache_index:
+        snapshot = self._shared
+        if snapshot is None and self._options.cache_index:
             snapshot = await Snapshot.load(self.directory)
         try:
             await self._dataset.open(snapshot)
@@ -143,7 +142,7 @@ class DatasetReader(Sampling[Datapoint_co]):
     def bags(self) -> dict[str, BagReader]:
         """Readers of the bags by key, with ``'refs'`` in the refs layout."""
         self._check_open()
-        _, cache_index, cache_keys, _, verify = self._args
+        _, cache_index, cache_keys, verify = self._options
         return {
             key: reader_of_bag(bag, cache_index, key in cache_keys, verify)
             for key, bag in self._columns.all_bags.items()
@@ -227,9 +226,9 @@ class DatasetReader(Sampling[Datapoint_co]):
                 yield datapoint
 
 
-def reader_of(dataset: Dataset, args: tuple[Any, ...]) -> DatasetReader:
-    """Return a reader of an open dataset, given the arguments of the constructor after the folder."""
-    reader = DatasetReader(dataset.directory, *args)
+def reader_of(dataset: Dataset, options: ReadOptions) -> DatasetReader:
+    """Return a reader of an open dataset."""
+    reader = DatasetReader(dataset.directory, **options._asdict())
     reader._dataset, reader._state = dataset.copy(), 'open'
     reader._columns = reader._dataset.columns
     return reader
@@ -260,8 +259,10 @@ async def fetch_buffers(
     return await read_buffers(group, columns.choose(mask))
 
 
-def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:
+def _shared(
+    kind: type[DatasetReader], args: tuple[Path], options: Mapping[str, Any], folders: Mapping[str, FolderState]
+) -> DatasetReader:
     """Return a reader in a worker process that uses the index of the parent process."""
-    reader = kind(*args)
+    reader = kind(*args, **options)
     reader._shared = Snapshot('', folders)
     return reader

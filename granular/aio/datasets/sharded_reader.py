@@ -11,9 +11,9 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import Snapshot
-from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_columns
-from granular.aio.datasets.dataset import as_cache_keys
+from granular.aio.datasets.dataset import ReadOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatasetReader, columns_of, reader_of
@@ -52,7 +52,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def __init__(
         self,
         directory: Path | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+        decoders: Decoders = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
@@ -65,24 +65,21 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         steps = check_steps(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
-        self._args = (decoders, cache_index, as_cache_keys(cache_keys), parallel, verify)
-        self._steps = steps
-        self._use_index = index
-        self._opener = ShardOpener(
-            self.directory, decoders, cache_index, self._args[2], verify, steps=steps, use_index=index
-        )
+        self._options = ReadOptions.of(decoders, cache_index, cache_keys, verify)
+        self._choice = {'shardstart': steps[0], 'shardstep': steps[1], 'index': index}
+        self._opener = ShardOpener(self.directory, self._options, steps, index)
         self._shards: Shards = ListedShards()
         self._expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.directory, *self._args[:-1], *self._steps, self._args[-1], self._use_index)
+        args = type(self), (self.directory,), {**self._options._asdict(), **self._choice}
         if self._state != 'open':
-            return reopened, (type(self), args, {}, None)
+            return _restored, (*args, None, None, None)
         count = len(self._opener.numbers)
-        if sharing.get() and (state := self._opener.state_of(self._shards)) is not None:
-            return _shared, (type(self), args, state, count)
-        return _reopened, (type(self), args, Identity.of(self.directory.store, self._shards.files()), count)
+        if sharing.get() and (shared := self._opener.state_of(self._shards)) is not None:
+            return _restored, (*args, None, shared, count)
+        return _restored, (*args, Identity.of(self.directory.store, self._shards.files()), None, count)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -131,7 +128,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def readers(self) -> list[DatasetReader]:
         """Readers of the shards."""
         self._check_open()
-        return [reader_of(dataset, self._args) for dataset in self._shards]
+        return [reader_of(dataset, self._options) for dataset in self._shards]
 
     def __len__(self) -> int:
         self._check_open()
@@ -262,21 +259,17 @@ async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = No
     return bool(replaced) and await indexed.replace(replaced)
 
 
-def _shared(
-    kind: type[ShardedDatasetReader], args: tuple[Any, ...], shared: SharedIndex | Snapshot, count: int
+def _restored(
+    kind: type[ShardedDatasetReader],
+    args: tuple[Path],
+    options: Mapping[str, Any],
+    identity: Identity | None,
+    shared: SharedIndex | Snapshot | None,
+    count: int | None,
 ) -> ShardedDatasetReader:
-    """Return a reader in a worker process that uses the index of the parent process."""
-    reader = kind(*args)
+    """Unpickle a reader. In a worker process, one that was open uses the index of the parent process."""
+    reader = reopened(kind, args, options, identity)
     reader._opener.shared, reader._opener.expected_count = shared, count
-    return reader
-
-
-def _reopened(
-    kind: type[ShardedDatasetReader], args: tuple[Any, ...], identity: Identity, count: int
-) -> ShardedDatasetReader:
-    """Unpickle a reader that was open."""
-    reader = reopened(kind, args, {}, identity)
-    reader._opener.expected_count = count
     return reader
 
 

@@ -10,9 +10,9 @@ from granular import formats
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
-from granular.aio.datasets.codec import Encoder, fields_of
-from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.shards import check_steps, shards_in, shards_of
+from granular.aio.datasets.codec import Encoders, fields_of
+from granular.aio.datasets.reader import DatasetReader, columns_of
+from granular.aio.datasets.shards import check_complete, check_steps, shards_in, shards_of
 from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused, precede, remove_if_empty
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ending_with, ensure_open, report_no_loss
@@ -66,7 +66,7 @@ class ShardedDatasetWriter(Publishing):
         self,
         directory: Path | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
+        encoders: Encoders = formats.encoders,
         shardlen: int | None = None,
         shardstart: int = 0,
         shardstep: int = 1,
@@ -146,13 +146,8 @@ class ShardedDatasetWriter(Publishing):
         own = [number for number in existing if number >= self._next and not (number - self._next) % self._step]
         if not own:
             return
-        expected = range(self._next, own[-1] + 1, self._step)
-        missing = next((number for number, present in zip(expected, own, strict=False) if number != present), None)
-        if missing is not None:
-            raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(own[-1])} exists: '
-                f'remove the shards that follow, or begin after it with shardstart'
-            )
+        hint = 'remove the shards that follow, or begin after it with shardstart'
+        check_complete(f'{self.directory}', own, hint, self._next, self._step)
         growing = self._layout == 'columns' and self.directory.store.local
         lengths = await gather(
             [
@@ -355,9 +350,6 @@ async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout)
     if not await (folder / 'spec.json').exists():
         return None
     async with DatasetReader(folder, None, cache_index=False) as reader:
-        if reader.spec != spec or reader.layout != layout:
-            raise SpecError(
-                f'{folder}: exists with spec {reader.spec} in layout {reader.layout!r}, which is not {spec} in '
-                f'{layout!r}'
-            )
+        if (difference := columns_of(reader).difference(spec, layout, 'the writer')) is not None:
+            raise SpecError(f'{folder}: exists with {difference}')
         return len(reader)

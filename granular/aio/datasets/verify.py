@@ -10,7 +10,7 @@ import numpy as np
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.columns import read_references
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import shards_in
@@ -137,13 +137,13 @@ async def _verify_index(root: Path, numbers: Sequence[int], report: Report) -> N
 async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetReader) -> str | None:
     """Compare a shard with its part of an index; None if they agree."""
     columns, expected = columns_of(reader), index.directory
-    if columns.spec != expected.spec or columns.layout != expected.layout:
-        return f'has spec {columns.spec} in layout {columns.layout!r}, the index {expected.spec} in {expected.layout!r}'
+    if (difference := columns.difference(expected.spec, expected.layout, 'the index')) is not None:
+        return f'has {difference}'
     files, indexed = opened_files(reader).files, index.file_identities(shard)
     for name, identity in files.items():
         if not indexed[name].is_same(identity):
             return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
-    described = Dataset(reader.directory, None, True, (), False)
+    described = Dataset(reader.directory, ReadOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
         for start in range(0, bag.length, _WINDOW):

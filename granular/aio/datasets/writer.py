@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn
 
 from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
-from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
+from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
@@ -63,7 +63,7 @@ class DatasetWriter(Publishing):
         self,
         directory: Path | str | os.PathLike[str] | Any,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
+        encoders: Encoders = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = True,
