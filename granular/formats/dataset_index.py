@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from granular.errors import CorruptDatasetError
 from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
 from granular.formats.checksums import crc32c
-from granular.formats.layout import Layout, Spec, dump_spec, is_sequence, parse_spec
+from granular.formats.layout import Layout, Spec, is_sequence, parse_spec
 from granular.indexing import Ints
 
 MAGIC: Final = b'granular-index-1'
@@ -229,8 +229,3 @@ def records_of_pages(counts: Ints) -> Ints:
     number = np.arange(int(pages.sum())) - np.repeat(np.cumsum(pages) - pages, pages)
     records: Ints = np.minimum(PAGE, np.repeat(counts, pages) - number * PAGE)
     return records
-
-
-def spec_content(directory: Directory) -> bytes:
-    """Return the content of the ``spec.json`` of each shard."""
-    return dump_spec(directory.spec)

@@ -16,7 +16,6 @@ from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
-from granular.aio.stores.fanout import read_all
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats import layout
@@ -151,7 +150,7 @@ class Bag:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""
         path = self._require_path()
         if self._cache_data:
-            self._data = (await path.read_ranges([0], [self._files[0][1].size], version=self._pin))[0]
+            self._data = await self._read_data(path, self._files[0][1].size)
             self.immediate = self._view is not None
         if self._verify:
             await self._read_sums(self.sums_path)
@@ -190,13 +189,13 @@ class Bag:
 
     async def _open_state(self, state: BagState, path: Path) -> None:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
-        self.version, self.size, self.datasize, self._pin, self._limits = state
-        self.length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+        self.version, self.size, self.datasize, self._pin, limits = state
+        self._keep_limits(limits)
         self._handle = path.key, state.pin
         end = self.datasize if self.version == 3 else self.size
         self._files.append((path, FileIdentity(end, self._pin)))
         if self._cache_data:
-            self._data = (await path.read_ranges([0], [end], version=self._pin))[0]
+            self._data = await self._read_data(path, end)
 
     async def _open_file(self, path: Path) -> None:
         store, tail = path.store, path.store.config.tail
@@ -220,8 +219,13 @@ class Bag:
         else:
             await self._open_single(end)
         if self._cache_data:
-            read = Request(path.key, np.array([0]), np.array([end.size]), self._pin)
-            self._data = (await read_all(store, [read]))[0][0] if end.start else end.data
+            self._data = await self._read_data(path, end.size) if end.start else end.data
+
+    async def _read_data(self, path: Path, size: int) -> bytes:
+        return (await path.read_ranges([0], [size], version=self._pin))[0]
+
+    def _keep_limits(self, limits: Ints) -> None:
+        self._limits, self._view, self.length = limits, layout.view_of(limits), len(limits) - 1
 
     def _add_file(self, path: Path, end: Reply) -> None:
         """Record the identity of an opened file.
@@ -242,14 +246,14 @@ class Bag:
         """Open a bag of version 1 or 2, whose table is at its end."""
         self.size = end.size
         if not end.size:
-            self.version, self._limits = 2, layout.blank_limits(0, self.name)
-            self._view = layout.view_of(self._limits)
+            self.version = 2
+            self._keep_limits(layout.blank_limits(0, self.name))
             return
         start = self.datasize = layout.table_start(end.data, end.size, self.name)
         if self._cache_index or self._data is not None or self._cache_data:
             filled = await self._read_limits(self.path, start, end)
-            self.version, self._limits = layout.finish_limits(filled, start, self.name)
-            self.length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+            self.version, limits = layout.finish_limits(filled, start, self.name)
+            self._keep_limits(limits)
             return
         path = self._require_path()
         if start >= end.start:
@@ -272,8 +276,7 @@ class Bag:
             size = self.length * layout.LIMIT  # without a limit that is being written
             index_end = index_end._replace(data=index_end.data[: max(0, size - index_end.start)], size=size)
             filled = await self._read_limits(index, 0, index_end)
-            self._limits = layout.check_limits(filled, end.size, self.name)
-            self._view = layout.view_of(self._limits)
+            self._keep_limits(layout.check_limits(filled, end.size, self.name))
         else:
             self._table = (index, 0, index_end.version)
 

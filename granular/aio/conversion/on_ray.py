@@ -11,7 +11,6 @@ from granular._lazy import import_extra
 from granular.aio.conversion.record_source import Format, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import portable, remote, summary
 from granular.aio.paths.path import Path
@@ -195,13 +194,12 @@ class _Job:
 
     async def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether an earlier attempt has published a shard."""
-        folder, mapping = self.writer.folder(number), self.writer.mapping
         try:
-            length = await length_of_shard(folder, mapping.spec, self.writer.layout)
+            length = await self.writer.length_of(number)
         except NotFoundError:
             return False  # some servers have no object for a moment while it is overwritten
         if length is not None and length != expected:
-            raise CorruptDatasetError(f'{folder}: has {length} datapoints, expected {expected}')
+            raise CorruptDatasetError(f'{self.writer.folder(number)}: has {length} datapoints, expected {expected}')
         return length is not None
 
 

@@ -9,7 +9,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
-from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
+from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
 
 Encoder = Callable[[Any], bytes]
@@ -159,6 +159,15 @@ def describe_error(error: BaseException) -> str:
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
+
+
+def keys_error(
+    spec: Mapping[str, str], datapoint: Mapping[str, Any], name: str, index: int, hint: str = ''
+) -> DatapointKeysError:
+    """Return the error for a datapoint whose keys are not those of the spec."""
+    missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
+    texts = [f'{text} {keys}' for text, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
+    return DatapointKeysError(f'{name}: datapoint {index}: {", ".join(texts)}{hint}')
 
 
 async def encode_datapoint(

@@ -81,13 +81,7 @@ class Columns:
         self.length: int = 0
         self.immediate: bool = False
 
-    async def finish(self, cache_references: bool) -> None:
-        """Complete the columns once their bags are opened."""
-        if self.refs is not None and cache_references and self.references is None:
-            self.references = await References.load(self.refs, self.spec)
-        self.complete(self.references)
-
-    def complete(self, references: References | PackedReferences | None) -> None:
+    def complete(self, references: References | PackedReferences | None = None) -> None:
         """Complete the columns once their bags are opened, with references that are available without a read."""
         self.references = references
         self.length = min(bag.length for bag in self.bags.values()) if self.refs is None else self.refs.length

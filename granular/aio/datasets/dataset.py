@@ -12,6 +12,7 @@ from granular.aio.datasets.codec import Decoders, Field, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.consistency import OpenedSpec, open_as_one
 from granular.aio.datasets.index import DatasetIndex
+from granular.aio.datasets.references import References
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
@@ -48,6 +49,10 @@ class ReadOptions(NamedTuple):
             hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
             raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
         return cls(decoders, cache_index, tuple(cache_keys), verify)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of a reader."""
+        return self._asdict()
 
     def fields(self, spec: Spec, layout: Layout, name: str) -> list[Field]:
         """Return the fields of a dataset with their decoders.
@@ -127,9 +132,12 @@ class Dataset:
             self.name, spec, fields, bags, refs if layout == 'refs' else None, None if state is None else snapshot
         )
         await gather([self._open_bag(key, bag) for key, bag in bags.items()])
-        if layout == 'refs' and not refs.opened:
+        if layout == 'columns':
+            self.columns.complete()
+            return
+        if not refs.opened:
             await refs.open()
-        await self.columns.finish('refs' in self._options.cache_keys)
+        self.columns.complete(await References.load(refs, spec) if 'refs' in self._options.cache_keys else None)
 
     def _bag(self, key: str, cache_data: bool, split: bool | None, state: FolderState | None) -> Bag:
         bag_state = None if state is None else state.bags.get(key)

@@ -28,9 +28,8 @@ from granular.formats.dataset_index import (
     parse_directory,
     parse_footer,
     records_of_pages,
-    spec_content,
 )
-from granular.formats.layout import LIMIT, shard_name, shard_numbers
+from granular.formats.layout import LIMIT, dump_spec, shard_name, shard_numbers
 from granular.indexing import Ints
 
 logger = logging.getLogger('granular')
@@ -75,7 +74,7 @@ class DatasetIndex(PackedTables):
         self._sizes = directory.pages['words'].astype(np.int64)
         records = directory.rows['records'].astype(np.int64)
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
-        self.content = spec_content(directory)
+        self.content = dump_spec(directory.spec)
         self._bags = {key: i for i, key in enumerate(directory.bags)}
         self._bound = path.store.config.index_memory // WORD
         self._forget()

@@ -70,7 +70,7 @@ class DatasetReader(Sampling[Datapoint_co]):
         self._expected: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args, options = (self.directory,), self._options._asdict()
+        args, options = (self.directory,), self._options.arguments()
         if sharing.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
             return _shared, (type(self), args, options, {'': state})
         return reopened, (type(self), args, options, opened_files(self) if self._state == 'open' else None)
@@ -228,7 +228,7 @@ class DatasetReader(Sampling[Datapoint_co]):
 
 def reader_of(dataset: Dataset, options: ReadOptions) -> DatasetReader:
     """Return a reader of an open dataset."""
-    reader = DatasetReader(dataset.directory, **options._asdict())
+    reader = DatasetReader(dataset.directory, **options.arguments())
     reader._dataset, reader._state = dataset.copy(), 'open'
     reader._columns = reader._dataset.columns
     return reader

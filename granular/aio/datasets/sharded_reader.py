@@ -73,7 +73,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = type(self), (self.directory,), {**self._options._asdict(), **self._choice}
+        args = type(self), (self.directory,), {**self._options.arguments(), **self._choice}
         if self._state != 'open':
             return _restored, (*args, None, None, None)
         count = len(self._opener.numbers)

@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn
 
 from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
-from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of
+from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
@@ -22,7 +22,6 @@ from granular.errors import (
     ClosedError,
     CorruptDatasetError,
     DatapointError,
-    DatapointKeysError,
     GranularError,
     NotFoundError,
     SpecError,
@@ -244,9 +243,7 @@ class DatasetWriter(Publishing):
         if not isinstance(datapoint, Mapping):
             raise DatapointError(f'{self._name}: expected a mapping for a datapoint, got {type(datapoint).__name__}')
         if datapoint.keys() != self._spec.keys():
-            missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
-            texts = [f'{name} {keys}' for name, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
-            raise DatapointKeysError(f'{self._name}: datapoint {self._length}: {", ".join(texts)}')
+            raise keys_error(self._spec, datapoint, self._name, self._length)
         records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
         self._failed = True  # until every bag has the datapoint
         refs: list[Any] = []
@@ -420,12 +417,8 @@ class DatasetWriter(Publishing):
         await settle([writer.remove_published(sole) for writer in rest])
         await first.remove_published(sole)  # last, because another writer may start then
         if store.has_folders:
-            await self._remove_folder()
-
-    async def _remove_folder(self) -> None:
-        store = self.directory.store
-        await store.delete([(self.directory / name).key for name in self._names])
-        await self._remove_empty()
+            await store.delete([(self.directory / name).key for name in self._names])
+            await self._remove_empty()
 
     async def _remove_own_folder(self) -> None:
         """Remove the folder that this writer may have created, if it is empty, unless another writer has locked it."""
