@@ -1,5 +1,6 @@
 """Write datasets: every bag streams while it grows, and ``spec.json`` is published last."""
 
+import abc
 import contextlib
 import os
 from collections.abc import Mapping
@@ -30,7 +31,69 @@ from granular.errors import (
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
 
-class DatasetWriter(Publishing):
+class DatapointWriter(Publishing):
+    """Base of the writers of a single dataset and of a sharded one."""
+
+    def __init__(self, directory: Path, spec: Mapping[str, str], layout: Layout) -> None:
+        super().__init__()
+        self.directory, self._name, self._layout = directory, f'{directory}', layout
+        self._spec = check_spec(spec, layout)
+        self._found = 0
+        self._turns = Lock()
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return dict(self._spec)
+
+    @property
+    def found(self) -> int:
+        """Datapoints that existed when the writer was opened: continue with the next one.
+
+        Of a sharded dataset, those in the shards of this writer.
+        """
+        return self._found
+
+    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
+        """Append a datapoint and return its index. All values are encoded before any is written.
+
+        The index is that in the dataset; of a sharded one, that among the datapoints which this writer has appended.
+
+        Concurrent calls take turns, in the order of the calls.
+
+        Args:
+          datapoint: a value for each key of the spec; for a sequence any iterable of values.
+          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
+
+        Raises:
+          DatapointError: if its keys differ from those of the spec.
+          EncodeError: if an encoder rejects a value.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns.turn():
+            return await self._append(datapoint, flush)
+
+    async def flush(self) -> None:
+        """Write the appended datapoints to the files, or to the part of each upload that is being filled."""
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns.turn():
+            await self._flush()
+
+    @abc.abstractmethod
+    async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
+        """Append a datapoint, while no other call does."""
+
+    @abc.abstractmethod
+    async def _flush(self) -> None:
+        """Write the appended datapoints, while no other call appends."""
+
+
+class DatasetWriter(DatapointWriter):
     """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
     ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the files of a new
@@ -67,11 +130,7 @@ class DatasetWriter(Publishing):
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = True,
     ) -> None:
-        super().__init__()
-        self.directory: Path = Path(directory)
-        self._name = f'{self.directory}'
-        self._layout = layout
-        self._spec = check_spec(spec, layout)
+        super().__init__(Path(directory), spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
         versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
         self._resume = resume
@@ -83,7 +142,7 @@ class DatasetWriter(Publishing):
         self._refs = BagOutput(refs, 2, 'check', checksums) if layout == 'refs' else None
         for writer in self._writers:
             writer.verifies = False  # all of them are verified together, right before the spec is published
-        self._length = self._found = 0
+        self._length = 0
         self._lock: FolderLock | None = None
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
@@ -91,11 +150,7 @@ class DatasetWriter(Publishing):
         self._has_copies = False  # see `expect_copies`
         self._next_folder: Path | None = None  # see `precede`
         self._failed = False
-        self._turns = Lock()
         self._torn = False  # True while only some of the columns may have been flushed
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
 
     @property
     def _writers(self) -> list[BagOutput]:
@@ -201,11 +256,6 @@ class DatasetWriter(Publishing):
     # --- properties
 
     @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return dict(self._spec)
-
-    @property
     def size(self) -> int:
         """Bytes of all bags, tables included."""
         return sum(writer.size for writer in self._writers)
@@ -213,30 +263,7 @@ class DatasetWriter(Publishing):
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def found(self) -> int:
-        """Datapoints that existed when the writer was opened: continue with the next one."""
-        return self._found
-
     # --- appending
-
-    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint and return its index. All values are encoded before any is written.
-
-        Concurrent calls take turns, in the order of the calls.
-
-        Args:
-          datapoint: a value for each key of the spec; for a sequence any iterable of values.
-          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
-
-        Raises:
-          DatapointError: if its keys differ from those of the spec.
-          EncodeError: if an encoder rejects a value.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            return await self._append(datapoint, flush)
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_usable()
@@ -261,7 +288,7 @@ class DatasetWriter(Publishing):
             self._refs.add(pack_refs(refs))
         self._length += 1
         if flush or any(writer.is_full for writer in self._writers):
-            await self._flush()
+            await self._flush_bags()
         self._failed = False
         return self._length - 1
 
@@ -278,20 +305,16 @@ class DatasetWriter(Publishing):
                 f'not the {len(record)} appended: append the same datapoints as the previous writer'
             )
 
-    async def flush(self) -> None:
-        """Write the appended datapoints to the files, or to the part of each upload that is being filled."""
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            self._check_usable()
-            await self._flush()
-
     def _check_usable(self) -> None:
         self._check_open()
         if self._failed:
             raise ClosedError(f'{self._name}: an earlier write failed: close the writer, or abort it')
 
     async def _flush(self) -> None:
+        self._check_usable()
+        await self._flush_bags()
+
+    async def _flush_bags(self) -> None:
         self._torn = True
         for writer in self._writers:
             await writer.flush()
@@ -316,7 +339,7 @@ class DatasetWriter(Publishing):
                 f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
                 f"datapoints as the previous writer, or pass resume='discard'"
             )
-        await self._flush()
+        await self._flush_bags()
         # The first bag decides between writers: the writer that fails to create it has published nothing to remove.
         *rest, first = self._writers
         await first.aclose()
