@@ -133,7 +133,7 @@ class Bag:
 
     def open_indexed(self, state: IndexedBag) -> None:
         """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
-        path = self._require_path()
+        path = self.require_path()
         self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, self._pin, self.packed = state
         self._files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
@@ -148,7 +148,7 @@ class Bag:
 
     async def read_extras(self) -> None:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""
-        path = self._require_path()
+        path = self.require_path()
         if self._cache_data:
             self._data = await self._read_data(path, self._files[0][1].size)
             self.immediate = self._view is not None
@@ -255,7 +255,7 @@ class Bag:
             self.version, limits = layout.finish_limits(filled, start, self.name)
             self._keep_limits(limits)
             return
-        path = self._require_path()
+        path = self.require_path()
         if start >= end.start:
             first = end.data[start - end.start : start - end.start + layout.LIMIT]
         else:
@@ -287,11 +287,16 @@ class Bag:
         stop = max(start, end.start)
         target[stop - start :] = memoryview(end.data)[stop - end.start :]
         if start < stop:
-            table = path or self._require_path()
+            table = path or self.require_path()
             await table.store.read_into(table.key, start, stop, end.version, target[: stop - start])
         return filled
 
-    def _require_path(self) -> Path:
+    def require_path(self) -> Path:
+        """Return the file.
+
+        Raises:
+          InvalidArgumentError: if the bag was given as bytes.
+        """
         if self.path is None:
             raise InvalidArgumentError(f'{self.name}: is not a file')
         return self.path
@@ -334,7 +339,7 @@ class Bag:
     @property
     def sums_path(self) -> Path:
         """The file of the checksums."""
-        return self._require_path().with_suffix(SUFFIX)
+        return self.require_path().with_suffix(SUFFIX)
 
     # --- one record of an immediate bag, on this thread
 
@@ -416,7 +421,7 @@ class Bag:
 
     def records_read(self, starts: Ints, stops: Ints) -> Request:
         """Return the read of the bytes of records."""
-        return Request(self._require_path().key, starts, stops, self._pin)
+        return Request(self.require_path().key, starts, stops, self._pin)
 
     def cached_records(self, starts: Ints, stops: Ints) -> list[bytes] | None:
         """Return the bytes of records, if they are in memory."""

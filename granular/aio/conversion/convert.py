@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Literal, get_args
 
+from granular._typing import AnyPath
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
@@ -74,7 +75,7 @@ class Conversion:
 
 async def convert(
     source: Any,
-    directory: Path | str | Any,
+    directory: AnyPath,
     *,
     format: Format | None = None,
     spec: Mapping[str, str] | None = None,

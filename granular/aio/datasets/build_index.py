@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from granular._typing import AnyPath
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, ReadOptions
@@ -61,7 +62,7 @@ class IndexSummary:
     bytes: int
 
 
-async def build_index(directory: Path | str | os.PathLike[str] | Any, progress: Progress | None = None) -> IndexSummary:
+async def build_index(directory: AnyPath, progress: Progress | None = None) -> IndexSummary:
     """Write the index of a sharded dataset: one file that names all of its objects and has the limits of all records.
 
     A reader with an index opens any number of shards with a handful of requests; without one, each shard takes five or

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from granular._typing import AnyPath
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.claims import is_claim
 from granular.aio.datasets.parts_folder import is_parts
@@ -44,9 +45,7 @@ class Leftover:
     age: float
 
 
-async def clean(
-    path: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False
-) -> list[Leftover]:
+async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags: bool = False) -> list[Leftover]:
     """Find what killed writers left in a folder: uploads, temporary files, claims, unfinished datasets and shards.
 
     A dataset with a ``spec.json`` is never touched, nor are files that a live writer of this machine holds, nor bags

@@ -2,14 +2,13 @@
 
 import abc
 import contextlib
-import os
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._typing import AnyPath, Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
@@ -168,7 +167,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
+        directory: AnyPath,
         decoders: Decoders = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),

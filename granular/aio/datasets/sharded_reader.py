@@ -1,13 +1,12 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._typing import AnyPath, Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
@@ -48,7 +47,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
+        directory: AnyPath,
         decoders: Decoders = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),

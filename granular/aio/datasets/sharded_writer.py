@@ -2,11 +2,11 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
 from granular import formats
+from granular._typing import AnyPath
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
@@ -70,7 +70,7 @@ class ShardedDatasetWriter(DatapointWriter):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
+        directory: AnyPath,
         spec: Mapping[str, str],
         encoders: Encoders = formats.encoders,
         shardlen: int | None = None,

@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from granular._typing import AnyPath
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.columns import read_references
@@ -62,7 +62,7 @@ class Report:
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
 
-async def verify(path: Path | str | Any, progress: Progress | None = None) -> Report:
+async def verify(path: AnyPath, progress: Progress | None = None) -> Report:
     """Read a whole dataset, sharded or not, and check its structure, references, records, checksums and index.
 
     Args:

@@ -2,11 +2,11 @@
 
 import abc
 import contextlib
-import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 from granular import formats
+from granular._typing import AnyPath
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.paths.path import Path
@@ -123,7 +123,7 @@ class DatasetWriter(DatapointWriter):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
+        directory: AnyPath,
         spec: Mapping[str, str],
         encoders: Encoders = formats.encoders,
         layout: Layout = 'refs',
