@@ -229,18 +229,13 @@ def _write_file(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
         front = len(head).to_bytes(8, 'little') + head
         front += bytes(-(_SUM + len(front)) % 8)
         opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
-        total = _write(opened, tables, zlib.crc32(front))
+        total = zlib.crc32(front)
+        for table in tables:
+            data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
+            opened.write(data)
+            total = zlib.crc32(data, total)
         opened.seek(len(_MAGIC))
         opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
-
-
-def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:
-    """Write tables; return the checksum of all bytes, given that of the bytes before them."""
-    for table in tables:
-        data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
-        opened.write(data)
-        total = zlib.crc32(data, total)
-    return total
 
 
 def remove_file(file: str) -> None:

@@ -147,16 +147,13 @@ class RedisCache(Cache):
 
     # --- requests to the server
 
-    async def _client(self) -> Any:
-        return await (await self._connections.get()).begin(self)
-
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T | None:
         """Return the server's answer, or None if it is unavailable or the cache is closed."""
         if self.closed or time.monotonic() < self._down_until:
             return None
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await request(await self._client())
+                answer = await request(await (await self._connections.get()).begin(self))
         except GranularError:
             raise  # an invalid address, or a closed cache
         except Exception as error:
