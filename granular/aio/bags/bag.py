@@ -99,7 +99,7 @@ class Bag:
         self.sums: Sums | None = None
         self._pin: str | None = None  # the version of the file that holds the records
         self._limits: Ints | None = None
-        self._view: memoryview | PackedTable | None = None  # of the limits: faster to index than the array
+        self._view: memoryview | PackedTable | None = None  # A view of the limits is faster to index.
         self.packed: PackedTable | None = None
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory

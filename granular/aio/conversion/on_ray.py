@@ -31,7 +31,7 @@ from granular.errors import (
 
 T = TypeVar('T')
 
-_RETRIES: Final = 3  # of a task whose worker or node died
+_RETRIES: Final = 3  # Ray repeats a task whose worker or node died so many times.
 _ENDING: Final = 30.0  # seconds in which a worker that Ray considers dead releases its locks
 _POLL: Final = 0.25
 
@@ -251,7 +251,7 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
     except _FailedError as failure:
         return _Failed(failure.error)
     except ray.exceptions.RayError:
-        raise  # of the other tasks, which report it, or of a job that does not unpickle
+        raise  # The other tasks report theirs, and Ray a job that does not unpickle.
     except Exception as error:
         return _Failed(error)
     finally:
@@ -281,7 +281,7 @@ async def _carry(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await coro
     except asyncio.CancelledError:
-        raise  # by an interrupt of the thread that waits
+        raise  # An interrupt of the waiting thread cancels it.
     except BaseException as error:
         raise _FailedError(error) from error
 

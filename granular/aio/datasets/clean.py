@@ -81,7 +81,7 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
     await store.ready()
     if await root.is_file():
         raise InvalidArgumentError(f'{root}: is a file, expected the folder that contains it')
-    now = await store.now(root.key)  # by the clock that sets the modification times
+    now = await store.now(root.key)  # The clock of the store sets the modification times.
     folders = await _folders(store, root.key)
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())

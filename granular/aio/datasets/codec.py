@@ -138,7 +138,7 @@ async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Loc
     def call(i: int) -> Any:
         try:
             return field.fn(records[i])
-        except MemoryError:  # of this machine, not of the record
+        except MemoryError:  # The machine is short of memory, whatever the record is.
             raise
         except Exception as error:
             raise decode_error(locate(field, i), field, records[i], error) from error

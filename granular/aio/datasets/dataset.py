@@ -84,7 +84,7 @@ class Dataset:
 
     def __init__(self, directory: Path, options: ReadOptions, shard: str = '') -> None:
         self.directory, self.name, self._options, self._shard = directory, f'{directory}', options, shard
-        self._content = b''  # of the spec
+        self._spec_content = b''
         self._opened_spec: OpenedSpec | None = None
         self.columns: Columns = Columns(self.name, {}, (), {}, None, None)
 
@@ -99,7 +99,7 @@ class Dataset:
     def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
         """Open all files as the index of a sharded dataset has them, without reading anything."""
         spec, layout = index.directory.spec, index.directory.layout
-        self._opened_spec, self._content = None, index.content
+        self._opened_spec, self._spec_content = None, index.content
         bags = {key: self._bag(key, key in self._options.cache_keys, None, None) for key in spec}
         refs = self._bag('refs', False, None, None) if layout == 'refs' else None
         self.columns = Columns(self.name, spec, fields, bags, refs, None)
@@ -145,13 +145,13 @@ class Dataset:
         return Bag(path, options.cache_index, cache_data, verify=options.verify, split=split, state=bag_state)
 
     def _parse(self, content: bytes) -> Spec:
-        self._content = content
+        self._spec_content = content
         return parse_spec(content, f'{self.directory / "spec.json"}')
 
     async def _read_layout(self, refs: Bag) -> tuple[Spec, Layout]:
         """Read the spec, try to open the references, and return the spec and the layout."""
         content: Any
-        error: Any  # of opening the references, or None
+        error: Any
         if self.directory.store.local:
             content = await self._read_spec()
             error = await _try_open(refs)
@@ -222,7 +222,7 @@ class Dataset:
     def state(self) -> FolderState | None:
         """Return the state for a snapshot; None unless the state of every bag is complete."""
         states = all_or_none({key: bag.state for key, bag in self.columns.all_bags.items()})
-        return None if states is None else FolderState(self._content, states)
+        return None if states is None else FolderState(self._spec_content, states)
 
 
 def all_or_none(values: Mapping[K, V | None]) -> dict[K, V] | None:

@@ -194,7 +194,7 @@ class DatasetWriter(DatapointWriter):
             await self.directory.mkdir(parents=True, exist_ok=exist_ok)
             if not isinstance(store, LocalStore):
                 return
-            with contextlib.suppress(NotFoundError):  # if it was removed before it was locked, as by `granular clean`
+            with contextlib.suppress(NotFoundError):  # `granular clean` may remove it before it is locked.
                 self._lock = await store.lock_folder(self.directory.key)
 
     async def _open_bags(self) -> None:
@@ -272,7 +272,7 @@ class DatasetWriter(DatapointWriter):
         if datapoint.keys() != self._spec.keys():
             raise keys_error(self._spec, datapoint, self._name, self._length)
         records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
-        self._failed = True  # until every bag has the datapoint
+        self._failed = True  # Only some of the bags have the datapoint until the end.
         refs: list[Any] = []
         for field, values in zip(self._fields, records, strict=True):
             bag = self._bags[field.key]
@@ -366,7 +366,7 @@ class DatasetWriter(DatapointWriter):
         except GranularError as error:
             failure = error
         except BaseException:
-            if self._lock is not None:  # on a disk, no file appears later
+            if self._lock is not None:  # On a disk, no file appears later.
                 self._standing = await path.exists()
             raise
         published = await self._read_spec(path, failure)
