@@ -1,12 +1,12 @@
 """Read bags: consecutive records and a table of their limits."""
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
+from granular._typing import AnyPath
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import read_records
@@ -44,11 +44,11 @@ class BagReader(OpenedDataSource[bytes]):
 
     def __init__(
         self,
-        source: Path | str | os.PathLike[str] | Buffer | Any,
+        source: AnyPath | Buffer,
         cache_index: bool = True,
         cache_data: bool = False,
         *,
-        index: Path | str | os.PathLike[str] | Buffer | Any = None,
+        index: AnyPath | Buffer | None = None,
         verify: bool = False,
     ) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class BagReader(OpenedDataSource[bytes]):
 
 def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:
     """Return a reader of an open bag."""
-    reader = BagReader(bag.path, cache_index, cache_data, verify=verify)
+    reader = BagReader(bag.require_path(), cache_index, cache_data, verify=verify)
     reader._bag, reader._state = bag.copy(), 'open'
     return reader
 

@@ -11,7 +11,6 @@ from granular._lazy import import_extra
 from granular.aio.conversion.record_source import Format, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import portable, remote
 from granular.aio.paths.path import Path
@@ -33,7 +32,7 @@ from granular.errors import (
 
 T = TypeVar('T')
 
-_RETRIES: Final = 3  # of a task whose worker or node died
+_RETRIES: Final = 3  # Ray repeats a task whose worker or node died so many times.
 _ENDING: Final = 30.0  # seconds in which a worker that Ray considers dead releases its locks
 _POLL: Final = 0.25
 
@@ -199,13 +198,12 @@ class _Job:
 
     async def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether an earlier attempt has published a shard."""
-        folder, mapping = self.writer.folder(number), self.writer.mapping
         try:
-            length = await length_of_shard(folder, mapping.spec, self.writer.layout)
+            length = await self.writer.length_of(number)
         except NotFoundError:
             return False  # some servers have no object for a moment while it is overwritten
         if length is not None and length != expected:
-            raise CorruptDatasetError(f'{folder}: has {length} datapoints, expected {expected}')
+            raise CorruptDatasetError(f'{self.writer.folder(number)}: has {length} datapoints, expected {expected}')
         return length is not None
 
 
@@ -257,7 +255,7 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
     except _FailedError as failure:
         return _Failed(failure.error)
     except ray.exceptions.RayError:
-        raise  # of the other tasks, which report it, or of a job that does not unpickle
+        raise  # The other tasks report theirs, and Ray a job that does not unpickle.
     except Exception as error:
         return _Failed(error)
     finally:
@@ -287,7 +285,7 @@ async def _carry(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await coro
     except asyncio.CancelledError:
-        raise  # by an interrupt of the thread that waits
+        raise  # An interrupt of the waiting thread cancels it.
     except BaseException as error:
         raise _FailedError(error) from error
 

@@ -12,7 +12,7 @@ from granular.aio.conversion.record_source import open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoders, fields_of
-from granular.aio.datasets.parts import parts_name, remove_parts, remove_unfinished
+from granular.aio.datasets.parts_folder import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
