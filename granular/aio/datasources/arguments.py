@@ -3,28 +3,13 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import PurePath, glob_regex
+from granular.aio.paths.pure import AnyPath, PurePath, glob_regex
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError
 
-
-class ForeignPath(Protocol):
-    """A path object of another library, such as PyPI's ``elements``."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def parent(self) -> Any: ...
-    def __truediv__(self, other: str, /) -> Any: ...
-    def exists(self) -> Any: ...
-    def open(self, mode: str, /) -> Any: ...
-    def glob(self, pattern: str, /) -> Any: ...
-
-
-OnePath = PurePath | str | os.PathLike[str] | ForeignPath
-Paths = OnePath | Sequence[OnePath]
+Paths = AnyPath | Sequence[AnyPath]
 Mask = Iterable[str] | Mapping[str, bool] | None
 
 # A file of several, as tfds, Beam and Hugging Face name them: the rest may be a suffix, a hash, or both.

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from granular.aio.datasources.arguments import OnePath
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -47,7 +47,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-FileSpec = OnePath | FileInstruction
+FileSpec = AnyPath | FileInstruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
