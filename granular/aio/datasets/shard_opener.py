@@ -16,8 +16,8 @@ from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.shards import shards_in
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
+from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather, gather_few
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name

@@ -6,8 +6,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.datasources.header_scanner import HeaderScanner
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
+from granular.aio.reply import changed
 from granular.aio.runtime.tasks import each, for_each
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError

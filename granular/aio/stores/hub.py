@@ -16,9 +16,9 @@ from typing import Any, Final
 from granular._lazy import import_if_installed
 from granular._redact import hidden, protect
 from granular.aio.http.messages import Target, shown
-from granular.aio.http.reply import Reply
 from granular.aio.http.retry import refusal
 from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import each, for_each, gather
 from granular.aio.runtime.threads import offload

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from granular._redact import protect
 from granular.aio.http.messages import http_date
-from granular.aio.http.reply import Reply, changed
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.scope import Scope
 from granular.aio.runtime.tasks import gather
