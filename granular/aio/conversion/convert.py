@@ -22,7 +22,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
-from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import (
@@ -230,7 +230,7 @@ class _Work:
             if length is not None:
                 self._lengths[number] = length
 
-        await for_each(each(numbers), read_length, 16)
+        await for_each(numbers, read_length, 16)
 
     async def _length_of(self, folder: Path) -> int | None:
         return await length_of_shard(folder, self._mapping.spec, self._layout)
@@ -329,7 +329,7 @@ class _Work:
                 finished.release()
 
         # The first shard last: without it, this is not a dataset.
-        await for_each(each(ranges), convert_shard, self._parallel or _PARALLEL)
+        await for_each(ranges, convert_shard, self._parallel or _PARALLEL)
         return shards, count
 
     async def _count(self, records: int, found: int, size: int) -> None:

@@ -18,7 +18,7 @@ from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
 from granular.aio.reply import changed
-from granular.aio.runtime.tasks import gather, gather_few
+from granular.aio.runtime.tasks import for_each, gather
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 
@@ -175,7 +175,7 @@ class ShardOpener:
         self._snapshot = snapshot = self._check_snapshot(snapshot, names)
         shards = self._shards = ListedShards([self._create(name) for name in names])
         try:
-            await gather_few(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
+            await for_each(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
         except ObjectChangedError:
             if snapshot is not None:
                 await snapshot.forget()
@@ -212,7 +212,7 @@ class ShardOpener:
         if isinstance(self._shards, IndexedShards):
             await self._shards.prove()
         elif self._snapshot is None and self.numbers:
-            await gather([self._check_numbers(), gather_few(self._shards, Dataset.prove, _TOGETHER)])
+            await gather([self._check_numbers(), for_each(self._shards, Dataset.prove, _TOGETHER)])
 
     async def _check_numbers(self) -> None:
         now = await self._list()
