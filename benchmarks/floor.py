@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import uvloop
 
-from granular.aio.http.buffers import blank
+from granular.aio.runtime.buffers import blank
 
 KEPT = 256  # bodies that stay alive
 

@@ -50,7 +50,10 @@ LAYERS = (
         'aio.http': 'requests, retries, limits, connections, checks of replies',
         'aio.execution': 'prefetching in threads, on the loop and in worker processes',
     },
-    {'aio.runtime': 'event loops, the bridge to threads, tasks, lifecycles'},
+    {
+        'aio.runtime': 'event loops, the bridge to threads, tasks, lifecycles, memory for received data',
+        'aio.reply': 'the result of a read, and versions of objects',
+    },
     {
         'formats': 'encoders, decoders, tables, checksums: bytes to values and back',
         'filters': 'filters over fields',

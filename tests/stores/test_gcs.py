@@ -11,7 +11,7 @@ import pytest
 import granular
 from granular import Path, aio
 from granular.aio.runtime.tasks import gather
-from granular.aio.stores.gcs import listing as gcslisting
+from granular.aio.stores import listing
 from granular.aio.stores.gcs import store as gcs
 from granular.errors import (
     AccessDeniedError,
@@ -184,9 +184,9 @@ def test_broken_second_page_is_not_the_end_of_a_listing(proxy, large_folder, fau
     root = proxied(proxy, large_folder)
     assert len(list(root.iterdir())) == len(list(root.rglob('*'))) == 1003
     proxy.plan = lambda call: fault if 'pageToken' in call.query else ''
-    for listing in (root.iterdir(), root.rglob('*')):
+    for entries in (root.iterdir(), root.rglob('*')):
         with pytest.raises(BadReplyError):
-            list(listing)
+            list(entries)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def edit_pages(change):
 
 @pytest.mark.parametrize('token', ['the same', 'another'])
 def test_endlessly_repeated_page_is_an_error(proxy, root, monkeypatch, token):
-    monkeypatch.setattr(gcslisting, '_MAX_EMPTY_PAGES', 50)  # otherwise thousands of pages are requested
+    monkeypatch.setattr(listing, '_EMPTY_PAGES', 50)  # otherwise thousands of pages are requested
     write_files(root)
     count = itertools.count()
     proxy.edit = edit_pages(lambda page: page.update(nextPageToken='x' if token == 'the same' else f'x{next(count)}'))

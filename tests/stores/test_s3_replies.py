@@ -8,11 +8,11 @@ import granular
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
 from granular.aio.stores import endpoints
+from granular.aio.stores.listing import Listing
 from granular.aio.stores.s3 import documents, uploads
-from granular.aio.stores.s3 import listing as s3listing
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.listing import Listing
+from granular.aio.stores.s3.listing import next_page
 from granular.errors import BadReplyError, BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError
 
 NAME = 's3://bucket/in'
@@ -39,8 +39,7 @@ def listed(*bodies, prefix='in/', delimiter='', ordered=True):
     """Return the keys and folders of pages."""
     listing, names = Listing(NAME, prefix, delimiter, ordered), []
     for body in bodies:
-        page = listing.check(answer(body))
-        listing.advance(page)
+        page = next_page(listing, answer(body))
         names += [item.key for item in page.items] + list(page.folders)
     return names
 
@@ -55,8 +54,8 @@ def test_pages_are_parsed():
     assert listed(page(contents('in/a') + folder, None, 1), delimiter='/') == ['in/a', 'in/sub/']  # as Ceph counts
     raw = '<EncodingType>url</EncodingType><Prefix>in/a+b</Prefix>'
     assert listed(page(raw + contents('in/a%2Bb')), prefix='in/a+b') == ['in/a+b']
-    item = Listing(NAME, '', '', True).check(answer(page(contents('a', size='12')))).items[0]
-    assert item == ('a', 12, datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp())
+    item = next_page(Listing(NAME, '', '', True), answer(page(contents('a', size='12')))).items[0]
+    assert item == ('a', 12, datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp(), False)
 
 
 BAD_PAGES = {
@@ -120,7 +119,7 @@ def test_directory_buckets_may_list_in_any_order():
 
 
 def test_endless_empty_pages_are_an_error(monkeypatch):
-    monkeypatch.setattr(s3listing, '_EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
+    monkeypatch.setattr('granular.aio.stores.listing._EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
     assert listed(*(page('', f't{i}') for i in range(40)), page(contents('in/a'))) == ['in/a']
     with pytest.raises(BadReplyError, match='50 pages'):
         listed(*(page('', f't{i}') for i in range(99)))
@@ -134,10 +133,10 @@ def test_endless_empty_pages_are_an_error(monkeypatch):
 def test_status_404_of_a_listing_is_not_found_only_for_a_missing_bucket(body, error):
     listing = Listing(NAME, 'in/', '', True)
     with pytest.raises(error):
-        listing.check(answer(body, 404))
-    listing.advance(listing.check(answer(page(contents('in/a'), 't'))))
+        next_page(listing, answer(body, 404))
+    next_page(listing, answer(page(contents('in/a'), 't')))
     with pytest.raises(StoreError) as caught:
-        listing.check(answer(body, 404))
+        next_page(listing, answer(body, 404))
     assert not isinstance(caught.value, NotFoundError)
 
 

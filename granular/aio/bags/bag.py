@@ -11,8 +11,8 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import BagState
 from granular.aio.bags.index_tables import PackedTable
-from granular.aio.http.reply import Reply, changed, stands_in
 from granular.aio.paths.path import Path
+from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated

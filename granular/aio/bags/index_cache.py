@@ -24,7 +24,7 @@ import numpy as np
 
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.private import open_file, open_folder
+from granular.aio.stores.owner_only import open_file, open_folder
 from granular.errors import GranularError
 from granular.formats.layout import check_limits
 from granular.indexing import Ints

@@ -22,7 +22,7 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
-from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import (
@@ -222,7 +222,7 @@ class _Work:
             if (length := await self._writer.length_of(number)) is not None:
                 self._lengths[number] = length
 
-        await for_each(each(numbers), read_length, 16)
+        await for_each(numbers, read_length, 16)
 
     async def _check_plan(self, numbers: list[int]) -> None:
         """Write the plan, or check that the existing one is the same."""
@@ -318,7 +318,7 @@ class _Work:
                 finished.release()
 
         # The first shard last: without it, this is not a dataset.
-        await for_each(each(ranges), convert_shard, self._parallel or _PARALLEL)
+        await for_each(ranges, convert_shard, self._parallel or _PARALLEL)
         return shards, count
 
     async def _count(self, records: int, found: int, size: int) -> None:

@@ -19,7 +19,7 @@ from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
-from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload_whole
 from granular.aio.runtime.tracebacks import summary
 from granular.errors import (
@@ -98,7 +98,7 @@ class RayShards:
             del self._running[number]
 
         try:
-            await for_each(each(ranges), write_shard, parallel or len(ranges))
+            await for_each(ranges, write_shard, parallel or len(ranges))
         except BaseException:
             numbers = list(self._running)
             await offload_whole(self._cancel)

@@ -15,9 +15,9 @@ from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.datasets.index import index_path, to_nanoseconds
 from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import check_complete, shards_in
-from granular.aio.http.reply import stands_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
+from granular.aio.reply import stands_in
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload

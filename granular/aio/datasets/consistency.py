@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from granular.aio.bags.bag import Bag
-from granular.aio.http.reply import Reply, changed
 from granular.aio.paths.path import Path
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
 

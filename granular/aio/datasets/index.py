@@ -12,8 +12,8 @@ from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import shards_in
-from granular.aio.http.reply import stands_in
 from granular.aio.paths.path import Path
+from granular.aio.reply import stands_in
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import OnceMore, past_caches, read_all

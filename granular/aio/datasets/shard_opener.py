@@ -15,9 +15,9 @@ from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.shards import check_complete, shards_in
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.tasks import gather, gather_few
+from granular.aio.reply import changed
+from granular.aio.runtime.tasks import for_each, gather
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 
@@ -159,7 +159,7 @@ class ShardOpener:
         self._snapshot = snapshot = self._check_snapshot(snapshot, names)
         shards = self._shards = ListedShards([self._create(name) for name in names])
         try:
-            await gather_few(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
+            await for_each(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
         except ObjectChangedError:
             if snapshot is not None:
                 await snapshot.forget()
@@ -191,7 +191,7 @@ class ShardOpener:
         if isinstance(self._shards, IndexedShards):
             await self._shards.check_unchanged()
         elif self._snapshot is None and self.numbers:
-            await gather([self._check_numbers(), gather_few(self._shards, Dataset.check_unchanged, _TOGETHER)])
+            await gather([self._check_numbers(), for_each(self._shards, Dataset.check_unchanged, _TOGETHER)])
 
     async def _check_numbers(self) -> None:
         now = await self._list()

@@ -6,9 +6,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.datasources.header_scanner import HeaderScanner
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
-from granular.aio.runtime.tasks import each, for_each
+from granular.aio.reply import changed
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
@@ -48,14 +49,13 @@ async def index_files(
       pack: converts an index into a head, for msgpack, and tables of numbers.
       unpack: converts a head and the concatenated tables back, or raises any exception.
     """
-    for path in paths:
-        await path.store.ready()
+    await ensure_event_loop()
     indices: dict[int, Index] = {}
 
     async def index(number: int) -> None:
         indices[number] = await _index_of(paths[number], kind, scanner, pack, unpack)
 
-    await for_each(each(range(len(paths))), index, _SCANS)
+    await for_each(range(len(paths)), index, _SCANS)
     return [indices[number] for number in range(len(paths))]
 
 

@@ -9,8 +9,8 @@ from granular.aio.http.download import Download
 from granular.aio.http.limits import Limit
 from granular.aio.http.messages import Head, Target
 from granular.aio.http.pool import Pool
-from granular.aio.http.reply import Reply
 from granular.aio.http.retry import RecoverableKind, Traffic
+from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import outcome, start_task
 
 

@@ -4,11 +4,11 @@ import functools
 import re
 from typing import Final, NamedTuple, Protocol
 
-from granular.aio.http.buffers import Space, blank
 from granular.aio.http.connection import SCRATCH, Exchange
+from granular.aio.http.known_heads import KnownHeads
 from granular.aio.http.messages import Head, shown
-from granular.aio.http.reply import Reply, changed, stand_in
-from granular.aio.http.shapes import Shapes
+from granular.aio.reply import Reply, changed, stand_in
+from granular.aio.runtime.buffers import Space, blank
 from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError
 
@@ -30,17 +30,17 @@ class Versions(NamedTuple):
     Attributes:
       header: the header that contains the version, in lower case.
       required: True if each object has a version, so that a whole body without one is not an object.
-      shapes: the shapes of replies with these versions.
+      known_heads: the known heads of replies with these versions.
     """
 
     header: str
     required: bool
-    shapes: Shapes
+    known_heads: KnownHeads
 
     @classmethod
     def of(cls, header: str, required: bool) -> 'Versions':
         """Return the versions in a header of that name."""
-        return cls(header.lower(), required, Shapes(header.lower()))
+        return cls(header.lower(), required, KnownHeads(header.lower()))
 
 
 class Batch(Protocol):
@@ -135,12 +135,12 @@ class Download(Exchange):
     def expects(self, head: bytes) -> int:
         """Return the length of the body if a head is that of status 206 with the range and version requested.
 
-        Anything else, such as a head of an unknown shape, or the whole object, which has a checksum, is left to the
+        Anything else, such as an unknown head, or the whole object, which has a checksum, is left to the
         parser and to ``place``.
         """
         if not self._range:
             return -1
-        facts = self._versions.shapes.match(head)
+        facts = self._versions.known_heads.match(head)
         if facts is None:
             return -1
         range_, size, length, version = facts
@@ -157,7 +157,7 @@ class Download(Exchange):
 
     def parsed(self, raw: bytes, head: Head) -> None:
         if self._range:
-            self._versions.shapes.learn(raw, head)
+            self._versions.known_heads.learn(raw, head)
 
     def allocate(self, length: int) -> memoryview:
         return self._room(self._start, self._start + length, self._size, self.version)

@@ -6,14 +6,14 @@ from typing import Final, NamedTuple, TypeVar
 
 from granular._redact import hidden
 from granular.aio.http.batch import Outcome, Provider
-from granular.aio.http.buffers import Space
 from granular.aio.http.connection import Exchange, StaleError
 from granular.aio.http.download import Download, Versions, coding_of
 from granular.aio.http.messages import Head, ProtocolError, Target, shown
 from granular.aio.http.pool import Pool
-from granular.aio.http.proof import Prover
-from granular.aio.http.reply import Reply
 from granular.aio.http.retry import Attempts, DoubtfulError, Recover, RetryableError, Traffic, refusal
+from granular.aio.http.verification import Verifier
+from granular.aio.reply import Reply
+from granular.aio.runtime.buffers import Space
 from granular.config import IOConfig, MiB
 from granular.errors import BadReplyError, ObjectChangedError, StoreError
 from granular.metrics import counters
@@ -86,7 +86,7 @@ class Transport:
         self._metrics = metrics = counters.store(root)
         self.pool: Pool = Pool(config, metrics, tls_verify)
         self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled)
-        self._prover = Prover(self._send, self._versions)
+        self._verifier = Verifier(self._send, self._versions)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -137,7 +137,7 @@ class Transport:
                     head, _ = await self._follow(target, 'GET', download, download.everything())
                 reply = download.take(head)
                 if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
-                    await self._prover.prove(target, download, head, reply, download.name)
+                    await self._verifier.verify(target, download, head, reply, download.name)
             except (ProtocolError, BadReplyError):
                 download.restart()  # the received bytes cannot be trusted
                 raise

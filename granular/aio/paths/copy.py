@@ -9,7 +9,7 @@ from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.progress import ProgressReport
-from granular.aio.runtime.tasks import each, for_each
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ContentInfo, Entry
 from granular.config import MiB
@@ -68,7 +68,7 @@ class FolderCopy:
         except NotFoundError:
             pass  # a bucket has no empty folders
         await for_each(source.store.scan_tree(source.key), self.copy_entry, _PARALLEL)
-        await for_each(each(self._specs), self._copy_spec, _PARALLEL)
+        await for_each(self._specs, self._copy_spec, _PARALLEL)
 
     async def copy_entry(self, entry: Entry) -> None:
         """Create a folder, or copy a file. ``spec.json`` files are deferred to the end."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from granular.aio.http.reply import Reply
 from granular.aio.paths.pure import PurePath
+from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.stores import ObjectWriter

@@ -86,15 +86,35 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
                 coro.close()
 
 
-async def gather_few(items: Collection[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
-    """Run a coroutine for each item, at most ``limit`` at a time. The first error ends them all."""
-    todo = iter(items)
+async def for_each(
+    items: Collection[T] | AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int
+) -> None:
+    """Run a coroutine for each item, as ``gather`` does, but at most ``limit`` at a time.
+
+    Items of an asynchronous iterator are taken as they arrive, under a loop.
+    """
+    if isinstance(items, AsyncIterator):
+        await ensure_event_loop()
+        todo = items
+    else:
+        limit, todo = min(limit, len(items)), _each(items)
+    turn = asyncio.Lock()
 
     async def work() -> None:
-        for item in todo:
+        while True:
+            async with turn:
+                try:
+                    item = await anext(todo)
+                except StopAsyncIteration:
+                    return
             await fn(item)
 
-    await gather([work() for _ in range(min(limit, len(items)))])
+    await gather([work() for _ in range(limit)])
+
+
+async def _each(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item
 
 
 async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -137,34 +157,3 @@ async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:
                 loop.call_soon_threadsafe(task.cancel)
     if own:
         await asyncio.gather(*own, return_exceptions=True)
-
-
-async def for_each(items: AsyncIterator[T], fn: Callable[[T], Coroutine[Any, Any, None]], limit: int) -> None:
-    """Run a coroutine for each item as it arrives, at most ``limit`` at a time. The first error ends them all."""
-    await ensure_event_loop()
-    running: set[asyncio.Task[None]] = set()
-    try:
-        async for item in items:
-            if len(running) >= limit:
-                running -= await _first_done(running)
-            running.add(start_task(fn(item)))
-        await outcome(asyncio.gather(*running))
-    except BaseException:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        raise
-
-
-async def each(items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield the items, for ``for_each``."""
-    for item in items:
-        yield item
-
-
-async def _first_done(running: 'set[asyncio.Task[None]]') -> 'set[asyncio.Task[None]]':
-    """Wait until one of the tasks is done. Returns those that are done, or raises their error."""
-    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        await outcome(task)
-    return done

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular._redact import protect, without_user
-from granular.aio.http.reply import Reply
+from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.config import IOConfig, Merge, MiB, store_defaults

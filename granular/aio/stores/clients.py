@@ -2,11 +2,12 @@
 
 import abc
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from granular.aio.runtime.loop_resources import Scope, peek_scope, scope
-from granular.aio.stores.base import Store
+from granular.aio.stores.base import Entry, Folders, Stat, Store
+from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError, NotFoundError, StoreError
 
@@ -46,6 +47,69 @@ class Bucket(Store):
     """Passes of listing a folder and deleting what it contains."""
     noun = 'objects'
 
+    @property
+    def ordered(self) -> bool:
+        """True if listings are in the order of the bytes of their names."""
+        return True
+
+    @abc.abstractmethod
+    async def page(self, listing: Listing, limit: int = 0) -> Page:
+        """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
+
+    def _listing(self, key: str, prefix: str = '', delimiter: str = '') -> Listing:
+        return Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter, self.ordered)
+
+    async def pages(
+        self, key: str, prefix: str = '', delimiter: str = '', must_exist: bool = True
+    ) -> AsyncIterator[Page]:
+        """Yield the pages of a listing.
+
+        Raises:
+          NotFoundError: if the folder must exist and is empty.
+        """
+        listing = self._listing(key, prefix, delimiter)
+        missing = must_exist and bool(key) and not prefix
+        while not listing.ended:
+            page = await self.page(listing)
+            missing = missing and not page.items and not page.folders
+            yield page
+        if missing:
+            raise NotFoundError(f'{self.url(key)}: no such folder')
+
+    async def stat_folder(self, key: str) -> Stat:
+        """Return the metadata of a folder, or of the bucket.
+
+        Raises:
+          NotFoundError: if it does not exist.
+        """
+        listing = self._listing(key)
+        while not listing.ended:
+            page = await self.page(listing, 1)
+            if not key or page.items:
+                return Stat(0, is_dir=True)
+        raise NotFoundError(f'{self.url(key)}: no such {self.noun.removesuffix("s")} or folder')
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        marked: set[str] = set()  # folders that an object marks, which are listed with what is in them as well
+        async for page in self.pages(key, prefix, '/'):
+            marks = [item.path for item in page.items if item.is_dir and item.path != key]
+            for folder in dict.fromkeys([*(folder[:-1] for folder in page.folders), *marks]):
+                if folder not in marked:
+                    yield Entry(folder, True)
+            marked.update(marks)
+            for item in page.items:
+                if not item.is_dir:
+                    yield Entry(item.key, False, item.size, item.modified)
+
+    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        folders = Folders(key)
+        async for page in self.pages(key):
+            for item in page.items:
+                for folder in folders.of(f'{item.path}/' if item.is_dir else item.key):
+                    yield folder
+                if not item.is_dir:
+                    yield Entry(item.key, False, item.size, item.modified)
+
     async def has_root(self) -> bool:
         """Return whether the bucket exists."""
         return await self._has('')
@@ -70,13 +134,17 @@ class Bucket(Store):
             return False
         return True
 
-    @abc.abstractmethod
     async def delete_listed(self, key: str, must_exist: bool) -> int:
         """List a folder once and delete what it contains. Return the number of objects.
 
         Raises:
           NotFoundError: if the folder must exist and is empty.
         """
+        count = 0
+        async for page in self.pages(key, must_exist=must_exist):
+            count += len(page.items)
+            await self.delete([item.key for item in page.items])
+        return count
 
     async def delete_tree(self, key: str) -> None:
         for number in range(self.passes):

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from granular.aio.http.buffers import keep_freed
+from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.errors import CorruptError, OutOfRangeError

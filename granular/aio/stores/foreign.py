@@ -4,7 +4,7 @@ import io
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from granular.aio.http.reply import Reply, stand_in
+from granular.aio.reply import Reply, stand_in
 from granular.aio.stores.base import Entry, ObjectWriter, Stat
 from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter
 from granular.config import IOConfig

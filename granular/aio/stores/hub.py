@@ -16,11 +16,11 @@ from typing import Any, Final
 from granular._lazy import import_if_installed
 from granular._redact import hidden, protect
 from granular.aio.http.messages import Target, shown
-from granular.aio.http.reply import Reply
 from granular.aio.http.retry import refusal
 from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.tasks import each, for_each, gather
+from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.remote import Client, RemoteStore
@@ -332,7 +332,7 @@ class HubClient(Client):
         if len(missing) == 1:
             await self._look_up(missing[0])
         elif missing:
-            await for_each(each(missing), self._look_up, _AHEAD)
+            await for_each(missing, self._look_up, _AHEAD)
 
     def _is_found(self, key: str) -> bool:
         return self.ready(key) is not None and key in self.sizes

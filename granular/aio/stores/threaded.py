@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from granular._redact import hidden
-from granular.aio.http.reply import Reply, changed
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.tracebacks import summary

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from granular._lazy import import_extra
-from granular.aio.http.buffers import blank
+from granular.aio.runtime.buffers import blank
 from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.formats.highwayhash import highwayhash64

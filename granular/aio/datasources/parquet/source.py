@@ -11,8 +11,8 @@ from granular.aio.datasources.arguments import Mask, Paths, names_in
 from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
+from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.config import MiB

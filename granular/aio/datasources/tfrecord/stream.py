@@ -7,13 +7,13 @@ from typing import Any, Final
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.tfrecord.index import Records, compression_of
 from granular.aio.execution.prefetch import END
-from granular.aio.http.reply import changed
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hosts
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.reply import changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload

@@ -2,21 +2,21 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular._redact import protect
 from granular.aio.http.messages import http_date
-from granular.aio.http.reply import Reply, changed
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loop_resources import Scope
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import VARIABLES, check_options, find_account, secrets_of
 from granular.aio.stores.azure.client import AzureClient, is_missing
-from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Request, Stat
+from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat
 from granular.aio.stores.clients import Bucket, ClientStore
+from granular.aio.stores.listing import Item, Listing, Page
 from granular.config import IOConfig, MiB
 from granular.errors import (
     BadReplyError,
@@ -41,7 +41,6 @@ class Blob(NamedTuple):
 
     Attributes:
       name: its name.
-      key: its name without the final slash with which some tools mark folders.
       size: its bytes.
       modified: time of its last change, in seconds since the epoch.
       etag: its version.
@@ -49,25 +48,10 @@ class Blob(NamedTuple):
     """
 
     name: str
-    key: str
     size: int
     modified: float | None
     etag: str
     is_dir: bool
-
-
-class Page(NamedTuple):
-    """A page of a listing.
-
-    Attributes:
-      blobs: the blobs.
-      folders: the folders, without a final slash.
-      token: continues the listing; None at its end.
-    """
-
-    blobs: list[Blob]
-    folders: list[str]
-    token: str | None
 
 
 class AzureStore(Bucket, ClientStore[AzureClient]):
@@ -86,6 +70,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     versions_repeat = False
     variables = VARIABLES
     noun = 'blobs'
+    ordered = property(lambda self: False)
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
@@ -267,77 +252,33 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def stat(self, key: str) -> Stat:
         if key and (blob := await self._find(key)) is not None:
             return Stat(0, is_dir=True) if blob.is_dir else Stat(blob.size, blob.modified, blob.etag)
-        async for page in self._pages(key, '', False, must_exist=False, size=1):
-            if not key or page.blobs:
-                return Stat(0, is_dir=True)
-        raise NotFoundError(f'{self.url(key)}: no such blob or folder')
+        return await self.stat_folder(key)
 
     async def content_info(self, key: str) -> ContentInfo:
         blob = await self._file(key)
         return ContentInfo(blob.size, blob.etag, {})
 
-    async def _pages(
-        self, key: str, prefix: str, folders: bool, must_exist: bool, size: int = _PAGE
-    ) -> AsyncIterator[Page]:
-        """Yield the pages of a listing.
-
-        Args:
-          key: the folder.
-          prefix: the beginning of the names in it.
-          folders: True to list the folders in it instead of the blobs in these.
-          must_exist: True if an empty folder is an error.
-          size: names in a page.
-        """
-        client, token = await self.client(), None
-        missing, ended = must_exist and bool(key) and not prefix, False
-        beginning = f'{key}/{prefix}' if key else prefix
-        listing = client.container.walk_blobs if folders else client.container.list_blobs
+    async def page(self, listing: Listing, limit: int = 0) -> Page:
+        client = await self.client()
+        found = client.container.walk_blobs if listing.delimiter else client.container.list_blobs
 
         async def request() -> Page:
-            pages = listing(
-                name_starts_with=beginning or None, include=['metadata'], results_per_page=size, **client.settings
-            ).by_page(token)
+            pages = found(
+                name_starts_with=listing.prefix or None,
+                include=['metadata'],
+                results_per_page=limit or _PAGE,
+                **client.settings,
+            ).by_page(listing.token or None)
             page = await anext(pages, None)
             items = [] if page is None else [item async for item in page]
+            blobs = [_blob_of(item) for item in items if hasattr(item, 'etag')]
             return Page(
-                [_blob_of(item) for item in items if hasattr(item, 'etag')],
-                [item.name.removesuffix('/') for item in items if not hasattr(item, 'etag')],
-                pages.continuation_token or None,
+                [Item(blob.name, 0 if blob.is_dir else blob.size, blob.modified, blob.is_dir) for blob in blobs],
+                [item.name for item in items if not hasattr(item, 'etag')],
+                pages.continuation_token or '',
             )
 
-        while not ended:
-            await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
-            page = await client.call(self.url(key), request)
-            for name in (*page.folders, *(blob.key for blob in page.blobs)):
-                if not name.startswith(beginning.rstrip('/')):
-                    raise BadReplyError(f'{self.url(key)}: expected names from {beginning!r}, got {name!r:.200}')
-            token, ended = page.token, page.token is None
-            missing = missing and not page.blobs and not page.folders
-            yield page
-        if missing:
-            raise NotFoundError(f'{self.url(key)}: no such folder')
-
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        marked: set[str] = set()  # folders that a blob marks, which are listed with what is in them as well
-        async for page in self._pages(key, prefix, True, True):
-            marks = [blob.key for blob in page.blobs if blob.is_dir and blob.key != key]
-            for folder in dict.fromkeys([*page.folders, *marks]):
-                if folder not in marked:
-                    yield Entry(folder, True)
-            marked.update(marks)
-            for blob in page.blobs:
-                if not blob.is_dir:
-                    yield _entry(blob)
-
-    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        folders = Folders(key)
-        async for page in self._pages(key, '', False, True):
-            for blob in page.blobs:
-                # A folder is derived from what is in it.
-                for folder in folders.of(f'{blob.key}/' if blob.is_dir else blob.key):
-                    yield folder
-                if not blob.is_dir:
-                    yield _entry(blob)
+        return listing.accept(await client.call(listing.name, request))
 
     # --- writing
 
@@ -345,15 +286,6 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         from granular.aio.stores.azure.writing import AzureWriter
 
         return AzureWriter(await self.client(), key, self.url(key), self.config, new)
-
-    async def has_root(self) -> bool:
-        # Asked by a listing, which credentials for this container alone permit.
-        try:
-            async for _ in self._pages('', '', False, must_exist=False, size=1):
-                return True
-        except NotFoundError:
-            return False
-        return True
 
     async def create_root(self) -> bool:
         client = await self.client()
@@ -392,10 +324,10 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def delete_listed(self, key: str, must_exist: bool) -> int:
         mark = await self._find(key) if key else None
         count, marks = 0, [key] if mark is not None and mark.is_dir else []
-        async for page in self._pages(key, '', False, must_exist):
-            count += len(page.blobs)
-            await self.delete([blob.name for blob in page.blobs if not blob.is_dir])
-            marks += [blob.name for blob in page.blobs if blob.is_dir]
+        async for page in self.pages(key, must_exist=must_exist):
+            count += len(page.items)
+            await self.delete([item.key for item in page.items if not item.is_dir])
+            marks += [item.key for item in page.items if item.is_dir]
         for name in sorted(marks, reverse=True):  # one by one, as what is in a folder goes before its mark
             await self._delete(name)
         return count
@@ -438,13 +370,8 @@ def _blob_of(properties: Any) -> Blob:
     modified = properties.last_modified
     return Blob(
         properties.name,
-        properties.name.removesuffix('/'),
         properties.size,
         None if modified is None else modified.timestamp(),
         properties.etag,
         marked or properties.name.endswith('/'),
     )
-
-
-def _entry(blob: Blob) -> Entry:
-    return Entry(blob.key, blob.is_dir, 0 if blob.is_dir else blob.size, blob.modified)

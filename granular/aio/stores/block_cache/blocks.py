@@ -27,7 +27,7 @@ from typing import Final
 
 import numpy as np
 
-from granular.aio.http.buffers import blank
+from granular.aio.runtime.buffers import blank
 from granular.aio.stores.block_cache.folder import VERSION, CacheFolder
 from granular.aio.stores.block_cache.objects import AREA, BLOCK, SHIFT, CachedObject, Objects, area_words
 from granular.aio.stores.block_cache.packs import Pack, Packs

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from granular.aio.http.buffers import Space, blank
-from granular.aio.http.reply import Reply
+from granular.aio.reply import Reply
+from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather, result_of

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from granular.aio.stores.local.locks import RangeLocks
-from granular.aio.stores.private import open_file, open_folder
+from granular.aio.stores.owner_only import open_file, open_folder
 from granular.errors import StoreTimeoutError
 
 VERSION: Final = 'blocks-2'

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from granular.aio.stores.block_cache.folder import HEAD, CacheFolder
-from granular.aio.stores.private import open_file
+from granular.aio.stores.owner_only import open_file
 from granular.formats.checksums import seal
 
 SHIFT: Final = 16

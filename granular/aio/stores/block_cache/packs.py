@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from granular.aio.stores.block_cache.folder import CacheFolder
 from granular.aio.stores.block_cache.objects import BLOCK, SHIFT
 from granular.aio.stores.local.locks import lock
-from granular.aio.stores.private import open_file
+from granular.aio.stores.owner_only import open_file
 from granular.config import MiB
 
 PACKS: Final = 128  # maximum number of packs; a small cache has fewer, of 1 MiB

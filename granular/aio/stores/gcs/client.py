@@ -15,12 +15,12 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
-from granular.aio.stores.gcs.listing import Listing, Page
+from granular.aio.stores.gcs.listing import next_page
 from granular.aio.stores.gcs.replies import Resource, Rewrite
+from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import (
     BadReplyError,
-    BucketNotFoundError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
@@ -143,18 +143,11 @@ class GCSClient(Client):
 
     async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names."""
-
-        def check(answer: Answer) -> Page:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, listing.name)
-                raise BucketNotFoundError(f'{listing.name}: no such bucket (status 404)')
-            return listing.next_page(answer)
-
         url = self.objects(
             prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(limit),
             fields=_PAGE_FIELDS,
         )  # fmt: skip
-        return await self.send(listing.name, 'GET', url, check, (200, 404))
+        return await self.send(listing.name, 'GET', url, functools.partial(next_page, listing), (200, 404))
 
     async def delete(self, key: str, generation: str = '') -> None:
         """Delete an object, only in the given generation unless that is empty. A missing object is not an error."""

@@ -1,18 +1,17 @@
 """The store for Google Cloud Storage."""
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
-from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat
+from granular.aio.stores.base import ContentInfo, ObjectWriter, Stat
 from granular.aio.stores.clients import Bucket
 from granular.aio.stores.gcs.client import GCSClient
-from granular.aio.stores.gcs.listing import Listing, Page
+from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
 from granular.errors import NotFoundError
 
@@ -54,12 +53,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         client = await self.client()
         if key and (resource := await client.find_object(key)) is not None:
             return Stat(resource.size, resource.modified, resource.generation)
-        listing = Listing(self.url(key), f'{key}/' if key else '', '')
-        while not listing.ended:
-            page = await client.page(listing, 1)
-            if not key or page.items:
-                return Stat(0, is_dir=True)
-        raise NotFoundError(f'{self.url(key)}: no such object or folder')
+        return await self.stat_folder(key)
 
     async def content_info(self, key: str) -> ContentInfo:
         client = await self.client()
@@ -71,35 +65,8 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
     def digest_kind(self, size: int) -> str:
         return 'crc32c'
 
-    async def _pages(self, key: str, prefix: str, delimiter: str, must_exist: bool) -> AsyncIterator[Page]:
-        client = await self.client()
-        listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter)
-        missing = must_exist and bool(key) and not prefix
-        while not listing.ended:
-            await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
-            page = await client.page(listing, _PAGE)
-            missing = missing and not page.items and not page.folders
-            yield page
-        if missing:
-            raise NotFoundError(f'{self.url(key)}: no such folder')
-
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        async for page in self._pages(key, prefix, '/', True):
-            for folder in page.folders:
-                yield Entry(folder[:-1], True)
-            for item in page.items:
-                # A key that ends in a slash marks a folder, and is not an entry of that folder.
-                if not item.name.endswith('/'):
-                    yield Entry(item.name, False, item.size, item.modified)
-
-    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        folders = Folders(key)
-        async for page in self._pages(key, '', '', True):
-            for item in page.items:
-                for folder in folders.of(item.name):
-                    yield folder
-                if not item.name.endswith('/'):
-                    yield Entry(item.name, False, item.size, item.modified)
+    async def page(self, listing: Listing, limit: int = 0) -> Page:
+        return await (await self.client()).page(listing, limit or _PAGE)
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.gcs.writing import GCSWriter
@@ -116,13 +83,6 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         client = await self.client()
         for i in range(0, len(keys), _BATCH):
             await gather([client.delete(key) for key in keys[i : i + _BATCH]])
-
-    async def delete_listed(self, key: str, must_exist: bool) -> int:
-        count = 0
-        async for page in self._pages(key, '', '', must_exist):
-            count += len(page.items)
-            await self.delete([item.name for item in page.items])
-        return count
 
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()

@@ -9,8 +9,8 @@ import weakref
 import zlib
 from collections.abc import Callable
 
-from granular.aio.http.buffers import blank
-from granular.aio.http.reply import changed
+from granular.aio.reply import changed
+from granular.aio.runtime.buffers import blank
 from granular.aio.runtime.forking import after_fork
 from granular.config import KiB
 from granular.errors import OutOfRangeError, StoreError

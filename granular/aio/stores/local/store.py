@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from granular.aio.http.reply import Reply, changed
+from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store

@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import BinaryIO, Final
 
-from granular.aio.http.reply import changed
+from granular.aio.reply import changed
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.threads import expect_exit, offload_whole
 from granular.aio.stores.base import ObjectWriter

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import functools
 import hashlib
 import logging
 import re
@@ -18,11 +19,12 @@ from granular.aio.http.messages import Target, http_date
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.errors import translated
+from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
-from granular.aio.stores.s3.listing import Listing, Page
+from granular.aio.stores.s3.listing import next_page, query_of
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
 from granular.errors import (
@@ -37,6 +39,9 @@ from granular.errors import (
 
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
+EXPRESS: Final = '--x-s3'
+"""Ending of the names of directory buckets."""
+
 _MAX_SKEW: Final = datetime.timedelta(days=100 * 365)
 _BUCKET_CHECKS: Final = 5  # attempts to list a new bucket
 _MAX_PAGE: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
@@ -81,9 +86,7 @@ class S3Client(Client):
         self.written_headers: dict[str, str] = s3options.written_headers(options)
         self._base = self._address()
         self._skew = datetime.timedelta()
-        express = store.bucket.endswith('--x-s3')
-        self.ordered: bool = not self.endpoint and not express
-        self.etag_is_md5: bool = not express
+        self.etag_is_md5: bool = not store.bucket.endswith(EXPRESS)
         # Some servers of other vendors reject the checksums that S3 has supported since 2022.
         self.takes_crc32c: bool = not self.endpoint
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
@@ -229,12 +232,10 @@ class S3Client(Client):
             message = f'{name}: HEAD is answered by status {error}, and GET is not'
             raise AccessDeniedError(message) if str(error) == '403' else BadReplyError(message) from None
 
-    async def page(self, listing: Listing, limit: int = 0) -> Page:
+    async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
-        query = [*listing.query(), *([('max-keys', str(limit))] if limit else [])]
-        page = await self.call('GET', '', listing.check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
-        listing.advance(page)
-        return page
+        query, check = query_of(listing, limit), functools.partial(next_page, listing)
+        return await self.call('GET', '', check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
 
     async def create_bucket(self) -> None:
         """Create the bucket, and verify that it exists."""
@@ -252,7 +253,7 @@ class S3Client(Client):
         for tries in range(_BUCKET_CHECKS):
             await self.call('PUT', '', check, headers=headers, body=body, statuses=(200, 409))
             with contextlib.suppress(NotFoundError):
-                await self.page(Listing(name, '', '', self.ordered), limit=1)
+                await self.page(Listing(name, '', '', False), 1)
                 return
             await asyncio.sleep(0.1 * 2**tries)
         raise BadReplyError(f'{name}: the store has confirmed the creation of the bucket, but it does not exist')

@@ -4,8 +4,8 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Final
 
-from granular.aio.http.reply import changed
 from granular.aio.http.transport import Answer
+from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies

@@ -6,15 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
-from granular.aio.stores.base import ContentInfo, Entry, Folders, ObjectWriter, Stat, Upload
+from granular.aio.stores.base import ContentInfo, ObjectWriter, Stat, Upload
 from granular.aio.stores.clients import Bucket
+from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
-from granular.aio.stores.s3.client import S3Client
+from granular.aio.stores.s3.client import EXPRESS, S3Client
 from granular.aio.stores.s3.documents import is_writable
-from granular.aio.stores.s3.listing import Listing, Page
 from granular.errors import NotFoundError
 
 _BATCH: Final = 1000  # keys in one delete request
@@ -51,16 +50,12 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         return await offload(S3Client, self)
 
     async def stat(self, key: str) -> Stat:
-        client = await self.client()
         if key:
+            client = await self.client()
             with contextlib.suppress(NotFoundError):
                 metadata = await client.head(key)
                 return Stat(metadata.size, metadata.modified, metadata.version)
-        listing = Listing(self.url(key), f'{key}/' if key else '', '', client.ordered)
-        page = await client.page(listing, limit=1)
-        if key and not page.items:
-            raise NotFoundError(f'{self.url(key)}: no such object or folder')
-        return Stat(0, is_dir=True)
+        return await self.stat_folder(key)
 
     async def content_info(self, key: str) -> ContentInfo:
         client = await self.client()
@@ -69,37 +64,12 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     def digest_kind(self, size: int) -> str:
         return 'md5' if size <= self.config.part_size else 'parts'
 
-    async def _pages(self, key: str, prefix: str = '', delimiter: str = '') -> AsyncIterator[Page]:
-        client = await self.client()
-        listing = Listing(self.url(key), f'{key}/{prefix}' if key else prefix, delimiter, client.ordered)
-        exists = not key or bool(prefix)
-        while True:
-            await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
-            page = await client.page(listing)
-            exists = exists or bool(page.items or page.folders)
-            if page.token is None and not exists:
-                raise NotFoundError(f'{self.url(key)}: no such folder')
-            yield page
-            if page.token is None:
-                return
+    @property
+    def ordered(self) -> bool:
+        return not self.endpoint.url and not self.bucket.endswith(EXPRESS)
 
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        async for page in self._pages(key, prefix, '/'):
-            for folder in page.folders:
-                yield Entry(folder[:-1], True)
-            for name, size, modified in page.items:
-                # A key that ends in a slash marks a folder, and is not an entry of that folder.
-                if not name.endswith('/'):
-                    yield Entry(name, False, size, modified)
-
-    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        folders = Folders(key)
-        async for page in self._pages(key):
-            for name, size, modified in page.items:
-                for folder in folders.of(name):
-                    yield folder
-                if not name.endswith('/'):
-                    yield Entry(name, False, size, modified)
+    async def page(self, listing: Listing, limit: int = 0) -> Page:
+        return await (await self.client()).page(listing, limit)
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.s3.writing import S3Writer
@@ -122,17 +92,6 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         keys = [key for key in keys if is_writable(key)]
         for i in range(0, len(keys), _BATCH):
             await client.delete_many(keys[i : i + _BATCH])
-
-    async def delete_listed(self, key: str, must_exist: bool) -> int:
-        count = 0
-        try:
-            async for page in self._pages(key):
-                count += len(page.items)
-                await self.delete([item.key for item in page.items])
-        except NotFoundError:
-            if must_exist:
-                raise
-        return count
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         from granular.aio.stores.s3.uploads import uploads

@@ -1,4 +1,4 @@
-"""Proof of what the reply to a range read leaves open: the checksum of a whole object, its coding and its length."""
+"""Verification of what the reply to a range read leaves open: checksum of a whole object, coding and length."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -6,8 +6,8 @@ from typing import Final
 from granular.aio.http.digests import check_reported, digest, etag_md5
 from granular.aio.http.download import Download, Versions
 from granular.aio.http.messages import Head, Target
-from granular.aio.http.reply import Reply
 from granular.aio.http.retry import refusal
+from granular.aio.reply import Reply
 from granular.errors import BadReplyError
 
 _REMEMBERED: Final = 65536
@@ -16,7 +16,7 @@ Send = Callable[[Target, Download], Awaitable[Head]]
 """Sends the request of a download and returns the head of its reply."""
 
 
-class Prover:
+class Verifier:
     """Verifies downloads, where necessary by further requests; remembers what these revealed about the store.
 
     Args:
@@ -29,7 +29,7 @@ class Prover:
         self._etags_are_md5: bool | None = None  # for objects that may have such ETags; None until known
         self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of an object is stored with
 
-    async def prove(self, target: Target, download: Download, head: Head, reply: Reply, name: str) -> None:
+    async def verify(self, target: Target, download: Download, head: Head, reply: Reply, name: str) -> None:
         """Verify the coding and length of a reply, and the checksum of a whole object.
 
         Raises:
@@ -39,7 +39,7 @@ class Prover:
         complete = len(data) == reply.size and head.status != 416
         checked = complete and await check_reported(head.headers, data, name, download.ranged)
         if download.unproven and not checked:
-            await self._prove_stored(target, download, reply, name)
+            await self._verify_stored(target, download, reply, name)
         expected = etag_md5(head.headers) if complete and not checked else None
         if expected is None:
             return
@@ -70,7 +70,7 @@ class Prover:
             halves.append(half.data)
         return (await digest('md5', b''.join(halves))).hex() == md5
 
-    async def _prove_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
+    async def _verify_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
         """Verify that an object is stored with the Content-Encoding, or the length, that a reply has.
 
         Data compressed in transit carries the same header as data stored compressed, and may have the length of the

@@ -1,12 +1,12 @@
-"""Shapes of reply heads accept a head only if the full parser reads the same from it."""
+"""Known heads of replies match a head only if the full parser reads the same from it."""
 
 import re
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from granular.aio.http.known_heads import KnownHeads
 from granular.aio.http.messages import ProtocolError, parse
-from granular.aio.http.shapes import Shapes
 
 NEEDED = ['Content-Length: 100', 'Content-Range: bytes 0-99/5000', 'ETag: "one"']
 LINES = [
@@ -48,26 +48,26 @@ def facts(head):
 
 @given(st.lists(heads(), min_size=1, max_size=20), st.lists(heads(), max_size=20))
 def test_a_match_reads_what_the_parser_reads(learned, others):
-    shapes = Shapes('etag')
+    known = KnownHeads('etag')
     for head in learned:
         if (reply := parsed(head)) is not None:
-            shapes.learn(head, reply)
+            known.learn(head, reply)
     for head in learned + others:
-        if (match := shapes.match(head)) is not None:
+        if (match := known.match(head)) is not None:
             assert match == facts(head)
 
 
-def test_values_that_differ_match_the_same_shape():
-    shapes = Shapes('etag')
+def test_values_that_differ_match_the_same_pattern():
+    known = KnownHeads('etag')
     head = b'HTTP/1.1 206 X\r\nDate: %b\r\nETag: "%b"\r\nContent-Length: %d\r\nContent-Range: bytes %b/%d\r\n'
-    assert shapes.match(head % (b'now', b'a', 10, b'0-9', 50)) is None
-    shapes.learn(head % (b'now', b'a', 10, b'0-9', 50), parsed(head % (b'now', b'a', 10, b'0-9', 50)))
-    assert shapes.match(head % (b'later', b'b', 20, b'30-49', 99)) == (b'30-49', b'99', b'20', b'"b"')
+    assert known.match(head % (b'now', b'a', 10, b'0-9', 50)) is None
+    known.learn(head % (b'now', b'a', 10, b'0-9', 50), parsed(head % (b'now', b'a', 10, b'0-9', 50)))
+    assert known.match(head % (b'later', b'b', 20, b'30-49', 99)) == (b'30-49', b'99', b'20', b'"b"')
 
 
 def test_a_server_with_ever_other_headers_is_parsed_in_full():
-    shapes = Shapes('etag')
+    known = KnownHeads('etag')
     for i in range(100):
         head = f'HTTP/1.1 206 X\r\nX-{i}: 1\r\nETag: a\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/5\r\n'.encode()
-        shapes.learn(head, parsed(head))
-    assert shapes.match(head) is None
+        known.learn(head, parsed(head))
+    assert known.match(head) is None

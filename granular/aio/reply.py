@@ -1,4 +1,4 @@
-"""The result of a read. Lightweight, so that local files need no HTTP client."""
+"""The result of a read, and the versions of objects."""
 
 from typing import Final, NamedTuple
 

@@ -1,7 +1,7 @@
-"""Shapes of reply heads: a head with the same headers as an earlier one is read by one regular expression.
+"""Known heads of replies: a head with the same headers as an earlier one is read by one regular expression.
 
 A server sends the same headers, in the same order, with each range of an object, and parsing them one by one takes
-longer than receiving a small record. A shape is made from a head that the full parser accepted: the lines that decide
+longer than receiving a small record. A pattern is made from a head that the full parser accepted: the lines that decide
 how the body is read must be the same, the length, range and version are extracted, and other values may be any. So a
 head that matches would be accepted by the full parser with the same result; any other is left to it.
 """
@@ -11,15 +11,15 @@ from typing import Final
 
 from granular.aio.http.messages import Head
 
-_MOST: Final = 16  # shapes for one store: a server that varies its headers more is parsed in full
+_MOST: Final = 16  # patterns for one store: a server that varies its headers more is parsed in full
 _ANY: Final = rb'[^\r\n\0]*'
 _RANGE: Final = rb'bytes (?P<range>\d{1,18}-\d{1,18})/(?P<size>\d{1,18})'
 _LENGTH: Final = rb'(?P<length>\d{1,18})'
 _VERSION: Final = rb'(?P<version>[^\r\n\0]*)'
 
 
-class Shapes:
-    """The shapes of the replies to range reads from one store.
+class KnownHeads:
+    """The heads of the replies to range reads from one store.
 
     Args:
       version_header: the header that contains the version of an object, in lower case.
@@ -30,13 +30,13 @@ class Shapes:
         self._patterns: list[re.Pattern[bytes]] = []
 
     def match(self, head: bytes) -> tuple[bytes, ...] | None:
-        """Return the range (``first-last``), object size, body length and version in a head of a known shape.
+        """Return the range (``first-last``), object size, body length and version in a known head.
 
         Args:
           head: the head of a reply, up to the end of its last line.
 
         Returns:
-          None for a head of an unknown shape.
+          None for an unknown head.
         """
         for pattern in self._patterns:
             match = pattern.fullmatch(head)
@@ -45,7 +45,7 @@ class Shapes:
         return None
 
     def learn(self, raw: bytes, head: Head) -> None:
-        """Add the shape of a head that the full parser accepted, if replies like it need nothing else.
+        """Add a head that the full parser accepted, if replies like it need nothing else.
 
         Args:
           raw: the head, up to the end of its last line.

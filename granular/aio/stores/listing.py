@@ -1,0 +1,112 @@
+"""Listings of buckets: the checks that each page continues those before it, without I/O."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from granular.errors import BadReplyError
+
+_EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where many versions were deleted
+
+
+class Item(NamedTuple):
+    """An object in a listing.
+
+    Attributes:
+      key: its key.
+      size: its bytes.
+      modified: time of its last change, in seconds since the epoch; None if the listing does not report it.
+      is_dir: True if it marks a folder.
+    """
+
+    key: str
+    size: int
+    modified: float | None
+    is_dir: bool
+
+    @property
+    def path(self) -> str:
+        """The key without the final slash by which many tools mark folders."""
+        return self.key.removesuffix('/')
+
+
+class Page(NamedTuple):
+    """A page of a listing.
+
+    Attributes:
+      items: the objects.
+      folders: the beginnings of keys up to and including the delimiter.
+      token: requests the next page; empty on the last one.
+    """
+
+    items: Sequence[Item]
+    folders: Sequence[str]
+    token: str
+
+
+class Listing:
+    """A listing over any number of pages.
+
+    Args:
+      name: the folder, for errors.
+      prefix: the beginning of all keys.
+      delimiter: groups the keys that contain it after the prefix into folders; no folders if empty.
+      ordered: True if the store lists keys and folders in the order of their bytes.
+
+    Attributes:
+      token: requests the next page; empty for the first one.
+      ended: True after the last page.
+    """
+
+    def __init__(self, name: str, prefix: str, delimiter: str, ordered: bool) -> None:
+        self.name, self.prefix, self.delimiter = name, prefix, delimiter
+        self.token, self.ended = '', False
+        self._ordered = ordered
+        self._tokens: set[str] = set()
+        self._first_names: set[str] = set()  # the first name of each page
+        self._last_key = self._last_folder = ''
+        self._empty_pages = 0  # in a row
+
+    def accept(self, page: Page) -> Page:
+        """Check the next page. Return it without a folder that the page before has, as pages of GCS may.
+
+        Raises:
+          BadReplyError: if it is not the next page. The listing is then unchanged, so that a retry can pass.
+        """
+        keys = [item.key for item in page.items]
+        folders = [folder for folder in page.folders if folder != self._last_folder]
+        self._check_names(keys, folders)
+        first = next(iter(keys or folders), None)
+        if page.token in self._tokens:
+            raise BadReplyError(f'{self.name}: a page of the listing has the token of an earlier one')
+        if first in self._first_names:
+            raise BadReplyError(f'{self.name}: a page of the listing begins with {first!r}, as an earlier one does')
+        if self._ordered:
+            self._check_order(keys, self._last_key)
+            self._check_order(folders, self._last_folder)
+        empty = self._empty_pages + 1 if first is None else 0
+        if page.token and empty > _EMPTY_PAGES:
+            raise BadReplyError(f'{self.name}: {_EMPTY_PAGES} pages of the listing in a row without a new name')
+        self._empty_pages, self.token, self.ended = empty, page.token, not page.token
+        if page.token:
+            self._tokens.add(page.token)
+        if first is not None:
+            self._first_names.add(first)
+        self._last_key = keys[-1] if keys else self._last_key
+        self._last_folder = folders[-1] if folders else self._last_folder
+        return page._replace(folders=folders)
+
+    def _check_names(self, keys: Sequence[str], folders: Sequence[str]) -> None:
+        """Check that every name belongs to this listing."""
+        start, delimiter = self.prefix, self.delimiter
+        for key in keys:
+            if not key.startswith(start) or (delimiter and delimiter in key[len(start) :].rstrip(delimiter)):
+                raise BadReplyError(f'{self.name}: a listing of {start!r} has the key {key!r:.200}')
+        for folder in folders:
+            inner = folder[len(start) :]
+            if not folder.startswith(start) or not delimiter or inner.find(delimiter) != len(inner) - len(delimiter):
+                raise BadReplyError(f'{self.name}: a listing of {start!r} has the folder {folder!r:.200}')
+
+    def _check_order(self, names: Sequence[str], last: str) -> None:
+        for before, name in zip([last, *names], names, strict=False):
+            if name <= before:
+                raise BadReplyError(f'{self.name}: expected a name after {before!r} in the listing, got {name!r}')
