@@ -39,6 +39,7 @@ class Loader(core.LoaderHandle, Closing):
             if batch is END:
                 raise StopIteration
             result: Batch = batch
+            core.ahead.received()
             core.received()
         except BaseException:
             core.take_back()
