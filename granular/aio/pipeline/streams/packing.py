@@ -13,7 +13,7 @@ from granular.aio.pipeline.streams.bins import Array, Bins, Concatenated, Docume
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.packing_options import Feature, Recipe
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
 
@@ -83,6 +83,7 @@ class Packing(Flow):
 
     async def _compute(self) -> None:
         """Compute the rows of the pack that begins at the base."""
+        await ensure_event_loop()  # the thread of the consumer would compete with those that compute the documents
         recipe, features, base = self._recipe, self._features, self._base
         pack = Concatenated(recipe) if recipe.strategy == 'concat_then_split' else Bins(recipe)
         document, number = self._pending, base['document']
@@ -106,7 +107,7 @@ class Packing(Flow):
                 added = pack.add(document)
             if not added:
                 break
-            if not number % 16 and running_loop() is not None and time.perf_counter() - began > _TURN:
+            if not number % 16 and time.perf_counter() - began > _TURN:
                 await asyncio.sleep(0)  # let the loop do other work, such as reads
                 began = time.perf_counter()
             document, number = None, number + 1
