@@ -78,8 +78,8 @@ class LoopServer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self._hang_up()
-        for _ in range(_TURNS):
+        for _ in range(2 * _TURNS):  # again and again, as a connection may be registered late
+            self._hang_up()
             await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
