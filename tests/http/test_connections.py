@@ -24,12 +24,6 @@ from tests.support.faults import DATA, FaultServer
 
 QUICK = granular.IOConfig(backoff=0.01, read_timeout=0.5, first_byte_timeout=0.5, attempts=4)
 
-# Under load, the server of the tests may end before transports of connections that it has just accepted.
-pytestmark = [
-    pytest.mark.filterwarnings('ignore:Exception ignored in. <function _SelectorTransport'),
-    pytest.mark.filterwarnings('ignore:Exception ignored in. <socket.socket'),
-]
-
 
 @pytest.fixture
 def server():

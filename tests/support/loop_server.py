@@ -62,18 +62,21 @@ class LoopServer:
         self.endpoint = f'{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}'
         self.loop.call_soon(ready.set)
         self.loop.run_forever()
-        server.close()
-        self.loop.run_until_complete(self._end())
+        self.loop.run_until_complete(self._end(server))
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
     def _protocol(self) -> asyncio.StreamReaderProtocol:
         return _Protocol(self)
 
-    async def _end(self) -> None:
-        # A task that is cancelled before its first step never closes its socket, so that all take that step first.
+    async def _end(self, server: asyncio.Server) -> None:
+        # A connection of which the server has not heard when it closes, and a task that is cancelled before its first
+        # step, never close their socket. So no more are accepted, and those that were become known first.
+        for listening in server.sockets:
+            self.loop.remove_reader(listening.fileno())
         for _ in range(_TURNS):
             await asyncio.sleep(0)
+        server.close()
         while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
