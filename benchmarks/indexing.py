@@ -21,6 +21,7 @@ from benchmarks.nginx import Server
 from benchmarks.remote import ours
 from granular.aio.runtime.bridge import run
 from granular.aio.stores.remote import RemoteStore
+from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
     MAGIC,
@@ -32,7 +33,6 @@ from granular.formats.dataset_index import (
     dump_footer,
 )
 from granular.formats.layout import LIMIT, shard_name
-from granular.formats.packing import WORD, pack
 
 _DRAWN = 64  # distinct tables
 _MODIFIED = 1_700_000_000

@@ -12,6 +12,7 @@ from granular import aio, errors, filters, formats, metrics, shuffle, sources
 from granular._lazy import lazy_getattr
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.data_loader import DataLoader
+from granular.aio.pipeline.data_source import DataSource
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.load import load
 from granular.aio.pipeline.nodes.source import RandomAccessDataSource
@@ -93,6 +94,7 @@ __all__ = [
     'ClassFilterWrapper',
     'Conversion',
     'DataLoader',
+    'DataSource',
     'DatasetIterator',
     'DatasetOptions',
     'DatasetReader',

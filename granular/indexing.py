@@ -56,8 +56,9 @@ def check_index(index: SupportsIndex, name: str) -> int:
         many = ': fetch(...) reads several' if isinstance(index, Sequence | np.ndarray) and len(index) > 1 else ''
         many = '' if isinstance(index, str | bytes) else many
         raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}{many}') from None
-    if position.bit_length() > 63:
-        raise OutOfRangeError(f'{name}: index of {position.bit_length()} bits is out of range: expected at most 63')
+    if (bits := position.bit_length()) > 63:
+        shown = position if bits <= 256 else f'of {bits} bits'
+        raise OutOfRangeError(f'{name}: index {shown} is out of range: expected at most 63 bits')
     return position
 
 

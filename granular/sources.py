@@ -4,18 +4,16 @@ Each takes a reader, another source, a callable, or any indexable object, and re
 granular 0.21: ``source(step)``, ``source[step]``, ``source.fetch(steps)``.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
 from granular.aio.runtime.bridge import run
-from granular.shuffle import Order
-from granular.sync.base import Batched, blocking, sync_doc
+from granular.sync.base import Batched, Blocking, blocking, constructing, sync_doc
 
 
-class Source(Batched):
+class Source(Blocking, Batched):
     """A lazy sequence of datapoints.
 
     Attributes:
@@ -23,12 +21,6 @@ class Source(Batched):
     """
 
     aio: core.Source
-
-    def __len__(self) -> int:
-        return len(self.aio)
-
-    def __repr__(self) -> str:
-        return repr(self.aio)
 
     @property
     def endless(self) -> bool:
@@ -58,8 +50,8 @@ class Epochs(Source):
 
     aio: core.Epochs
 
-    def __init__(self, source: Any, length: int | None = None, shuffle: bool | Order = True, seed: int = 0) -> None:
-        self.aio = core.Epochs(source, length, shuffle, seed)
+    @constructing(core.Epochs)
+    def __init__(self) -> None: ...
 
 
 class Transform(Source):
@@ -67,8 +59,8 @@ class Transform(Source):
 
     aio: core.Transform
 
-    def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
-        self.aio = core.Transform(source, fn, seed)
+    @constructing(core.Transform)
+    def __init__(self) -> None: ...
 
 
 class Sample(Source):
@@ -76,8 +68,8 @@ class Sample(Source):
 
     aio: core.Sample
 
-    def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
-        self.aio = core.Sample(source, length, seed)
+    @constructing(core.Sample)
+    def __init__(self) -> None: ...
 
 
 class Truncate(Source):
@@ -85,8 +77,8 @@ class Truncate(Source):
 
     aio: core.Truncate
 
-    def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
-        self.aio = core.Truncate(source, limit, length)
+    @constructing(core.Truncate)
+    def __init__(self) -> None: ...
 
 
 class Interleave(Source):
@@ -94,8 +86,8 @@ class Interleave(Source):
 
     aio: core.Interleave
 
-    def __init__(self, sources: Sequence[Any]) -> None:
-        self.aio = core.Interleave(sources)
+    @constructing(core.Interleave)
+    def __init__(self) -> None: ...
 
 
 class Mix(Source):
@@ -103,5 +95,5 @@ class Mix(Source):
 
     aio: core.Mix
 
-    def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
-        self.aio = core.Mix(sources, weights, seed)
+    @constructing(core.Mix)
+    def __init__(self) -> None: ...

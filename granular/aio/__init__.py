@@ -28,7 +28,7 @@ from granular.aio.pipeline.iterator import DatasetIterator
 from granular.aio.pipeline.load import load
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.pipeline.spec import get_element_spec
-from granular.aio.runtime.scope import aclose
+from granular.aio.runtime.loop_resources import aclose
 
 if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.pipeline.nodes import combinations
+from granular.aio.pipeline.nodes.combinations import SourceChoice
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.functions import name_of, refuse_misfit
-from granular.aio.pipeline.nodes.indices import Shuffle, SourceChoice, Wrapped
+from granular.aio.pipeline.nodes.functions import call_checked, name_of
+from granular.aio.pipeline.nodes.indices import Shuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, convert, length_of, steps_of
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import refuse_coroutine_function
@@ -77,12 +79,8 @@ class Transform(Element):
         self.fn, self._own_seed = fn, seed
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        seed = [self._own_seed, index]
-        try:
-            return self.fn(datapoint, seed=seed)
-        except TypeError as error:
-            refuse_misfit(error, 'Transform calls fn(datapoint, seed=[seed, step])', self.fn, datapoint, seed=seed)
-            raise
+        call = 'Transform calls fn(datapoint, seed=[seed, step])'
+        return call_checked(call, self.fn, datapoint, seed=[self._own_seed, index])
 
     def describe(self) -> str:
         return f'Transform({name_of(self.fn)}, seed={self._own_seed})'
@@ -125,7 +123,7 @@ class Sample(Node):
         return f'Sample(seed={self.seed})'
 
 
-class Truncate(Node):
+class Truncate(Wrapped):
     """The first ``limit`` datapoints, repeated without end.
 
     ::
@@ -138,27 +136,26 @@ class Truncate(Node):
       length: number of datapoints of the source; its ``len`` by default.
     """
 
+    unlisted = False
+
     def __init__(self, source: Any, limit: int, length: int | None = None) -> None:
-        super().__init__(convert(source))
-        length = length_of(self.parents[0]) if length is None else check_integer('length', length, 0)
-        self._limit = min(length, check_integer('limit', limit, 0))
+        source = convert(source)
+        length = length_of(source) if length is None else check_integer('length', length, 0)
+        super().__init__(source, min(length, check_integer('limit', limit, 0)))
         self.endless = True
-        if self._limit < 1:
+        if len(self) < 1:
             raise InvalidArgumentError(
-                f'expected a limit >= 1 and a source that is not empty, got {self._limit} datapoints'
+                f'expected a limit >= 1 and a source that is not empty, got {len(self)} datapoints'
             )
 
-    def __len__(self) -> int:
-        return self._limit
-
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        return await self.parents[0].fetch(steps_of(indices) % self._limit)
+        return await super().fetch(steps_of(indices))
 
     def describe(self) -> str:
-        return f'Truncate({self._limit})'
+        return f'Truncate({len(self)})'
 
 
-class Interleave(SourceChoice):
+class Interleave(combinations.Interleave):
     """One datapoint of each source in turn. Its length is the number of sources times the shortest length.
 
     ::
@@ -169,15 +166,8 @@ class Interleave(SourceChoice):
     def __init__(self, sources: Sequence[Any]) -> None:
         super().__init__(sources)
 
-    def __len__(self) -> int:
-        return len(self.parents) * min(length_of(source) for source in self.parents)
-
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        inner, owners = np.divmod(steps_of(indices), len(self.parents))
-        return owners, inner
-
-    def describe(self) -> str:
-        return f'Interleave of {len(self.parents)}'
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        return super().choose(steps_of(indices))
 
 
 class Mix(SourceChoice):
@@ -210,7 +200,7 @@ class Mix(SourceChoice):
     def __len__(self) -> int:
         return min(length_of(source) for source in self.parents)
 
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+    def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         steps = steps_of(indices)
         return np.array([self._draw(step) for step in steps.tolist()], np.int64), steps
 

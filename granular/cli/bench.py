@@ -145,7 +145,7 @@ class _Bench:
         self._until = began + self._seconds
         if not await _within(self._seconds, self._find) and not self._objects:
             raise StoreTimeoutError(f'{self._path}: no object was read within {self._seconds:g} s')
-        # Shares of all seconds, and of the bytes that are left.
+        # Each measurement gets a share of all seconds, and of the bytes that are left.
         times: list[float] = []
         latency = await self._read(1, _SMALL, 0.15, 0.15 * self._seconds, times)
         share = 0.4 / len(IN_FLIGHT)
@@ -166,7 +166,7 @@ class _Bench:
         measured = [latency, *by_in_flight, *by_size, single]
         rate = max(one.bytes_per_second for one in measured)
         limit = limit_of(best, by_in_flight, by_size, change['throttled'])
-        settings, advice = _advice(limit, best, by_size, change['throttled'])
+        settings, advice = advise(limit, best, by_size, change['throttled'])
         return Result(
             hidden(str(self._path)), self._tls, len(self._objects), time.monotonic() - began, change['requests'],
             change['bytes'], _quantile(times, 50), _quantile(times, 99), latency, by_in_flight, by_size,
@@ -189,8 +189,7 @@ class _Bench:
             if self._left() <= 0 or self._budget < _SMALL:
                 break
             reply = await self._store.read(key, -_SMALL)
-            # Later, a measurement that is cut off may have closed all connections.
-            self._tls |= any(one.origin.secure for one in (await self._store.client()).transport.pool.connections)
+            self._tls |= (await (await self._store.client()).prepare(key)).origin.secure
             self._budget -= len(reply.data)
             if reply.size:
                 self._objects.append((key, reply.size, reply.version))
@@ -292,7 +291,7 @@ def saturating(by_in_flight: list[Measurement]) -> Measurement:
     return best
 
 
-def _advice(
+def advise(
     limit: Limit,
     best: Measurement,
     by_size: list[Measurement],

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,9 @@ from granular._lazy import import_extra
 from granular.cli.describe import Description, describe, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 _KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d{0,18}):(\d{0,18})\]')
 
@@ -140,7 +143,7 @@ def copy(
     console = Console(stderr=True)
     with show_bytes(console, 'copy', source_path) as advance:
         source_path.copy(target_path, progress=advance)
-    console.print(printable(f'copied {source_path} to {target_path}'), highlight=False, markup=False, soft_wrap=True)
+    say(console, f'copied {source_path} to {target_path}')
 
 
 @app.command()
@@ -170,9 +173,12 @@ def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
 @with_store_options
 def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
     """Write one file that describes all shards of a dataset, with which readers open it in a handful of requests."""
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
     path = open_path(url)
     refuse_other_formats(path)
-    with show_count(Console(stderr=True), 'index') as advance:
+    columns = (TextColumn('{task.description}'), MofNCompleteColumn(), TimeElapsedColumn())
+    with show_progress(Console(stderr=True), 'index', None, *columns) as advance:
         summary = granular.build_index(path, advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(summary)))
@@ -260,6 +266,11 @@ def cache(
 # --- helpers
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line that may contain names of files, which are untrusted."""
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
+
+
 def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDatasetReader:
     for decoders in (granular.decoders, None):
         try:
@@ -281,28 +292,26 @@ def _mask(text: str) -> tuple[str, bool | slice]:
 
 
 @contextlib.contextmanager
-def show_bytes(console: Console, task_name: str, path: granular.Path | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of a path's bytes, if it is given, on a terminal.
+def show_progress(
+    console: Console, task_name: str, total: int | None, *columns: 'ProgressColumn'
+) -> Iterator[Callable[[int], None]]:
+    """Show the progress of a task, on a terminal. Yields a function to call with the number of items done."""
+    from rich.progress import Progress
 
-    Yields a function to call with the number of bytes done.
-    """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(task_name, total=_total(path) if console.is_terminal and path is not None else None)
-        yield lambda size: progress.update(task, advance=size)
-
-
-@contextlib.contextmanager
-def show_count(console: Console, task_name: str) -> Iterator[Callable[[int], None]]:
-    """Show a count, on a terminal. Yields a function to call with the number of items done."""
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn('{task.description}'), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(task_name, total=None)
+        task = progress.add_task(task_name, total=total)
         yield lambda count: progress.update(task, advance=count)
+
+
+def show_bytes(
+    console: Console, task_name: str, path: granular.Path | None
+) -> contextlib.AbstractContextManager[Callable[[int], None]]:
+    """Show the progress of a task over a path's bytes, if it is given."""
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    total = _total(path) if console.is_terminal and path is not None else None
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return show_progress(console, task_name, total, *columns)
 
 
 def _total(path: granular.Path) -> int:

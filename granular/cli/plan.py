@@ -269,7 +269,7 @@ def plan(
         prices = prices or Prices.of(path.store.root.partition('://')[0])
         estimate = _Estimate(planner, run, rates, prices)
         plans = [one for order in orders or estimate.defaults() for one in estimate.plans(order)]
-        choice, reason = _choose(plans)
+        choice, reason = choose(plans)
         return Report(planner.length, planner.nbytes, prices, plans, choice, reason)
     finally:
         planner.close()
@@ -432,7 +432,7 @@ class _Estimate:
         )
 
 
-def _choose(plans: Sequence[Plan]) -> tuple[str | None, str]:
+def choose(plans: Sequence[Plan]) -> tuple[str | None, str]:
     """Return the order to choose, and why."""
     possible = [plan for plan in plans if not plan.obstacle]
     if not possible:
@@ -459,7 +459,7 @@ def _open(
 ) -> tuple[DatasetReader | ShardedDatasetReader, int]:
     """Open a dataset. Returns its reader, and the number of requests that opened it."""
     store = path.store
-    # Without caches, which would hide requests.
+    # Caches would hide requests.
     config = dataclasses.replace(store.config, index_cache='', cache_dir='')
     plain = granular.Path(str(path), config=config, **store.options)
     failed: NotFoundError | None = None

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from granular.cli import bench as benches
 from granular.cli import plan as plans
-from granular.cli.commands import app
-from granular.cli.describe import printable
+from granular.cli.commands import app, say
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.config import GiB, MiB
 from granular.errors import InvalidArgumentError
@@ -93,16 +92,13 @@ def bench(
 def _print_result(result: benches.Result) -> None:
     console = _console()
 
-    def say(text: str) -> None:
-        console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
     note = '' if result.complete else ', ended early: allow more --seconds for all measurements'
     read = f'{result.requests:,} requests, {plans.readable_size(result.bytes)} in {result.seconds:.1f} s'
-    say(f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
+    say(console, f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
     if result.first_byte_p50 is not None and result.first_byte_p99 is not None:
-        say(f'first byte: p50 {result.first_byte_p50 * 1e3:.3g} ms, p99 {result.first_byte_p99 * 1e3:.3g} ms')
+        say(console, f'first byte: p50 {result.first_byte_p50 * 1e3:.3g} ms, p99 {result.first_byte_p99 * 1e3:.3g} ms')
     if result.connection_bytes_per_second:
-        say(f'one connection: {plans.readable_size(result.connection_bytes_per_second)}/s')
+        say(console, f'one connection: {plans.readable_size(result.connection_bytes_per_second)}/s')
     table = Table(box=None, header_style='bold')
     for name in ('in flight', 'size', 'requests/s', 'bytes/s', 'CPU', 'us CPU/request'):
         table.add_column(name, justify='right', no_wrap=True)
@@ -124,12 +120,12 @@ def _print_result(result: benches.Result) -> None:
             )
         table.add_section()
     console.print(table, highlight=False)
-    say(f'throttled {result.throttled}, retried {result.retries}')
-    say('')
-    say(f'limit: {result.limit}')
+    say(console, f'throttled {result.throttled}, retried {result.retries}')
+    say(console, '')
+    say(console, f'limit: {result.limit}')
     for sentence in result.advice:
-        say(f'- {sentence}')
-    say(f'IOConfig({", ".join(f"{name}={value}" for name, value in result.settings.items())})')
+        say(console, f'- {sentence}')
+    say(console, f'IOConfig({", ".join(f"{name}={value}" for name, value in result.settings.items())})')
 
 
 def _console() -> Console:
@@ -174,19 +170,16 @@ def _print_plans(report: plans.Report, rates: plans.Rates) -> None:
         )
     console.print(table, highlight=False)
 
-    def say(text: str) -> None:
-        console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-
     for one in report.plans:
         if one.obstacle:
-            say(f'{one.order}: {one.obstacle}')
-    say('')
-    say(f'choose {report.choice}: {report.reason}' if report.choice else report.reason)
+            say(console, f'{one.order}: {one.obstacle}')
+    say(console, '')
+    say(console, f'choose {report.choice}: {report.reason}' if report.choice else report.reason)
     prices = report.prices
     dated = f', of {prices.date} ({prices.source})' if prices.date else ''
-    say(f'prices: {prices.name}: ${prices.read:g} for 1,000 reads, ${prices.egress:g} for 1 GB{dated}')
+    say(console, f'prices: {prices.name}: ${prices.read:g} for 1,000 reads, ${prices.egress:g} for 1 GB{dated}')
     if rates == plans.Rates():
-        say('time: pass --bench with the output of granular bench --json, or --bytes-per-second')
+        say(console, 'time: pass --bench with the output of granular bench --json, or --bytes-per-second')
 
 
 def _duration(seconds: float) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
 from typing import Annotated, Any, get_args
 
 import typer
@@ -12,7 +11,7 @@ from rich.console import Console
 import granular
 from granular.aio.conversion.convert import Conversion, Engine
 from granular.aio.conversion.record_source import FORMATS
-from granular.cli.commands import app, show_bytes
+from granular.cli.commands import app, show_bytes, show_progress
 from granular.cli.describe import printable
 from granular.cli.options import Json, OpenPath, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError
@@ -36,7 +35,7 @@ def copy_to_local(
         console = Console(stderr=True)
         try:
             advance = stack.enter_context(show_bytes(console, 'copy', path))
-        except NotFoundError:  # the name of an archive without its suffix
+        except NotFoundError:  # SRC may be the name of an archive without its suffix
             advance = stack.enter_context(show_bytes(console, 'copy', None))
         copy = granular.copy_to_local(root, target, relative, unpack=not keep, progress=advance)
     if as_json:
@@ -73,6 +72,8 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Convert Parquet, ArrayRecord, TFRecord, WebDataset or Hugging Face files, or images in folders by class."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
     options.update(checksums=checksums, parallel=parallel, engine=engine)
     source_path, target_path = open_path(source), open_path(target)
@@ -80,7 +81,15 @@ def convert(
     if dry_run or console.is_terminal:
         done = granular.convert(source_path, target_path, **options, dry_run=True)
     if not dry_run:
-        with _show_datapoints(console, done.datapoints if console.is_terminal else None) as advance:
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn('datapoints'),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        total = done.datapoints if console.is_terminal else None
+        with show_progress(console, 'convert', total, *columns) as advance:
             done = granular.convert(source_path, target_path, **options, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
@@ -93,24 +102,6 @@ def _spec(texts: list[str]) -> dict[str, str]:
     if wrong := [text for text, (key, _, kind) in zip(texts, pairs, strict=True) if not key or not kind]:
         raise InvalidArgumentError(f'--spec: expected KEY=TYPE, such as label=int, got {wrong[0]}')
     return {key: kind for key, _, kind in pairs}
-
-
-@contextlib.contextmanager
-def _show_datapoints(console: Console, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of datapoints, on a terminal. Yields a function to call with the number of those done."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn('datapoints'), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task('convert', total=total)
-        yield lambda count: progress.update(task, advance=count)
 
 
 def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:

@@ -1,7 +1,7 @@
 """The index file of a sharded dataset: its directory and its footer. docs/format.md describes the bytes.
 
-An index names the objects of all shards, with their versions, and has a table (:mod:`granular.formats.packing`) of the
-limits of each bag. In the refs layout it also has the references, unless datapoint i has record i.
+An index names the objects of all shards, with their versions, and has a table (:mod:`granular.formats.bit_packing`) of
+the limits of each bag. In the refs layout it also has the references, unless datapoint i has record i.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import CorruptDatasetError
+from granular.formats.bit_packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
 from granular.formats.checksums import crc32c
-from granular.formats.layout import Layout, Spec, dump_spec, is_sequence, parse_spec
-from granular.formats.packing import HEAD, MAX_WORDS, PAGE, WORD, count_pages
+from granular.formats.layout import Layout, Spec, is_sequence, parse_spec
 from granular.indexing import Ints
 
 MAGIC: Final = b'granular-index-1'
@@ -229,8 +229,3 @@ def records_of_pages(counts: Ints) -> Ints:
     number = np.arange(int(pages.sum())) - np.repeat(np.cumsum(pages) - pages, pages)
     records: Ints = np.minimum(PAGE, np.repeat(counts, pages) - number * PAGE)
     return records
-
-
-def spec_content(directory: Directory) -> bytes:
-    """Return the content of the ``spec.json`` of each shard."""
-    return dump_spec(directory.spec)

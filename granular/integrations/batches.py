@@ -68,7 +68,7 @@ class Batches(Closing, Iterator[Any]):
             self._told = True
             raise StopIteration
         batch, state, error = self._sent[0]
-        del self._sent[0]  # by no call, after which an interrupt might come
+        del self._sent[0]  # without a call, after which an interrupt might come
         self._state = state
         if error is not None:
             raise error
@@ -93,7 +93,7 @@ class Batches(Closing, Iterator[Any]):
             state = self._batches.state_dict() if self._keeps else None
             if not self._ended:
                 sent = (_Sent(batch, state),)
-        self._sent += sent  # by no call, after which an interrupt might come
+        self._sent += sent  # without a call, after which an interrupt might come
         self._before = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def to_jax(batch: Any, sharding: Any) -> Any:
       DatapointError: for a leaf that is not an array of numbers, or whose length does not fit the devices.
     """
 
-    def make(path: Any, value: Any) -> Any:
+    def place(path: Any, value: Any) -> Any:
         try:
             return jax.make_array_from_process_local_data(sharding, value)
         except (TypeError, ValueError) as error:
@@ -38,7 +38,7 @@ def to_jax(batch: Any, sharding: Any) -> Any:
                 f'{jax.tree_util.keystr(path)}: {description} cannot be placed on {sharding}: {error}'
             ) from error
 
-    return jax.tree_util.tree_map_with_path(make, batch)
+    return jax.tree_util.tree_map_with_path(place, batch)
 
 
 def device_put(

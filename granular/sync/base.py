@@ -1,10 +1,11 @@
 """Base classes of the sync API: each object wraps an async counterpart in ``.aio`` and can be closed."""
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIndex, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 from granular._typing import Datapoint_co
 from granular.aio.runtime.bridge import run
@@ -16,6 +17,7 @@ A = TypeVar('A', bound=AsyncResource)
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
 _SAMPLES: Final = 3
 
+B = TypeVar('B', bound='Blocking')
 P = ParamSpec('P')
 R = TypeVar('R')
 
@@ -24,6 +26,7 @@ def sync_doc(thing: object) -> str:
     """Return the docstring of an object of the async API, with examples for the sync API."""
     doc = (thing.__doc__ or '').replace('granular.aio.', 'granular.').replace('async with ', 'with ')
     doc = re.sub(r'await (\w+)\.get\((-?\w+)\)', r'\1[\2]', doc)
+    doc = re.sub(r'await ([A-Z]\w+)\.open\(', r'\1(', doc)
     return doc.replace('async for ', 'for ').replace('await ', '')
 
 
@@ -49,12 +52,68 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
     return call
 
 
-class SyncObject(Generic[A]):
-    """Base of objects that open when they are constructed and whose methods block.
+def passed_on(member: Any) -> Any:
+    """Make a property of the sync API of one of the async API, with its docstring; annotate it with its type.
+
+    ::
+
+        class BagWriter(SyncObject[writer.BagWriter]):
+            size: int = passed_on(writer.BagWriter.size)
+    """
+    return property(operator.attrgetter(f'aio.{member.fget.__name__}'), doc=sync_doc(member))
+
+
+def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
+    """Make the constructor of a ``Blocking`` class of that of its async counterpart, with its types and signature.
+
+    It decorates an empty ``__init__``, because type checkers take no other assignment for a constructor.
+
+    ::
+
+        class BagWriter(SyncObject[writer.BagWriter]):
+            @constructing(writer.BagWriter)
+            def __init__(self) -> None: ...
+    """
+
+    def decorate(_: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
+        @functools.wraps(getattr(core, '__init__'))  # noqa: B009 - which mypy refuses otherwise
+        def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            self._open(core(*args, **kwargs))
+
+        return construct
+
+    return decorate
+
+
+class Blocking:
+    """Base of the objects that block until their async counterpart has done the work.
 
     Attributes:
       aio: the async counterpart, which does the work.
     """
+
+    aio: Any
+
+    def _open(self, counterpart: Any) -> None:
+        self.aio = counterpart
+
+    def __len__(self) -> int:
+        return len(self.aio)
+
+    def __repr__(self) -> str:
+        # The same in both APIs: pipelines describe their sources by it, so that a state fits readers of either.
+        return repr(self.aio)
+
+
+def wrapping(kind: type[B], counterpart: Any) -> B:
+    """Return an object of the sync API, given its async counterpart, which opens when it is first used."""
+    wrapped = kind.__new__(kind)
+    wrapped.aio = counterpart
+    return wrapped
+
+
+class SyncObject(Blocking, Generic[A]):
+    """Base of objects that open when they are constructed."""
 
     aio: A
 
@@ -65,10 +124,6 @@ class SyncObject(Generic[A]):
         except BaseException:
             run(counterpart.abort())  # an interrupt may have come after it was opened
             raise
-
-    def __repr__(self) -> str:
-        # The same in both APIs: pipelines describe their sources by it, so that a state fits readers of either.
-        return repr(self.aio)
 
     @property
     def closed(self) -> bool:
@@ -119,8 +174,8 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         return reopened, (type(self), self.aio)
 
-    def __len__(self) -> int:
-        return len(self.aio)
+    def __iter__(self) -> Iterator[Datapoint_co]:
+        return Iteration(self.aio.__aiter__)
 
     def take(self, count: int) -> list[Datapoint_co]:
         """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
@@ -134,8 +189,7 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
 
     def _repr_html_(self) -> str:
         """Return sizes, spec and the first elements, for notebooks."""
-        reader: Any = self
-        facts = [(name, getattr(reader.aio, name)) for name in _FACTS if hasattr(reader.aio, name)]
+        facts = [(name, getattr(self.aio, name)) for name in _FACTS if hasattr(self.aio, name)]
         return html_summary(repr(self), [('length', len(self)), *facts], self.take(_SAMPLES))
 
 
@@ -146,40 +200,36 @@ def reopened(kind: type[Reader[A, Any]], counterpart: A) -> Reader[A, Any]:
     return reader
 
 
-def copy_of(reader: R) -> R:
+def copy_of(reader: B) -> B:
     """Return a reader of the same data whose async counterpart is a copy."""
-    copy = type(reader).__new__(type(reader))
-    copy.aio = reader.aio.copy()  # type: ignore[attr-defined]
-    return copy
+    return wrapping(type(reader), reader.aio.copy())
 
 
-class RecordReader(Reader[A, bytes]):
-    """A reader of records, which are bytes."""
+class RecordReader(Reader[A, Datapoint_co]):
+    """A reader of records, which are read whole."""
 
     @overload
-    def get(self, index: SupportsIndex) -> bytes: ...
+    def get(self, index: SupportsIndex) -> Datapoint_co: ...
     @overload
-    def get(self, index: slice | range) -> list[bytes]: ...
-    def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
+    def get(self, index: slice | range) -> list[Datapoint_co]: ...
+    def get(self, index: SupportsIndex | slice | range) -> Any:
         """Return the record at an index, negative from the end, or the records of a slice; like ``reader[index]``.
 
         Raises:
           OutOfRangeError: an ``IndexError``.
         """
-        return cast(bytes | list[bytes], run(self.aio.get(index)))
+        return run(self.aio.get(index))
 
     __getitem__ = get
 
-    def fetch(self, indices: Any) -> list[bytes]:
+    def fetch(self, indices: Any) -> list[Datapoint_co]:
         """Return the records at many indices, in the order requested; neighbouring ones share a request.
 
         Args:
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
         """
-        return cast(list[bytes], run(self.aio.fetch(indices)))
-
-    def __iter__(self) -> Iterator[bytes]:
-        return Iteration(self.aio.__aiter__)
+        records: list[Datapoint_co] = run(self.aio.fetch(indices))
+        return records
 
 
 class DatapointReader(Reader[A, Datapoint_co], Batched):
@@ -240,6 +290,3 @@ class DatapointReader(Reader[A, Datapoint_co], Batched):
     def copy(self) -> Self:
         """Return an independently closable reader of the same data that shares its caches."""
         return copy_of(self)
-
-    def __iter__(self) -> Iterator[Datapoint_co]:
-        return Iteration(self.aio.__aiter__)

@@ -5,15 +5,14 @@ import inspect
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, Self, SupportsIndex, cast
 
-from granular import filters
 from granular.aio.fields import fields as core
 from granular.aio.fields import mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
-from granular.aio.fields.nesting import Nested
+from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
-from granular.sync.base import Batched, blocking, sync_doc
+from granular.sync.base import Batched, Blocking, blocking, constructing, passed_on, sync_doc
 from granular.sync.pipeline import MapDataset
 
 __all__ = [
@@ -32,10 +31,8 @@ __all__ = [
 _LOADING: Final = ('getitem_', 'getitems_', 'getall_')
 
 
-class Disposable(Nested):
+class Disposable(Blocking, Nested):
     """A context manager that disposes of the wrapped datasets at its end."""
-
-    aio: Any
 
     def _wraps(self) -> Sequence[Any]:
         return cast(Sequence[Any], self.aio._wraps())
@@ -64,13 +61,7 @@ class Fields(Disposable):
 
     aio: core.Fields
 
-    def __len__(self) -> int:
-        return len(self.aio)
-
-    @property
-    def fields(self) -> tuple[str, ...] | None:
-        """The names of the fields, sorted; None if they cannot be determined."""
-        return self.aio.fields
+    fields: tuple[str, ...] | None = passed_on(core.Fields.fields)
 
     @property
     def parents(self) -> tuple[Any, ...]:
@@ -84,14 +75,11 @@ class Fields(Disposable):
     def __getitem__(self, index: Any) -> Any:
         raise core.no_elements(self)
 
-    def __repr__(self) -> str:
-        return repr(self.aio)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'aio':
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
         if not name.startswith(_LOADING):
-            # class names and other attributes; an adapter stands for the user's dataset
+            # Class names and other attributes are the dataset's own, for which an adapter stands.
             adapter = isinstance(self.aio, core.Adapter)
             return getattr(self.aio.dataset, name) if adapter else getattr(self.aio, name)
         if isinstance(self.aio, core.Methods) and hasattr(type(self.aio.dataset), name):
@@ -145,16 +133,8 @@ class SubsetWrapper(Fields):
 
     aio: wrappers.SubsetWrapper
 
-    def __init__(
-        self,
-        dataset: Any,
-        indices: Any = None,
-        start_index: int | None = None,
-        end_index: int | None = None,
-        start_percent: float | None = None,
-        end_percent: float | None = None,
-    ) -> None:
-        self.aio = wrappers.SubsetWrapper(dataset, indices, start_index, end_index, start_percent, end_percent)
+    @constructing(wrappers.SubsetWrapper)
+    def __init__(self) -> None: ...
 
 
 class PercentFilterWrapper(Fields):
@@ -162,15 +142,8 @@ class PercentFilterWrapper(Fields):
 
     aio: wrappers.PercentFilterWrapper
 
-    def __init__(
-        self,
-        dataset: Any,
-        from_percent: float | None = None,
-        to_percent: float | None = None,
-        ceil_from_index: bool = False,
-        ceil_to_index: bool = False,
-    ) -> None:
-        self.aio = wrappers.PercentFilterWrapper(dataset, from_percent, to_percent, ceil_from_index, ceil_to_index)
+    @constructing(wrappers.PercentFilterWrapper)
+    def __init__(self) -> None: ...
 
 
 class RepeatWrapper(Fields):
@@ -178,8 +151,8 @@ class RepeatWrapper(Fields):
 
     aio: wrappers.RepeatWrapper
 
-    def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
-        self.aio = wrappers.RepeatWrapper(dataset, repetitions, min_size)
+    @constructing(wrappers.RepeatWrapper)
+    def __init__(self) -> None: ...
 
 
 class ShuffleWrapper(Fields):
@@ -187,79 +160,34 @@ class ShuffleWrapper(Fields):
 
     aio: wrappers.ShuffleWrapper
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.aio = wrappers.ShuffleWrapper(dataset, seed)
+    @constructing(wrappers.ShuffleWrapper)
+    def __init__(self) -> None: ...
 
 
-class ClassFilterWrapper(Fields):
-    """The datapoints of some classes, or of all others.
+class _ByLabel(Fields):
+    """A wrapper that selects datapoints by their labels, which it reads when it is constructed."""
 
-    ::
+    def _open(self, counterpart: Any) -> None:
+        run(wrappers.read_labels(counterpart))
+        super()._open(counterpart)
 
-        digits = granular.ClassFilterWrapper(reader, valid_classes=[3, 5], field='label')
-        images = granular.ModeWrapper(digits, 'image')
 
-    Labels are read once, in one fetch, and no other field is. A datapoint with several classes stays if any of them is
-    valid, or none of them invalid.
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      valid_classes: the classes to keep: a list, a range or an array of integers or strings.
-      invalid_classes: alternatively, the classes to drop.
-      field: the field of the labels; None for ``'label'``, or ``'class'`` if the dataset has that one.
-      valid_class_names: alternatively, the names of the classes to keep; their positions in the dataset's
-        ``class_names`` are the classes.
-      invalid_class_names: alternatively, the names of the classes to drop.
-
-    Raises:
-      UnknownKeyError: if a name is not one of ``class_names``. KappaData ignores it.
-    """
+class ClassFilterWrapper(_ByLabel):
+    __doc__ = sync_doc(wrappers.ClassFilterWrapper)
 
     aio: wrappers.ClassFilterWrapper
 
-    def __init__(
-        self,
-        dataset: Any,
-        valid_classes: Any = None,
-        invalid_classes: Any = None,
-        field: str | None = None,
-        valid_class_names: Sequence[str] | None = None,
-        invalid_class_names: Sequence[str] | None = None,
-    ) -> None:
-        names = valid_class_names, invalid_class_names
-        self.aio = run(wrappers.ClassFilterWrapper.open(dataset, valid_classes, invalid_classes, field, *names))
+    @constructing(wrappers.ClassFilterWrapper)
+    def __init__(self) -> None: ...
 
 
-class OversamplingWrapper(Fields):
-    """The datapoints, with those of rare classes repeated. Labels are read once, in one fetch.
-
-    ::
-
-        balanced = granular.OversamplingWrapper(reader, strategy='exact', field='label')
-
-    A class without datapoints is skipped; KappaData's ``'exact'`` does not terminate for one. Datapoints without a
-    label are kept.
-
-    Args:
-      dataset: a dataset of fields, or a reader.
-      strategy: ``'multiply'``, as defined by KappaData: a class that fits k times into the largest one appears k times;
-        ``'exact'``: each class is repeated to exactly the count of the largest one.
-      field: the field of the labels, one per datapoint; None for ``'label'``, or ``'class'`` if the dataset has that.
-      unlabeled: the label that stands for no class; its datapoints appear once. None if there is none.
-      mode: the name of ``strategy`` in KappaData 1; it replaces it.
-    """
+class OversamplingWrapper(_ByLabel):
+    __doc__ = sync_doc(wrappers.OversamplingWrapper)
 
     aio: wrappers.OversamplingWrapper
 
-    def __init__(
-        self,
-        dataset: Any,
-        strategy: filters.Strategy = 'multiply',
-        field: str | None = None,
-        unlabeled: int | str | None = -1,
-        mode: filters.Strategy | None = None,
-    ) -> None:
-        self.aio = run(wrappers.OversamplingWrapper.open(dataset, strategy, field, unlabeled, mode))
+    @constructing(wrappers.OversamplingWrapper)
+    def __init__(self) -> None: ...
 
 
 class FieldConcat(Fields):
@@ -267,8 +195,8 @@ class FieldConcat(Fields):
 
     aio: wrappers.FieldConcat
 
-    def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
-        self.aio = wrappers.FieldConcat(datasets, balanced_sampling)
+    @constructing(wrappers.FieldConcat)
+    def __init__(self) -> None: ...
 
 
 class ModeWrapper(Disposable, Batched):
@@ -276,29 +204,12 @@ class ModeWrapper(Disposable, Batched):
 
     aio: mode_wrapper.ModeWrapper
 
-    def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
-        self.aio = mode_wrapper.ModeWrapper(dataset, mode, return_ctx)
+    @constructing(mode_wrapper.ModeWrapper)
+    def __init__(self) -> None: ...
 
-    @property
-    def mode(self) -> str:
-        """The names of the fields, separated by spaces."""
-        return self.aio.mode
-
-    @property
-    def return_ctx(self) -> bool:
-        """True if elements come with their context dict."""
-        return self.aio.return_ctx
-
-    @property
-    def node(self) -> Source:
-        """The pipeline source that pipelines and loaders read from."""
-        return self.aio.node
-
-    def __len__(self) -> int:
-        return len(self.aio)
-
-    def __repr__(self) -> str:
-        return repr(self.aio)
+    mode: str = passed_on(mode_wrapper.ModeWrapper.mode)
+    return_ctx: bool = passed_on(mode_wrapper.ModeWrapper.return_ctx)
+    node: Source = passed_on(mode_wrapper.ModeWrapper.node)
 
     def __str__(self) -> str:
         return str(self.aio)

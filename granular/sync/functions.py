@@ -13,6 +13,7 @@ from granular.aio.datasets.build_index import IndexSummary
 from granular.aio.datasets.clean import Leftover
 from granular.aio.datasets.verify import Problem, Report
 from granular.aio.loader import checkpoints
+from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline import spec
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.bridge import run
@@ -62,7 +63,7 @@ load_state: Final = _blocking(checkpoints.load_state)
 verify: Final = _blocking(verification.verify)
 
 
-def save_state(directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
+def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
     return Path(run(checkpoints.save_state(directory, state, process)))
 
 

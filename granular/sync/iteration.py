@@ -96,7 +96,7 @@ class _Iteration(Running, Generic[T]):
         ready.reverse()
         page = map(list.pop, itertools.repeat(ready, len(ready)))
         count, twice = self._count + len(ready), min(2 * most, _MAX_ITEMS)
-        # No call from here on, so that nothing divides it.
+        # An interrupt comes at a call, so without one, either all of these are set or none.
         self._items, self._ready, self.page, self._error = items, ready, page, error
         self._count, self._most, self._ended = count, twice, ended
 

@@ -1,15 +1,14 @@
 """The sync API of :mod:`granular.aio.loader.loader`."""
 
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
-from granular.aio.execution.failures import OnError
 from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.sync.base import sync_doc
+from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
 
 
@@ -18,20 +17,11 @@ class Loader(core.LoaderHandle, Closing):
 
     aio: core.Loader
 
-    def __init__(
-        self,
-        source: Any,
-        batch: int,
-        prefetch: int = 8,
-        workers: int = 32,
-        recycle_after: int | bool = False,
-        shard_id: int = 0,
-        num_shards: int = 1,
-        mp: Any = None,
-        on_error: OnError = 'raise',
-    ) -> None:
-        self.aio = core.Loader(source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
-        self._core = self.aio._core
+    @constructing(core.Loader)
+    def __init__(self) -> None: ...
+
+    def _open(self, counterpart: core.Loader) -> None:
+        self.aio, self._core = counterpart, core.running_part(counterpart)
 
     @property
     def spec(self) -> Spec:
@@ -43,12 +33,16 @@ class Loader(core.LoaderHandle, Closing):
         return self
 
     def __next__(self) -> Batch:
-        batch, _ = run(self._core.take(), self._core.take_back)
-        if batch is END:
-            raise StopIteration
-        self._core.ahead.received()
-        result = cast(Batch, batch)
-        self._core.received()
+        core = self._core
+        try:
+            batch: Any = run(core.take())
+            if batch is END:
+                raise StopIteration
+            result: Batch = batch
+            core.received()
+        except BaseException:
+            core.take_back()
+            raise
         return result
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:

@@ -117,9 +117,8 @@ class Path(PurePath):
 class _RawReader(io.RawIOBase):
     def __init__(self, file: File) -> None:
         self._file = file
-        self._position = (
-            0  # of the next byte that was not returned: an interrupt may come between a read and its return
-        )
+        # The next byte that was not returned, as an interrupt may come between a read and its return.
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -186,7 +185,7 @@ class _RawWriter(io.RawIOBase):
             if not self.closed and not self.dropped:
                 run(self.file.aclose())
         except ClosedError:
-            if self._interrupt is not None:  # which has cut a write
+            if self._interrupt is not None:  # the interrupt has cut a write
                 raise self._interrupt from None
             raise
         finally:  # Close even if interrupted, so that garbage collection does not flush.

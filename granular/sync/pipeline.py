@@ -110,7 +110,7 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def __iter__(self) -> DatasetIterator[Element_co]:
         return iter(self.to_iter_dataset())
 
-    if TYPE_CHECKING:  # what the operations of both APIs return in this one
+    if TYPE_CHECKING:  # the operations of both APIs return datasets of their own API
 
         @classmethod
         def source(cls, source: AnySource[T]) -> 'MapDataset[T]': ...

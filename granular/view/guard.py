@@ -51,7 +51,7 @@ class Guard:
         origin = request.headers.get('Origin')
         if origin is not None and origin != f'http://{host}':
             return 'requests of other pages are refused'
-        opened = request.path == '/'  # in a window of its own, from any other page
+        opened = request.path == '/'  # any other page may open this one in a window
         site = request.headers.get('Sec-Fetch-Site', 'none')
         if site not in ('same-origin', 'none') and not (opened and request.headers.get('Sec-Fetch-Mode') == 'navigate'):
             return 'requests of other pages are refused'

@@ -82,7 +82,7 @@ def _image(data: bytes, side: int) -> Picture:
         with pil.open(io.BytesIO(data), formats=_IMAGES) as image:
             width, height = image.size
             with _turn(width, height, _REDUCED if image.format == 'JPEG' else _PIXELS):
-                image.draft(None, (2 * side, 2 * side))  # of effect for JPEG only
+                image.draft(None, (2 * side, 2 * side))  # it reduces JPEG files alone
                 image.load()
                 return _fit(image, side)._replace(width=width, height=height)
     except UnsupportedError:
@@ -133,7 +133,7 @@ def _video(data: bytes, side: int) -> Picture:
                     return _fit(image, side)._replace(width=frame.width, height=frame.height, note=note)
     except UnsupportedError:
         raise
-    except Exception as error:  # FFmpeg's, or for lack of a video stream
+    except Exception as error:  # FFmpeg raises it, or there is no video stream
         raise DecodeError(f'{len(data)} bytes are not a video that PyAV supports: {error!r:.200}') from error
     raise DecodeError(f'{len(data)} bytes are a video without frames')
 
@@ -252,7 +252,7 @@ def _levels(plane: NDArray[Any]) -> NDArray[np.uint8]:
     if not finite.any():
         return np.full(plane.shape, 255, np.uint8)
     least, greatest = numbers[finite].min(), numbers[finite].max()
-    # Halves, as the range of two finite doubles may not be finite.
+    # The range is computed of halves, as that of two finite doubles may not be finite.
     span = greatest / 2 - least / 2
     scaled = (numbers / 2 - least / 2) / span if span else np.full(plane.shape, 0.5)
     return np.where(finite, np.nan_to_num(scaled) * 254, 255).round().astype(np.uint8)

@@ -48,7 +48,7 @@ def line(value: Value, head: bytes) -> dict[str, Any]:
     out: dict[str, Any] = {'family': family, 'type': value.kind, 'size': value.size}
     try:
         out['text'] = _text(family, value, head)
-    except Exception as error:  # of any decoder: the value is shown as wrong, and the others as they are
+    except Exception as error:  # a decoder may raise anything: the other values are shown
         out['error'] = reason(error)
     return out
 
@@ -63,7 +63,7 @@ def detail(value: Value, head: bytes) -> dict[str, Any]:
     elif out['family'] in ('json', 'tree') and len(head) == value.size:
         try:
             out['tree'] = _Nodes().node((decode_json if out['family'] == 'json' else decode_tree)(head), 0)
-        except Exception as error:  # of any decoder: the value is shown as wrong, and the others as they are
+        except Exception as error:  # a decoder may raise anything: the other values are shown
             out['error'] = reason(error)
     elif out['family'] == 'bytes':
         out['full'] = _hex_dump(head)

@@ -104,12 +104,12 @@ def _matching(
     found, damaged = [], 0
     for index, value, record in group:
         family = family_of(value.kind)
-        if family not in ('number', 'text', 'json'):  # such as a null in a column of another file
+        if family not in ('number', 'text', 'json'):  # a column of another file may hold such values as null
             continue
         decoder = decoders['utf8' if family == 'text' else value.kind]
         try:
             decoded = decoder(record)
-        except Exception:  # of any decoder: counted as damaged
+        except Exception:  # a decoder may raise anything: the value counts as damaged
             damaged += 1
             continue
         # A column of another file has no type of its own: each value has one.

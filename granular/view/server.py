@@ -121,7 +121,7 @@ class _Server:
         self.library, self.guard = Library(root), Guard()
         # Few threads make pictures, as each holds the pixels of one image.
         self._artists = Threads(min(4, CORES), 'granular-view')
-        self._lists = asyncio.Semaphore(1)  # for what holds the bytes of a fan-out
+        self._lists = asyncio.Semaphore(1)  # each list holds the bytes of a fan-out
         self._static = {
             entry.name: entry.read_bytes()
             for entry in (importlib.resources.files('granular.view') / 'static').iterdir()

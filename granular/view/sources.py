@@ -88,9 +88,28 @@ class Source(abc.ABC):
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]: ...
 
-    @abc.abstractmethod
     async def read(self, parts: Sequence[Part]) -> list[bytes]:
-        """Return parts of values, read in one fan-out."""
+        """Return parts of values, read in one fan-out over any number of bags."""
+        positions: dict[int, list[int]] = {}
+        bags: dict[int, Bag] = {}
+        for i, (value, _, _) in enumerate(parts):
+            if value.bag is not None:
+                bags[id(value.bag)] = value.bag
+                positions.setdefault(id(value.bag), []).append(i)
+        requests = [
+            (
+                bag,
+                np.array([parts[i][0].start + parts[i][1] for i in positions[number]], np.int64),
+                np.array([parts[i][0].start + parts[i][2] for i in positions[number]], np.int64),
+            )
+            for number, bag in bags.items()
+        ]
+        out = [value.data[start:stop] for value, start, stop in parts]
+        if requests:
+            for (bag, _, _), data in zip(requests, await read_parts(requests), strict=True):
+                for i, part in zip(positions[id(bag)], data, strict=True):
+                    out[i] = part
+        return out
 
     async def locate(
         self,
@@ -239,9 +258,6 @@ class DatasetSource(Source):
                 groups.append((self._shards[shard], group - start))
         return groups
 
-    async def read(self, parts: Sequence[Part]) -> list[bytes]:
-        return await _read_bags(parts)
-
 
 class RecordSource(Source):
     """Records of a bag."""
@@ -273,9 +289,6 @@ class RecordSource(Source):
                     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
                 ]
                 return dict.fromkeys(keys, values)
-
-    async def read(self, parts: Sequence[Part]) -> list[bytes]:
-        return await _read_bags(parts)
 
 
 class ForeignSource(Source):
@@ -331,9 +344,6 @@ class ForeignSource(Source):
                 size += len(data)
         return size
 
-    async def read(self, parts: Sequence[Part]) -> list[bytes]:
-        return [value.data[start:stop] for value, start, stop in parts]
-
 
 def source_of(reader: Opened) -> Source:
     """Return the source of an open reader."""
@@ -342,30 +352,6 @@ def source_of(reader: Opened) -> Source:
     if isinstance(reader, BagReader):
         return RecordSource(reader)
     return ForeignSource(reader)
-
-
-async def _read_bags(parts: Sequence[Part]) -> list[bytes]:
-    """Read parts of values of any number of bags in one fan-out."""
-    positions: dict[int, list[int]] = {}
-    bags: dict[int, Bag] = {}
-    for i, (value, _, _) in enumerate(parts):
-        if value.bag is not None:
-            bags[id(value.bag)] = value.bag
-            positions.setdefault(id(value.bag), []).append(i)
-    requests = [
-        (
-            bag,
-            np.array([parts[i][0].start + parts[i][1] for i in positions[number]], np.int64),
-            np.array([parts[i][0].start + parts[i][2] for i in positions[number]], np.int64),
-        )
-        for number, bag in bags.items()
-    ]
-    out = [b''] * len(parts)
-    if requests:
-        for (bag, _, _), data in zip(requests, await read_parts(requests), strict=True):
-            for i, part in zip(positions[id(bag)], data, strict=True):
-                out[i] = part
-    return out
 
 
 def as_record(value: Any) -> tuple[str, bytes]:
@@ -388,5 +374,5 @@ def as_record(value: Any) -> tuple[str, bytes]:
                 return 'tree', encode_tree(value)
             case _:
                 return 'utf8', str(value).encode(errors='backslashreplace')
-    except EncodeError:  # such as an integer of 200 bits, or a date in a list
+    except EncodeError:  # no encoder takes an integer of 200 bits, or a date in a list
         return 'utf8', repr(value).encode(errors='backslashreplace')

@@ -62,7 +62,7 @@ def _summarise(
     for (key, value), record in zip(numbers, records, strict=True):
         try:
             decoded.setdefault(key, []).append(decoders[value.kind](record))
-        except Exception:  # of any decoder: counted as damaged
+        except Exception:  # a decoder may raise anything: the value counts as damaged
             damaged[key] += 1
     keys = []
     for key, rows in located.items():
@@ -90,7 +90,7 @@ def _histogram(title: str, values: Sequence[Any]) -> dict[str, Any]:
     array = np.array([float(value) for value in values])
     finite = array[np.isfinite(array)]
     least, greatest = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
-    # Halves, as the range of two finite doubles may not be finite.
+    # The range is computed of halves, as that of two finite doubles may not be finite.
     width = greatest / 2 - least / 2
     if not width or not np.isfinite(least / width):
         bars = [[f'{least:.6g}', f'{greatest:.6g}', int(finite.size)]]

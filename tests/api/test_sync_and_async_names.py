@@ -29,18 +29,22 @@ PAIRS = [
 ]  # fmt: skip
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
-ONLY_ASYNC = {'abort', 'aclose', 'bags', 'get', 'open', 'readers'} | {
+ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'copy_over',
     'describe',
+    'identity',
+    'nbytes',
     'over',
     'parents',
     'record_time',
     'release',
+    'seed',
     'select',
     'sparse',
     'spent_times',
     'stored_nbytes',
     'unlisted',
+    'user_functions',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 
@@ -57,6 +61,7 @@ def test_names(ours, theirs):
 
 @pytest.mark.parametrize(('ours', 'theirs'), PAIRS, ids=lambda cls: f'{cls.__module__}.{cls.__name__}')
 def test_signatures(ours, theirs):
+    assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters)
     for name in sorted({'__init__'} | (public(ours) & public(theirs))):
         here, there = getattr(ours, name), getattr(theirs, name)
         if not inspect.isfunction(here):

@@ -49,6 +49,18 @@ def digits(tmp_path: Path) -> Path:
     return tmp_path / 'digits'
 
 
+def test_constructors_have_the_types_and_names_of_their_async_counterparts(digits: Path) -> None:
+    with granular.DatasetReader[Digit](digits, cache_keys=('label',)) as reader:
+        assert_type(reader[0], Digit)
+        assert_type(granular.Loader(reader, batch=2), granular.Loader)
+    with pytest.raises(TypeError, match='batch'):
+        granular.Loader(reader)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match='sede'):
+        granular.sources.Epochs(reader, sede=0)  # type: ignore[call-arg]
+    with pytest.raises(granular.GranularError, match='batch'):
+        granular.Loader(reader, batch='2')  # type: ignore[arg-type]
+
+
 def test_what_open_returns_is_used_as_a_dataset(digits: Path) -> None:
     with granular.open(digits) as reader:
         assert reader.spec == {'label': 'int'}

@@ -8,6 +8,7 @@ import pytest
 
 import granular
 from granular.errors import ObjectChangedError
+from tests.support.requests import requests
 
 SPEC = {'x': 'int', 'text': 'utf8'}
 
@@ -23,11 +24,6 @@ def write(path, count=10, layout='refs', first=0):
     with granular.DatasetWriter(path, SPEC, granular.encoders, layout=layout) as writer:
         for i in range(first, first + count):
             writer.append({'x': i, 'text': f'text {i}'})
-
-
-def requests(fn):
-    before = granular.io_stats()['requests']
-    return fn(), granular.io_stats()['requests'] - before
 
 
 def read(path, **options):
@@ -61,7 +57,7 @@ def test_new_shards_are_listed(cached, layout):
     write(12)
     assert read(shardstart=1, shardstep=2) == [4, 5, 6, 7]
     assert read() == list(range(12))
-    opened, count = requests(lambda: granular.ShardedDatasetReader(cached, granular.decoders))
+    opened, count, _ = requests(lambda: granular.ShardedDatasetReader(cached, granular.decoders))
     opened.close()
     assert count == 1  # the listing
     with granular.ShardedDatasetWriter(

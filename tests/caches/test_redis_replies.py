@@ -160,18 +160,19 @@ def test_malformed_replies_are_misses(command, tmp_path, caplog):
 def test_values_of_other_sources_are_misses(redis_server, tmp_path):
     import redis
 
-    cache = {}
+    cache, keys = {}, {}
     with redis.Redis.from_url(redis_server.url) as client:
         for name in ('one', 'two'):
             cache[name] = granular.RedisCache(
                 RecordingSource(tmp_path / name),
                 redis_server.url,
                 label,
-                namespace=f'odd-{time.time_ns()}',
+                namespace=(space := f'odd-{time.time_ns()}'),
                 fingerprint=name,
             )
             cache[name].fetch(range(4))
-        keys = {name: [f'{reader.aio._prefix}{i}' for i in range(4)] for name, reader in cache.items()}
+            keys[name] = sorted(client.keys(f'{space}:*'))
+            assert len(keys[name]) == 4
         for one, two in zip(keys['one'], keys['two'], strict=True):
             client.set(two, client.get(one))  # valid, but of another source
         assert cache['two'].fetch(range(4)) == list(range(4))

@@ -179,7 +179,7 @@ def test_limit_follows_from_measurements(rates, sizes, throttled, limit, in_flig
     by_size = [measured(best.in_flight, size, rate) for size, rate in zip(benches.SIZES, sizes, strict=True)]
     assert best.in_flight == in_flight
     assert limit_of(best, by_in_flight, by_size, throttled) == limit
-    settings, advice = benches._advice(limit, best, by_size, throttled)
+    settings, advice = benches.advise(limit, best, by_size, throttled)
     granular.IOConfig(**settings)
     assert len(advice) == 2
 
@@ -188,7 +188,7 @@ def test_limit_is_unknown_if_too_little_was_measured():
     by_in_flight = flights(40, 160, 640, 2500, 9000)
     by_size = [dataclasses.replace(measured(256, benches.SIZES[0], 1.0), requests=0)]
     assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'unknown'
-    assert benches._advice('unknown', by_in_flight[-1], by_size, 0)[0] == {}
+    assert benches.advise('unknown', by_in_flight[-1], by_size, 0)[0] == {}
 
 
 def test_sizes_that_outlast_the_time_are_left_out(granular_cli, folder, monkeypatch):

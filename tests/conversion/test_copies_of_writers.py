@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextvars
+import sys
 import types
 
 import pytest
@@ -63,7 +64,7 @@ async def job_of(folder, layout):
     fields = fields_of(mapping.spec, mapping.encoders(None), layout, f'{folder}')
     writer = ShardWriter(folder, mapping, fields, 12, layout, True, 'records')
     shards = await asyncio.to_thread(RayShards, writer, RECORDS, None, source)  # imports ray
-    return shards._job, source.source
+    return shards.job, source.source
 
 
 async def write(job, source, pause=None):
@@ -157,13 +158,13 @@ class Cluster:
         pass
 
 
-def test_cancelled_tasks_leave_no_empty_folders(tmp_path):
+def test_cancelled_tasks_leave_no_empty_folders(tmp_path, monkeypatch):
     async def main():
         source = await open_source(RECORDS, None)
         mapping = RecordMapping(await source.sample(12), None, 'refs', 'records')
         writer = ShardWriter(aio.Path(tmp_path / 'ds'), mapping, [], 4, 'refs', False, 'records')
-        shards = await asyncio.to_thread(RayShards, writer, RECORDS, None, source)
-        shards._ray = Cluster(writer)
+        monkeypatch.setitem(sys.modules, 'ray', Cluster(writer))
+        shards = RayShards(writer, RECORDS, None, source)
         with pytest.raises(ValueError, match='bad'):
             await shards.write({1: (4, 8), 2: (8, 12), 0: (0, 4)}, None, lambda *_: None)
 

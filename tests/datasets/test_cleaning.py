@@ -14,6 +14,7 @@ from granular.aio.stores.local import writing
 from granular.aio.stores.local.locks import lock
 from granular.errors import InvalidArgumentError, NotFoundError
 from tests.datasets.test_writers import SPEC, fill, point
+from tests.support.uploads import abandon_upload
 
 OLD = time.time() - 7200
 
@@ -82,21 +83,12 @@ def test_clean_stays_within_its_folder(root):
         granular.clean(root / 'a' / '000000' / 'x.bag')
 
 
-async def left_behind(path, size):
-    """Start an upload that is never finished, like a process that was killed."""
-    writer = await path.store.open_writer(path.key)
-    await writer.write(bytes(size))
-    # Parts are uploaded in the background: only the writer's tasks tell when one has arrived.
-    while writer._tasks:
-        await writer._finish_one()
-
-
 @pytest.mark.parametrize('store', ['moto', 'seaweed'])
 def test_unfinished_uploads_are_removed(request, store):
     root = request.getfixturevalue(store).new_bucket()
     write(root / 'ds', 1)
     for name in ('ds/000001/x.bag', 'ds-2/x.bag', 'ds', 'ds/000000/y.bag'):
-        granular.aio.runtime.bridge.run(aio_upload((root / name).aio))
+        abandon_upload(root / name, 9 << 20)
     uploads = [('000000/y.bag', 'upload'), ('000001/x.bag', 'upload'), ('.', 'upload')]
     if store == 'seaweed':
         assert granular.clean(root / 'ds') == []  # moto says that all began in 2010, but knows when parts came
@@ -107,13 +99,6 @@ def test_unfinished_uploads_are_removed(request, store):
     assert found(root, older=0, remove=True) == [('ds-2/x.bag', 'upload')]
     assert found(root, older=0) == []
     whole(root / 'ds', 5)
-
-
-async def aio_upload(path):
-    from granular.aio.runtime.loops import ensure_event_loop
-
-    await ensure_event_loop()
-    await left_behind(path, 9 << 20)
 
 
 def test_temporary_files_on_a_disk_are_removed(tmp_path):

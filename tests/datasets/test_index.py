@@ -13,7 +13,7 @@ import pytest
 import granular
 from granular import aio
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import (
     CorruptDatasetError,
     InvalidArgumentError,
@@ -163,11 +163,11 @@ def test_index_is_passed_to_worker_processes(tmp_path):
         expected = list(reader)
         with pickle.loads(pickle.dumps(reader)) as twin:
             assert list(twin) == expected
-        token = sharing.set(True)
+        token = pickling_for_worker.set(True)
         try:
             pickled = pickle.dumps(reader)
         finally:
-            sharing.reset(token)
+            pickling_for_worker.reset(token)
         os.unlink(tmp_path / 'ds' / '000000' / NAME)
         with pickle.loads(pickled) as twin, twin.copy() as copy:
             assert is_indexed(twin)

@@ -14,7 +14,7 @@ import pytest
 
 import granular
 from granular.aio.paths.path import Path
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores.base import Entry
 from granular.aio.stores.fsspec import FsspecStore
 from granular.aio.stores.local import files, store
@@ -302,9 +302,9 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
     for options in OPTIONS:
         with open_reader(kind, put.root, **options) as reader:
             sent.append(pickle.dumps(reader))
-            token = sharing.set(True)
+            token = pickling_for_worker.set(True)
             sent.append(pickle.dumps(reader))  # as for a worker process, with its index
-            sharing.reset(token)
+            pickling_for_worker.reset(token)
     for content in sent:
         with pickle.loads(content) as twin:
             assert read_name(twin) == 'a'

@@ -107,7 +107,7 @@ def test_reopened_writer_fills_an_appendable_shard(tmp_path):
 
 def test_invalid_arguments_of_a_sharded_writer_are_refused(tmp_path):
     write(tmp_path / 'ds', range(5), shardlen=10)
-    with pytest.raises(SpecError, match='not'):
+    with pytest.raises(SpecError, match='but the writer has'):
         granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, shardlen=10)
     with pytest.raises(AlreadyExistsError, match='shardlen'):
         granular.ShardedDatasetWriter(tmp_path / 'ds', SPEC, granular.encoders)

@@ -178,7 +178,8 @@ async def test_cancelled_opening_of_a_writer_leaves_nothing(tmp_path, layout, mo
     await asyncio.to_thread(begun.wait, 60)
     for _ in range(2):  # a second cancellation changes nothing
         opening.cancel()
-        await asyncio.sleep(0.01)
+        for _ in range(10):  # turns of the loop, in which it could end
+            await asyncio.sleep(0)
     assert not opening.done()
     go_on.set()
     with pytest.raises(asyncio.CancelledError):

@@ -7,30 +7,11 @@ import pytest
 import granular
 from granular.errors import NotFoundError
 from tests.conftest import empty_folder
+from tests.datasources.conftest import STORES
 from tests.support.files import FILES, numbers_in
 from tests.support.tables import cover
 from tests.view.serving import Served
 from tests.view.test_server import ask
-
-STORES = ['memory', 'seaweed', 'fakegcs', 'azurite', 'http']
-
-
-@pytest.fixture
-def stored(request, tmp_path):
-    """A function that fills a folder of a store by a function of a local path, and returns it."""
-
-    def store(fill):
-        made = granular.Path(tmp_path / 'made')
-        made.mkdir()
-        fill(made)
-        if request.param != 'http':
-            return made.copy(empty_folder(request, tmp_path) / 'stored')
-        server = request.getfixturevalue('http')
-        folder = server.new_bucket()
-        made.copy(f'{server.folder}/{folder.name}/stored')
-        return folder / 'stored'
-
-    return store
 
 
 def dataset(path, numbers, kind=granular.DatasetWriter, **options):

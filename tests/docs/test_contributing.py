@@ -69,9 +69,9 @@ def test_order_of_the_recipe_is_that_of_the_protocol():
 
 
 def test_caches_compare_the_identity_of_a_data_source(redis_server):
-    class Source:
+    class Source(granular.DataSource):
         def __init__(self, values, identity):
-            self.values, self._identity = values, identity
+            self.values, self.identity = values, lambda: identity
 
         def __len__(self):
             return len(self.values)

@@ -37,7 +37,10 @@ IMPORTS = {
     'granular.integrations.grain': 'import grain',
     'granular.integrations.jax': 'import jax\nfrom jax.sharding import Mesh, NamedSharding, PartitionSpec',
     'granular.integrations.torch': 'import torch.utils.data',
-    'granular.sync.base': 'from granular.aio.paths import path as core\nfrom granular.aio.paths.pure import PurePath',
+    'granular.sync.base': (
+        'from granular.aio.bags import writer\nfrom granular.aio.paths import path as core\n'
+        'from granular.aio.paths.pure import PurePath'
+    ),
 }
 
 

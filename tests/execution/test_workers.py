@@ -21,6 +21,7 @@ import granular
 from granular import MapDataset, MultiprocessingOptions, sources
 from granular.errors import FunctionError, GranularError, InvalidArgumentError, WorkerError
 from tests import ROOT
+from tests.support.interpreters import QUIET
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.tables import each_value, pairwise
 
@@ -474,7 +475,7 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(('method', 'home'), pairwise(itertools.product(METHODS, ['script', 'notebook'])))
 def test_errors_of_the_main_module_arrive_as_without_workers(method, home, tmp_path, interpreter):
     if home == 'notebook':
-        done = interpreter.run(RAISING, method)
+        done = interpreter.run(QUIET + RAISING, method)
     else:
         (tmp_path / 'script.py').write_text(RAISING)
         command = [sys.executable, '-W', 'ignore', tmp_path / 'script.py', method]
@@ -529,13 +530,13 @@ def test_workers_share_the_index_of_a_reader(seaweed, monkeypatch):
             for _ in range(12):
                 assert next(threads)['i'].tolist() == next(processes)['i'].tolist()
         from granular.aio.execution.shared_memory import split
-        from granular.aio.runtime.sharing import sharing
+        from granular.aio.runtime.worker_pickling import pickling_for_worker
 
-        token = sharing.set(True)
+        token = pickling_for_worker.set(True)
         try:
             head, parts = split(reader.aio)
         finally:
-            sharing.reset(token)
+            pickling_for_worker.reset(token)
         assert b'secret' not in head
         assert sum(part.nbytes for part in parts) >= 400 * 8
 

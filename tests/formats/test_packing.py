@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granular.errors import CorruptDatasetError
-from granular.formats.packing import MAX_WORDS, PADDING, PAGE, WORD, check_pages, count_pages, pack, unpack, unpack_one
+from granular.formats.bit_packing import (
+    MAX_WORDS,
+    PADDING,
+    PAGE,
+    WORD,
+    check_pages,
+    count_pages,
+    pack,
+    unpack,
+    unpack_one,
+)
 
 
 def packed(numbers):

@@ -505,7 +505,7 @@ async def test_odd_headers_give_correct_bytes_or_a_granular_error(store, header)
         calls.append((is_stat, True))
     with Odd(files={}) as server:
         server.header = header
-        server._parse = lambda *args: FaultServer._parse(server, *args)._replace(data=b'')
+        server.parse = lambda *args: FaultServer.parse(server, *args)._replace(data=b'')
         root = folder(server, store, ODD_CONFIG)
         await asyncio.gather(
             *(

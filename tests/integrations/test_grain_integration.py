@@ -7,6 +7,7 @@ import pytest
 
 import granular
 from granular.errors import InvalidArgumentError, OutOfRangeError
+from tests.support.requests import requests
 
 
 def written(path):
@@ -36,12 +37,6 @@ def local(tmp_path):
         yield reader
 
 
-def requests(fn):
-    before = granular.io_stats()['requests']
-    result = fn()
-    return granular.io_stats()['requests'] - before, result
-
-
 def same(actual, expected):
     assert len(actual) == len(expected)
     for one, other in zip(actual, expected, strict=True):
@@ -57,7 +52,7 @@ def test_batch_is_one_fan_out(reader):
     elements = grain.MapDataset.source(reader).map(relabelled)
     for count, make in ((96, grain.MapDataset.batch), (3, batch)):
         dataset = elements.pipe(make, 32)
-        request_count, results = requests(lambda dataset=dataset: [dataset[i] for i in range(3)])
+        results, request_count, _ = requests(lambda dataset=dataset: [dataset[i] for i in range(3)])
         # Two keys of 32 adjacent records: two requests per batch, or two per datapoint.
         assert (len(dataset), request_count) == (3, 2 * count)
         assert [b['label'].tolist() for b in results] == (np.arange(96).reshape(3, 32) + 1000).tolist()
@@ -100,7 +95,7 @@ def test_data_loader_of_grain_reads_batches(reader, local):
     batches = granular.MapDataset.source(reader).shuffle(seed=1).batch(32)
     sampler = grain.samplers.IndexSampler(len(batches), grain.sharding.NoSharding(), num_epochs=1)
     loader = grain.DataLoader(data_source=batches, sampler=sampler, read_options=grain.ReadOptions(num_threads=1))
-    request_count, results = requests(lambda: list(loader))
+    results, request_count, _ = requests(lambda: list(loader))
     assert request_count < 40  # instead of 192 for single datapoints
     same(results, list(batches))
     iterator = iter(loader)

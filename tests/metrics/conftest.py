@@ -7,7 +7,5 @@ from granular import metrics
 
 @pytest.fixture(autouse=True)
 def more_labels(monkeypatch):
-    used = max(len(each.stores) for each in (metrics.counters, metrics._ended))
-    monkeypatch.setattr(metrics, 'MAX_LABELS', metrics.MAX_LABELS + used)
-    metrics.counters.stages.clear()
-    metrics._ended.stages.clear()
+    monkeypatch.setattr(metrics, 'MAX_LABELS', metrics.MAX_LABELS + len(metrics.snapshot().stores))
+    metrics.reset()

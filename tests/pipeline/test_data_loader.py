@@ -12,7 +12,7 @@ import granular
 from granular import Batch, DataLoader, IndexSampler, NoSharding, SequentialSampler, ShardOptions, aio
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
-from tests.pipeline.test_map_dataset import plain
+from tests.support.states import plain
 
 
 class Add(granular.MapTransform):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import granular
 from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
-from tests.pipeline.test_map_dataset import plain
+from tests.support.states import plain
 
 # Our expressions, and those of Grain where there is one. `d` is a MapDataset of 23 elements.
 STREAMS = {
@@ -56,9 +56,6 @@ STREAMS = {
 
 GRAIN = """
 X = grain.experimental
-def plain(x):
-    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
-    return x.tolist() if hasattr(x, 'tolist') else x
 out = {}
 for name, (_, text) in json.loads(sys.argv[1]).items():
     if text is None:

@@ -9,7 +9,7 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
 from granular.errors import InvalidArgumentError, StateError
-from tests.pipeline.test_map_dataset import plain
+from tests.support.states import check_each_state, plain
 
 # The same expressions here, where `I` is `IterDataset.interleave`, and with Grain.
 SAME = {
@@ -34,9 +34,6 @@ GRAIN = """
 M, X = grain.MapDataset, grain.experimental
 def I(*args, **options): return X.InterleaveIterDataset(*args, **options)
 def part(n): return M.range(100 * n, 100 * n + n).to_iter_dataset()
-def plain(x):
-    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
-    return x.tolist() if hasattr(x, 'tolist') else x
 print(json.dumps({name: plain(list(eval(text))) for name, text in json.loads(sys.argv[1]).items()}))
 """
 
@@ -57,14 +54,7 @@ def test_elements_equal_those_of_grain(grain):
 @pytest.mark.parametrize('name', SAME)
 def test_state_is_exact_between_any_two_elements(name):
     with iter(make(name)) as iterator:
-        states, expected = [iterator.get_state()], []
-        for element in iterator:
-            expected.append(plain(element))
-            states.append(json.loads(json.dumps(iterator.get_state())))
-        for at in [*range(len(states)), *range(len(states) - 1, -1, -1)]:
-            iterator.set_state(states[at])
-            assert iterator.get_state() == states[at]
-            assert [plain(element) for element in itertools.islice(iterator, 3)] == expected[at : at + 3], at
+        expected, states = check_each_state(iterator, 3)
     for at in range(0, len(states), 4):
         with iter(make(name)) as iterator:
             iterator.set_state(states[at])
@@ -145,7 +135,9 @@ def test_datasets_that_a_filter_drops_are_skipped():
 
 def test_options_and_shards_reach_datasets_that_are_made():
     stream = IterDataset.interleave(MapDataset.range(3, 6).map(part), 2)
-    shards = [IterDataset(stream._stream.sharded(ShardOptions(i, 2))) for i in range(2)]
+    from granular.integrations.torch import IterableDataset  # a slow import, needed only here
+
+    shards = [IterableDataset(stream, shard_options=ShardOptions(i, 2)) for i in range(2)]
     assert sorted([*shards[0], *shards[1]]) == sorted(stream)
     files = MapDataset.range(2).map(lambda n: MapDataset.range(2000).to_iter_dataset().filter(lambda x: x % 9 == n))
     strict = granular.DatasetOptions(filter_raise_threshold_ratio=0.5)
@@ -195,9 +187,6 @@ SLICED = {
 GRAIN_SLICED = """
 import copy
 from grain._src.python.dataset.transformations import prefetch
-def plain(x):
-    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
-    return x.tolist() if hasattr(x, 'tolist') else x
 out = {}
 for name, text in json.loads(sys.argv[1]).items():
     d = grain.MapDataset.range(23)

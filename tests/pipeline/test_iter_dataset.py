@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import granular
 from granular import MapDataset, ReadOptions, ShardOptions, aio
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
-from tests.pipeline.test_map_dataset import plain
+from tests.support.states import check_each_state, plain
 from tests.support.tables import examples
 
 STREAMS = {
@@ -62,14 +62,7 @@ def stream(name, length=37, **options):
 def test_state_is_exact_between_any_two_elements(name):
     dataset = stream(name)
     with iter(dataset) as iterator:
-        states, expected = [iterator.get_state()], []
-        for element in iterator:
-            expected.append(plain(element))
-            states.append(json.loads(json.dumps(iterator.get_state())))
-        for at, state in enumerate(states):
-            iterator.set_state(state)
-            assert iterator.get_state() == state
-            assert [plain(element) for element in iterator] == expected[at:], at
+        expected, states = check_each_state(iterator)
     with iter(stream(name, buffer=0)) as iterator:
         iterator.set_state(states[len(states) // 2])
         assert [plain(element) for element in iterator] == expected[len(states) // 2 :]
@@ -113,10 +106,6 @@ X = grain.experimental
 class Flat(grain.experimental.FlatMapTransform):
     max_fan_out = 4
     def flat_map(self, x): return [x] * (x % 4)
-def plain(x):
-    if isinstance(x, dict): return {k: plain(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
-    return x.tolist() if hasattr(x, 'tolist') else x
 out = {}
 for name, text in json.loads(sys.argv[1]).items():
     d = grain.MapDataset.range(37).shuffle(seed=1).to_iter_dataset()

@@ -12,6 +12,7 @@ import granular
 from granular import MapDataset, aio, shuffle
 from granular.aio.runtime.bridge import run
 from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from tests.support.states import plain
 
 # Each expression is evaluated here and with Grain; `M` is the MapDataset of that package.
 SAME = [
@@ -69,21 +70,9 @@ class Split(granular.FlatMapTransform):
         return [x] * (x % 4)
 
 
-def plain(element):
-    if isinstance(element, dict):
-        return {key: plain(value) for key, value in element.items()}
-    if isinstance(element, list | tuple):
-        return [plain(value) for value in element]
-    return element.tolist() if hasattr(element, 'tolist') else element
-
-
 def test_elements_equal_those_of_grain(grain):
     script = """
 M = grain.MapDataset
-def plain(x):
-    if isinstance(x, dict): return {k: plain(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
-    return x.tolist() if hasattr(x, 'tolist') else x
 out = []
 for text in json.loads(sys.argv[1]):
     ds = eval(text)
@@ -126,27 +115,19 @@ def path(fakegcs):
     return path
 
 
-def test_chain_is_one_fetch_of_the_reader(path, monkeypatch):
-    calls = []
-    fetch = aio.DatasetReader.fetch
-
-    async def counted(self, indices, mask=None):
-        calls.append(len(indices))
-        return await fetch(self, indices, mask)
-
-    monkeypatch.setattr(aio.DatasetReader, 'fetch', counted)
+def test_chain_is_one_fetch_of_the_reader(path, fetches):
     with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader).shuffle(seed=1)[:200].repeat(2).map(lambda p: p['id'])
         batched = dataset.map(lambda i: i + 1).batch(16)
         batches = batched.fetch([0, 3])
-        assert calls == [32]
+        assert fetches == [32]
         assert [batch.tolist() for batch in batches] == [
             (np.array(dataset.fetch(range(a, a + 16))) + 1).tolist() for a in (0, 48)
         ]
-        calls.clear()
+        fetches.clear()
         both = MapDataset.zip([dataset, dataset.map(lambda i: -i)])
         assert all(a == -b for a, b in both.fetch(range(5)))
-        assert calls == [5, 5]
+        assert fetches == [5, 5]
 
 
 def test_unselected_keys_are_not_read(path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from granular import MapDataset, ShardOptions
 from granular.errors import DatapointError, InvalidArgumentError, StateError
-from tests.pipeline.test_map_dataset import plain
+from tests.support.states import check_each_state, plain
 
 
 def documents(sizes, dtype=np.int32):
@@ -92,10 +92,6 @@ X = grain.experimental
 from grain._src.python.dataset.transformations.packing_concat_then_split import BOSHandling
 KINDS = dict(first_fit=X.FirstFitPackIterDataset, best_fit=X.BestFitPackIterDataset,
              concat_then_split=X.ConcatThenSplitIterDataset)
-def plain(x):
-    if isinstance(x, dict): return {k: plain(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
-    return x.tolist() if hasattr(x, 'tolist') else x
 def documents(sizes):
     starts = np.cumsum([1, *sizes])
     return [{
@@ -124,15 +120,7 @@ print(json.dumps(out))
 @pytest.mark.parametrize('name', CASES)
 def test_state_is_exact_between_any_two_rows(name):
     with iter(packed(name)) as iterator:
-        states, expected = [iterator.get_state()], []
-        for row in iterator:
-            expected.append(plain(row))
-            states.append(json.loads(json.dumps(iterator.get_state())))
-        for at, state in enumerate(states):
-            iterator.set_state(state)
-            assert iterator.get_state() == state
-            rows = [plain(row) for _, row in zip(range(3), iterator, strict=False)]
-            assert rows == expected[at : at + 3], at
+        expected, states = check_each_state(iterator, 3)
         for at in (1, len(states) // 2):
             iterator.set_state(states[at])
             assert [plain(row) for row in iterator] == expected[at:], at

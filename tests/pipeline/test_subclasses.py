@@ -75,7 +75,6 @@ def test_elements_equal_those_of_grain(grain):
     script = f"""
 B = grain
 {CLASSES}
-def plain(x): return x.tolist() if hasattr(x, 'tolist') else x
 print(json.dumps([[plain(x) for x in eval(text)] for text in json.loads(sys.argv[1])]))
 """
     for text, expected in zip(SAME, grain.run(script, json.dumps(SAME)), strict=True):
@@ -159,6 +158,8 @@ def test_what_cannot_work_is_refused():
         def __getitem__(self, index):
             return index
 
+    from granular.integrations.torch import IterableDataset  # a slow import, needed only here
+
     stream = MapDataset.range(3).to_iter_dataset()
     for make, message in (
         (lambda: MapDataset([1, 2]), 'use MapDataset.source'),
@@ -166,7 +167,10 @@ def test_what_cannot_work_is_refused():
         (lambda: list(NoState(stream).batch(2)), 'an iterator of NoState has no method get_state'),
         (lambda: Incomplete(iter(stream)), 'Incomplete does not override get_state'),
         (NoLength, 'NoLength has no parents: define __len__'),
-        (lambda: Sums(stream)._stream.sharded(ShardOptions(0, 2)), 'Sums cannot be divided into 2 shards'),
+        (
+            lambda: list(IterableDataset(Sums(stream), shard_options=ShardOptions(0, 2))),
+            'Sums cannot be divided into 2 shards',
+        ),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             make()

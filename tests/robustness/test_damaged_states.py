@@ -14,9 +14,9 @@ import granular
 from granular import aio
 from granular.aio.runtime.bridge import run
 from granular.errors import GranularError, StateError
-from tests.pipeline.test_map_dataset import plain
 from tests.robustness.test_interrupted_iteration import STREAMS, consume, running, save
 from tests.support.files import FILES
+from tests.support.states import plain
 from tests.support.tables import FULL_TABLES
 
 
@@ -145,23 +145,10 @@ DAMAGED: dict[str, bytes] = {
 }
 
 
-def restore_by_orbax(folder: Any) -> Any:
-    from granular.integrations.orbax import CheckpointHandler
-
-    class Item:
-        def state_dict(self) -> Any: ...
-
-        def load_state_dict(self, state: Any) -> None:
-            self.state = state
-
-    return CheckpointHandler().restore(folder, Item()).state
-
-
 READERS = {
     'load_state': granular.load_state,
     'load_state of other processes': lambda folder: granular.load_state(folder, granular.ShardOptions(0, 3)),
     'aio.load_state': lambda folder: run(aio.load_state(folder)),
-    'Orbax': restore_by_orbax,
 }
 
 

@@ -17,7 +17,7 @@ import granular
 from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
-from tests.pipeline.test_map_dataset import plain
+from tests.support.states import plain
 from tests.support.tables import pairwise
 
 

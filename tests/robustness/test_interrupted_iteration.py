@@ -18,9 +18,9 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from granular.aio.runtime.loops import ensure_event_loop
-from tests.pipeline.test_map_dataset import plain
 from tests.robustness.test_interrupts import Loop, MainThread, points
 from tests.support.files import FILES
+from tests.support.states import plain
 from tests.support.tables import pairwise
 
 COUNT = 12
@@ -167,6 +167,7 @@ def torch_batches() -> Any:
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
 @pytest.mark.parametrize(
     ('name', 'place', 'kind'), pairwise(itertools.product(ITERATORS, ['disk', 'bucket'], [MainThread, Loop]))
 )
@@ -199,6 +200,7 @@ def test_interrupted_iterator_loses_and_repeats_no_item(name: str, place: str, k
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')  # the interrupt came before its first step
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
 @pytest.mark.parametrize('kind', [MainThread, Loop])
 @pytest.mark.parametrize('name', STREAMS)
 def test_interrupted_next_loses_and_repeats_no_element(name: str, kind: Any) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from granular import aio
 from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loop_resources import scope
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.scope import scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import ClosedError, GranularError
@@ -72,6 +72,7 @@ def test_errors_propagate(after_hop):
 
 async def cleans_up(log):
     await ensure_event_loop()
+    log.append('started')
     try:
         await asyncio.sleep(30)
     finally:
@@ -84,12 +85,13 @@ def test_cancellation_reaches_the_coroutine():
     async def outer():
         await ensure_event_loop()
         task = asyncio.ensure_future(cleans_up(log))
-        await asyncio.sleep(0.01)
+        while not log:
+            await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     run(outer())
-    assert log == ['cleaned up']
+    assert log == ['started', 'cleaned up']
 
 
 def test_blocking_call_on_the_background_loop_is_an_error():
@@ -135,7 +137,7 @@ async def test_first_error_cancels_gathered_tasks():
     log = []
     with pytest.raises(LookupError):
         await gather([cleans_up(log), fail(True)])
-    assert log == ['cleaned up']
+    assert log == ['started', 'cleaned up']
 
 
 async def test_concurrent_requests_open_a_resource_once():
@@ -143,7 +145,7 @@ async def test_concurrent_requests_open_a_resource_once():
 
     async def make(opened):
         opened_resources.append(1)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         return object()
 
     opened = await scope()

@@ -231,8 +231,10 @@ async def test_concurrent_tasks_fetch_each_block_once(tmp_path):
         assert await path.read_ranges([0], [0], version=version) == [b'']
         assert await path.read_ranges([99_999], [100_000], version=version) == [DATA[99_999:]]
         server.script.extend([('late', 0.4)] * 3)
+        sent = len(server.ranges)
         reads = [asyncio.create_task(path.read_ranges([i], [i + 70_000], version=version)) for i in range(8)]
-        await asyncio.sleep(0.2)
+        while not server.ranges[sent:]:
+            await asyncio.sleep(0.001)
         reads[0].cancel()  # who fetches is cancelled, and the others go on
         result = await asyncio.gather(*reads, return_exceptions=True)
         assert isinstance(result[0], asyncio.CancelledError)

@@ -100,8 +100,8 @@ class ByHeader(FaultServer):
 
     others: dict[str, bytes]
 
-    def _parse(self, method, path, lines):
-        request = super()._parse(method, path, lines)
+    def parse(self, method, path, lines):
+        request = super().parse(method, path, lines)
         return request._replace(data=self.others.get(request.key)) if lines.get('x-tenant') == 'two' else request
 
 

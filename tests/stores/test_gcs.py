@@ -10,8 +10,6 @@ import pytest
 
 import granular
 from granular import Path, aio
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import listing
 from granular.aio.stores.gcs import store as gcs
@@ -31,6 +29,7 @@ from tests.support.faults import FaultServer
 from tests.support.gcs_faults import GCSFaultProxy, contents, rewritten
 from tests.support.small_parts import small_parts
 from tests.support.tables import cover
+from tests.support.uploads import publish
 
 CONFIG = small_parts(
     granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=4, first_byte_timeout=20, read_timeout=20)
@@ -115,22 +114,6 @@ PASSING = (
     'page empty', 'page html', 'page json', 'page xml', 'after page empty', 'after page html', 'after page json', 'cut',
     'half', 'reset', 'after reset', 'status 500', 'after status 503', 'status 429',
 )  # fmt: skip
-
-
-def publish(path, data):
-    """Write a new object on the condition that it does not exist."""
-
-    async def write():
-        await ensure_event_loop()
-        writer = await path.store.open_writer(path.aio.key, True)
-        try:
-            await writer.write(data)
-            await writer.close()
-        except BaseException:
-            await writer.abort()
-            raise
-
-    run(write())
 
 
 def fail_request(number, fault):

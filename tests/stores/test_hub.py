@@ -356,10 +356,11 @@ def test_listing_that_repeats_a_page_is_an_error(place, server):
 
 def test_odd_answers_are_errors(place, server):
     for body in (b'[]', b'no JSON', b'{"sha": "main"}', b'{"sha": 7}'):
-        server.faults[:] = [(200, {}, body)] * 2
-        with pytest.raises(StoreError, match='hf://datasets/me/files: expected'):
-            granular.Path(str(place), config=CONFIG).stat()
-            (granular.Path(str(place), config=CONFIG) / 'README.md').read_bytes()
+        path = granular.Path(str(place), config=CONFIG)
+        for read in (path.stat, (path / 'README.md').read_bytes):
+            server.faults[:] = [(200, {}, body)] * 2
+            with pytest.raises(StoreError, match='hf://datasets/me/files: expected'):
+                read()
     assert place.is_dir()
     for body in (b'{}', b'[{"type": "file", "path": "x"}]', b'[{"type": "file", "path": "other/x", "size": 1}]'):
         server.faults[:] = [(200, {}, body)] * 2

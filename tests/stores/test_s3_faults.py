@@ -41,6 +41,7 @@ from tests.support.s3_faults import Answer, S3Proxy
 from tests.support.servers import TLSProxy
 from tests.support.small_parts import PART, small_parts, taken_by_moto
 from tests.support.tables import cover, each_value, pairwise
+from tests.support.uploads import abandon_upload, publish
 
 BOUND = 50.0  # seconds: a reply that hangs takes a minute
 USUAL_PARTS = granular.IOConfig(
@@ -232,19 +233,8 @@ def writing_in_parts(case):
     assert (case.direct / 'in' / 'a1').read_bytes() == LARGE
 
 
-async def publish(path, data):
-    await granular.aio.runtime.loops.ensure_event_loop()
-    writer = await path.store.open_writer(path.key, new=True)
-    try:
-        await writer.write(data)
-        await writer.close()
-    except BaseException:
-        await writer.abort()
-        raise
-
-
 def publishing(case, data=b'new'):
-    granular.aio.runtime.bridge.run(publish(case.folder / 'new', data))
+    publish(case.folder / 'new', data)
     assert (case.direct / 'in' / 'new').read_bytes() == data
 
 
@@ -424,19 +414,24 @@ PARTS = {'moto': QUICK, 'seaweed': USUAL_PARTS}
 LOST = (['lost'], ['lost', 'lost'], ['lost_html'], ['late_error'], ['lost', 'reset', 'lost'])
 
 
+@contextlib.contextmanager
+def new_object(request, store):
+    """Yield a proxy before a store, an empty folder, and the path of an object in it through the proxy."""
+    backend = request.getfixturevalue(store)
+    with S3Proxy(backend.endpoint) as server:
+        folder = backend.place()
+        options = {**backend.options, 'endpoint_url': server.endpoint, 'config': PARTS[store]}
+        yield server, folder, granular.Path(str(folder / 'new'), **options)
+
+
 @pytest.mark.parametrize(
     ('store', 'kind', 'faults'), pairwise(itertools.product(PARTS, ['put', 'join'], LOST)), ids=str
 )
 def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
     data = CONTENT[store, kind]
-    backend = request.getfixturevalue(store)
-    with S3Proxy(backend.endpoint) as server:
-        folder = backend.place()
-        proxied = granular.Path(
-            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': PARTS[store]}
-        )
+    with new_object(request, store) as (server, folder, proxied):
         server.plan(kind, faults)
-        granular.aio.runtime.bridge.run(publish(proxied, data))
+        publish(proxied, data)
         assert (folder / 'new').read_bytes() == data
 
 
@@ -447,16 +442,11 @@ def test_publication_with_a_lost_reply_succeeds(request, store, kind, faults):
 )
 def test_publication_of_another_writer_is_kept(request, store, kind, faults):
     data = CONTENT[store, kind]
-    backend = request.getfixturevalue(store)
-    with S3Proxy(backend.endpoint) as server:
-        folder = backend.place()
-        proxied = granular.Path(
-            str(folder / 'new'), **{**backend.options, 'endpoint_url': server.endpoint, 'config': PARTS[store]}
-        )
+    with new_object(request, store) as (server, folder, proxied):
         (folder / 'new').write_bytes(b'theirs')
         server.plan(kind, faults)
         with pytest.raises(AlreadyExistsError):
-            granular.aio.runtime.bridge.run(publish(proxied, data))
+            publish(proxied, data)
         assert (folder / 'new').read_bytes() == b'theirs'
         assert [path.name for path in folder.iterdir()] == ['new']
 
@@ -748,14 +738,6 @@ def uploads(path):
     return granular.aio.runtime.bridge.run(listed())
 
 
-async def abandon_upload(path, size):
-    writer = await path.store.open_writer(path.key)
-    await writer.write(bytes(size))
-    # Parts are uploaded in the background: only the writer's tasks tell when one has arrived.
-    while writer._tasks:
-        await writer._finish_one()
-
-
 CLEANING = [
     *cover([['uploads', 'parts', 'abort']], [UNUSABLE, INTERRUPTED]),
     *cover([['abort']], [CARRIED_OUT]),
@@ -765,7 +747,7 @@ CLEANING = [
 @pytest.mark.parametrize(('kind', 'script'), CLEANING, ids=str)
 def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, script):
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', PART + 1))
+    abandon_upload(case.folder / 'x', PART + 1)
     server.plan(kind, script)
     removed = granular.clean(case.folder, older=0, remove=True)
     assert [(leftover.kind, leftover.size) for leftover in removed] == [('upload', PART)]
@@ -780,7 +762,7 @@ def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, s
 def test_lasting_fault_of_cleaning_is_an_error(server, new_case, kind, script):
     fault = script[-1]
     case = new_case(writing)
-    granular.aio.runtime.bridge.run(abandon_upload(case.folder / 'x', PART + 1))
+    abandon_upload(case.folder / 'x', PART + 1)
     case.reopen(**{**case.options, 'config': IMPATIENT if fault == 'hang' else TWO_ATTEMPTS})
     server.plan(kind, stays=fault)
     if kind == 'abort' and fault == 'cut':  # the reply has no body

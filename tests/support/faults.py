@@ -118,7 +118,7 @@ class FaultServer(LoopServer):
             elif self.files is not None and (listed := self._parse_listing(path, query)) is not None:
                 self._list(writer, *listed)
             else:
-                await self._answer(writer, lines, self._parse(method, path, lines))
+                await self._answer(writer, lines, self.parse(method, path, lines))
             await writer.drain()
 
     async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], request: Request) -> None:
@@ -153,7 +153,7 @@ class FaultServer(LoopServer):
         """Return the script line for the next request."""
         return self.script.popleft() if self.script else 'good'
 
-    def _parse(self, method: str, path: str, lines: Mapping[str, str]) -> Request:
+    def parse(self, method: str, path: str, lines: Mapping[str, str]) -> Request:
         google = '/storage/v1/b/' in path
         key = path.partition('/o/')[2] if google else path.lstrip('/').partition('/')[2]
         key = urllib.parse.unquote(key)

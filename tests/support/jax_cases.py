@@ -166,7 +166,11 @@ def case_a_state_that_does_not_fit(folder):
         asynchronous = granular.aio.MapDataset.range(3).to_iter_dataset()
         with pytest.raises(InvalidArgumentError, match='DatasetIterator has no state'):
             checkpointer.save(folder / 'three', ocp.args.Composite(data=CheckpointSave(aiter(asynchronous))))
-        (folder / 'one' / 'data' / 'process_0-of-1.json').unlink()
+        file = folder / 'one' / 'data' / 'process_0-of-1.json'
+        file.write_bytes(file.read_bytes()[:-2])
+        with pytest.raises(StateError, match='load an earlier state'):
+            checkpointer.restore(folder / 'one', ocp.args.Composite(data=other))
+        file.unlink()
         with pytest.raises(NotFoundError, match='contains no state'):
             checkpointer.restore(folder / 'one', ocp.args.Composite(data=other))
 

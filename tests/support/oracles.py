@@ -11,6 +11,14 @@ from tests.support.interpreters import Interpreter
 
 HOME = ROOT / '.oracles'
 
+# Values without numpy, for JSON.
+_PLAIN = """
+def plain(x):
+    if isinstance(x, dict): return {k: plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)): return [plain(v) for v in x]
+    return x.tolist() if hasattr(x, 'tolist') else x
+"""
+
 
 class Oracle:
     """A package in its own environment.
@@ -18,12 +26,12 @@ class Oracle:
     Args:
       name: of its environment, which is made if it is not there.
       packages: what is installed there.
-      module: that each script finds imported.
+      module: that each script finds imported, beside ``plain``.
     """
 
     def __init__(self, name: str, packages: Sequence[str], module: str) -> None:
         self.name = name
-        self._prelude = f'import sys, json, {module}, numpy as np\n'
+        self._prelude = f'import sys, json, {module}, numpy as np\n{_PLAIN}'
         home = HOME / name
         if not (home / 'ready').exists():
             subprocess.run([sys.executable, '-m', 'venv', home], check=True)

@@ -436,9 +436,7 @@ async def test_cancelled_copy_leaves_no_thread(tmp_path, local):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not [thread for thread in threading.enumerate() if 'unpack' in thread.name]
-    count = len(os.listdir(local / 'x'))
-    await asyncio.sleep(0.05)
-    assert 1 < len(os.listdir(local / 'x')) == count < 41
+    assert 1 < len(os.listdir(local / 'x')) < 41
     done = await asyncio.gather(*(aio.copy_to_local(tmp_path / 'x.tar', local / 'x') for _ in range(4)))
     assert sorted((one.was_copied, one.was_deleted) for one in done) == [(False, False)] * 3 + [(True, True)]
     assert len(os.listdir(local / 'x')) == 41

@@ -10,13 +10,12 @@ import numpy as np
 
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import BagState
-from granular.aio.bags.packed import PackedTable
+from granular.aio.bags.index_tables import PackedTable
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
-from granular.aio.stores.fanout import read_all
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats import layout
@@ -100,7 +99,7 @@ class Bag:
         self.sums: Sums | None = None
         self._pin: str | None = None  # the version of the file that holds the records
         self._limits: Ints | None = None
-        self._view: memoryview | PackedTable | None = None  # of the limits: faster to index than the array
+        self._view: memoryview | PackedTable | None = None  # A view of the limits is faster to index.
         self.packed: PackedTable | None = None
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
@@ -134,7 +133,7 @@ class Bag:
 
     def open_indexed(self, state: IndexedBag) -> None:
         """Open the bag as an index has it, without reading anything. A read fails if the file was replaced since."""
-        path = self._require_path()
+        path = self.require_path()
         self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, self._pin, self.packed = state
         self._files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
@@ -149,9 +148,9 @@ class Bag:
 
     async def read_extras(self) -> None:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""
-        path = self._require_path()
+        path = self.require_path()
         if self._cache_data:
-            self._data = (await path.read_ranges([0], [self._files[0][1].size], version=self._pin))[0]
+            self._data = await self._read_data(path, self._files[0][1].size)
             self.immediate = self._view is not None
         if self._verify:
             await self._read_sums(self.sums_path)
@@ -190,13 +189,13 @@ class Bag:
 
     async def _open_state(self, state: BagState, path: Path) -> None:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
-        self.version, self.size, self.datasize, self._pin, self._limits = state
-        self.length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+        self.version, self.size, self.datasize, self._pin, limits = state
+        self._keep_limits(limits)
         self._handle = path.key, state.pin
         end = self.datasize if self.version == 3 else self.size
         self._files.append((path, FileIdentity(end, self._pin)))
         if self._cache_data:
-            self._data = (await path.read_ranges([0], [end], version=self._pin))[0]
+            self._data = await self._read_data(path, end)
 
     async def _open_file(self, path: Path) -> None:
         store, tail = path.store, path.store.config.tail
@@ -220,8 +219,13 @@ class Bag:
         else:
             await self._open_single(end)
         if self._cache_data:
-            read = Request(path.key, np.array([0]), np.array([end.size]), self._pin)
-            self._data = (await read_all(store, [read]))[0][0] if end.start else end.data
+            self._data = await self._read_data(path, end.size) if end.start else end.data
+
+    async def _read_data(self, path: Path, size: int) -> bytes:
+        return (await path.read_ranges([0], [size], version=self._pin))[0]
+
+    def _keep_limits(self, limits: Ints) -> None:
+        self._limits, self._view, self.length = limits, layout.view_of(limits), len(limits) - 1
 
     def _add_file(self, path: Path, end: Reply) -> None:
         """Record the identity of an opened file.
@@ -242,16 +246,16 @@ class Bag:
         """Open a bag of version 1 or 2, whose table is at its end."""
         self.size = end.size
         if not end.size:
-            self.version, self._limits = 2, layout.blank_limits(0, self.name)
-            self._view = layout.view_of(self._limits)
+            self.version = 2
+            self._keep_limits(layout.blank_limits(0, self.name))
             return
         start = self.datasize = layout.table_start(end.data, end.size, self.name)
         if self._cache_index or self._data is not None or self._cache_data:
             filled = await self._read_limits(self.path, start, end)
-            self.version, self._limits = layout.finish_limits(filled, start, self.name)
-            self.length, self._view = len(self._limits) - 1, layout.view_of(self._limits)
+            self.version, limits = layout.finish_limits(filled, start, self.name)
+            self._keep_limits(limits)
             return
-        path = self._require_path()
+        path = self.require_path()
         if start >= end.start:
             first = end.data[start - end.start : start - end.start + layout.LIMIT]
         else:
@@ -272,8 +276,7 @@ class Bag:
             size = self.length * layout.LIMIT  # without a limit that is being written
             index_end = index_end._replace(data=index_end.data[: max(0, size - index_end.start)], size=size)
             filled = await self._read_limits(index, 0, index_end)
-            self._limits = layout.check_limits(filled, end.size, self.name)
-            self._view = layout.view_of(self._limits)
+            self._keep_limits(layout.check_limits(filled, end.size, self.name))
         else:
             self._table = (index, 0, index_end.version)
 
@@ -284,11 +287,16 @@ class Bag:
         stop = max(start, end.start)
         target[stop - start :] = memoryview(end.data)[stop - end.start :]
         if start < stop:
-            table = path or self._require_path()
+            table = path or self.require_path()
             await table.store.read_into(table.key, start, stop, end.version, target[: stop - start])
         return filled
 
-    def _require_path(self) -> Path:
+    def require_path(self) -> Path:
+        """Return the file.
+
+        Raises:
+          InvalidArgumentError: if the bag was given as bytes.
+        """
         if self.path is None:
             raise InvalidArgumentError(f'{self.name}: is not a file')
         return self.path
@@ -331,7 +339,7 @@ class Bag:
     @property
     def sums_path(self) -> Path:
         """The file of the checksums."""
-        return self._require_path().with_suffix(SUFFIX)
+        return self.require_path().with_suffix(SUFFIX)
 
     # --- one record of an immediate bag, on this thread
 
@@ -413,7 +421,7 @@ class Bag:
 
     def records_read(self, starts: Ints, stops: Ints) -> Request:
         """Return the read of the bytes of records."""
-        return Request(self._require_path().key, starts, stops, self._pin)
+        return Request(self.require_path().key, starts, stops, self._pin)
 
     def cached_records(self, starts: Ints, stops: Ints) -> list[bytes] | None:
         """Return the bytes of records, if they are in memory."""

@@ -86,7 +86,7 @@ class Snapshot:
         file = cache_file_of(directory)
         if file is None:
             return None
-        folders = await offload(_load, file, f'{directory}')
+        folders = await offload(load_tables, file, f'{directory}', folders_of)
         if folders is None:
             return None
         if directory.store.config.cache_dir:
@@ -174,11 +174,8 @@ def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | No
         return None
 
 
-def _load(file: str, name: str) -> dict[str, FolderState] | None:
-    return load_tables(file, name, _folders)
-
-
-def _folders(rows: Any, tables: Ints) -> dict[str, FolderState]:
+def folders_of(rows: Any, tables: Ints) -> dict[str, FolderState]:
+    """Return the folders of a snapshot, given the header and the numbers of its file."""
     return {
         folder: FolderState(bytes(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
         for folder, (spec, bags) in rows.items()
@@ -232,18 +229,13 @@ def _write_file(fd: int, head: bytes, tables: Sequence[Ints]) -> None:
         front = len(head).to_bytes(8, 'little') + head
         front += bytes(-(_SUM + len(front)) % 8)
         opened.write(_MAGIC + bytes(_SUM - len(_MAGIC)) + front)
-        total = _write(opened, tables, zlib.crc32(front))
+        total = zlib.crc32(front)
+        for table in tables:
+            data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
+            opened.write(data)
+            total = zlib.crc32(data, total)
         opened.seek(len(_MAGIC))
         opened.write(total.to_bytes(_SUM - len(_MAGIC), 'little'))
-
-
-def _write(opened: Any, tables: Sequence[Ints], total: int) -> int:
-    """Write tables; return the checksum of all bytes, given that of the bytes before them."""
-    for table in tables:
-        data = memoryview(np.ascontiguousarray(table, '<i8').data).cast('B')
-        opened.write(data)
-        total = zlib.crc32(data, total)
-    return total
 
 
 def remove_file(file: str) -> None:

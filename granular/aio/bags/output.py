@@ -67,9 +67,10 @@ class BagOutput(AsyncResource):
         self.path, self.version, self._resume = path, version, resume
         self._index_path = self.path.with_suffix('.idx')
         self._sums_path = self.path.with_suffix(SUFFIX)
-        self._sums = array.array('I') if checksums else None  # of all records, or for version 3 of those not flushed
+        # Both have an item for each record, or for version 3 only for those that are not flushed yet.
+        self._sums = array.array('I') if checksums else None
+        self._ends = array.array('q')
         self.length = self._offset = 0
-        self._ends = array.array('q')  # of all records, or for version 3 of those not flushed
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._max_length: int | None = None
@@ -226,7 +227,7 @@ class BagOutput(AsyncResource):
     async def _flush(self) -> None:
         self._check_usable()
         data = self._pending[0] if len(self._pending) == 1 else b''.join(self._pending)
-        self._failed = True  # until the write succeeds: a partial write cannot be continued
+        self._failed = True  # A partial write cannot be continued, so this holds until the write succeeds.
         if self._files:
             ends, self._ends = self._ends, array.array('q')
             table = layout.table_of(np.frombuffer(ends, np.int64), 3) if ends else b''
@@ -375,7 +376,7 @@ class BagOutput(AsyncResource):
 
     async def _drop(self) -> None:
         for file in self._files:
-            with contextlib.suppress(OSError):  # on a full disk, the remaining buffer cannot be written
+            with contextlib.suppress(OSError):  # A full disk refuses the rest of the buffer.
                 file.close()
         if self._files and self._failed:
             await self.truncate(self.flushed)

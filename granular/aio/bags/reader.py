@@ -1,26 +1,26 @@
 """Read bags: consecutive records and a table of their limits."""
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
+from granular._typing import AnyPath
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.plain import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
-class BagReader(Sampling[bytes]):
+class BagReader(OpenedDataSource[bytes]):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at
@@ -44,11 +44,11 @@ class BagReader(Sampling[bytes]):
 
     def __init__(
         self,
-        source: Path | str | os.PathLike[str] | Buffer | Any,
+        source: AnyPath | Buffer,
         cache_index: bool = True,
         cache_data: bool = False,
         *,
-        index: Path | str | os.PathLike[str] | Buffer | Any = None,
+        index: AnyPath | Buffer | None = None,
         verify: bool = False,
     ) -> None:
         super().__init__()
@@ -67,8 +67,7 @@ class BagReader(Sampling[bytes]):
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._bag.name!r})'
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         return self._bag.origin, *self._bag.identity
 
     # --- opening
@@ -154,7 +153,7 @@ class BagReader(Sampling[bytes]):
 
 def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:
     """Return a reader of an open bag."""
-    reader = BagReader(bag.path, cache_index, cache_data, verify=verify)
+    reader = BagReader(bag.require_path(), cache_index, cache_data, verify=verify)
     reader._bag, reader._state = bag.copy(), 'open'
     return reader
 

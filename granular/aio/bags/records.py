@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.packed import read_tables
+from granular.aio.bags.index_tables import read_tables
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all

@@ -1,8 +1,8 @@
 """Write bags: streamed while they grow, published when they are closed."""
 
-import os
-from typing import Any, Literal
+from typing import Literal
 
+from granular._typing import AnyPath
 from granular.aio.bags.output import BagOutput
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
@@ -32,7 +32,7 @@ class BagWriter(Publishing):
 
     def __init__(
         self,
-        path: Path | str | os.PathLike[str] | Any,
+        path: AnyPath,
         version: int = 2,
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = True,

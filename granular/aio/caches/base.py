@@ -3,16 +3,17 @@
 import abc
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, TypeVar
 
 import numpy as np
 
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.execution.failures import Failure
+from granular.aio.pipeline.data_source import DataSource, as_data_source
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.identities import identity_of
-from granular.aio.pipeline.nodes.source import convert, functions_of, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
+from granular.aio.pipeline.transforms import MapTransform
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
@@ -20,22 +21,35 @@ from granular.formats.serialization import decode, encode
 from granular.indexing import index_of, indices_of
 from granular.metrics import counters
 
-Function = Callable[[Any], Any] | Any
+C = TypeVar('C', bound='Cache')
+Function = Callable[[Any], Any] | MapTransform[Any, Any]
 _NONE: Final = encode(None)
 _INLINE: Final = MiB  # up to this many bytes of records, decode on the event loop
 
 
-class Cache(AsyncResource):
+class Cache(DataSource, AsyncResource):
     """A source and the cached values of it.
+
+    Args:
+      source, transform, pack, unpack, fingerprint: as for the caches.
+      options: the further arguments of the constructor, of which a copy in another process is made.
 
     Attributes:
       sparse: True if some values may be None because a filter removed them.
     """
 
-    def __init__(self, source: Any, transform: Function | None, pack: Function | None, unpack: Function | None) -> None:
+    def __init__(
+        self,
+        source: Any,
+        transform: Function | None,
+        pack: Function | None,
+        unpack: Function | None,
+        fingerprint: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
         super().__init__()
-        self._source, self._upstream = source, convert(source)
-        self._functions = (transform, pack, unpack)
+        self._source, self._upstream, self._print = source, convert(source), fingerprint
+        self._options = {**options, 'transform': transform, 'pack': pack, 'unpack': unpack}
         self._transform = None if transform is None else method_of(transform, 'map')
         self._pack = None if pack is None else method_of(pack, 'map')
         self._unpack = None if unpack is None else method_of(unpack, 'map')
@@ -45,6 +59,10 @@ class Cache(AsyncResource):
     def __repr__(self) -> str:
         suffix = '' if self._transform is None else f', transform={name_of(self._transform)}'
         return f'{type(self).__name__}({self._upstream.describe()}{suffix})'
+
+    def _copy_args(self) -> tuple[Any, ...]:
+        """Return the arguments of ``copy_of``, to pickle the cache."""
+        return type(self), self._source, {**self._options, 'fingerprint': self._print}, self._length
 
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
@@ -108,11 +126,11 @@ class Cache(AsyncResource):
         doing = 'reading' if self._transform is None else 'transforming'
         return await map_in_threads([self._value], requested, doing, positions)
 
-    async def _read(self, missing: Sequence[int]) -> list[Any]:
+    async def _read(self, missing: Sequence[int]) -> dict[int, Any]:
         """Read values from the source and return their records; a Failure for each value that failed to load."""
         values = await self._upstream.fetch(np.array(missing, np.int64))
         records = await map_in_threads([self._encoded], values, 'caching', missing)
-        return [_NONE if record is None else record for record in records]
+        return {i: _NONE if record is None else record for i, record in zip(missing, records, strict=True)}
 
     def _encoded(self, value: Any, index: int) -> bytes:
         try:
@@ -141,18 +159,19 @@ class Cache(AsyncResource):
         Raises:
           InvalidArgumentError: if the source or a function has no identity.
         """
-        return hashlib.sha256(repr(self._identities(lasting)).encode()).digest()[:16]
+        return digest(repr(self._identities(lasting)))[:16]
 
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
-        functions = [fn for stage in _stages(self._upstream) for fn in functions_of(stage)]
+        functions = [fn for stage in _stages(self._upstream) for fn in stage.user_functions()]
         functions += [] if self._pack is None else [self._pack]
         for root in _roots(self._upstream):
-            functions += functions_of(root)
+            source = as_data_source(root)
+            functions += source.user_functions()
             if isinstance(root, Cache):
                 parts.append(root._identities(lasting))
                 functions += [fn for fn in (root._transform, root._unpack) if fn is not None]
-            elif (identity := _identity_of_root(root)) is not None:
+            elif (identity := source.identity()) is not None:
                 parts.append(identity)
             elif not lasting:
                 functions.append(root)
@@ -174,19 +193,23 @@ def _stages(stage: Any) -> Iterator[Any]:
 
 
 def _roots(stage: Any) -> Iterator[Any]:
-    """Yield the data sources that a pipeline reads; for a sharded dataset its shards."""
+    """Yield the data sources that a pipeline reads."""
     for root in [root for stage in _stages(stage) if (root := getattr(stage, 'root', None)) is not None]:
-        core = getattr(root, 'aio', root)
-        yield from core.readers if isinstance(core, ShardedDatasetReader) else [core]
+        yield getattr(root, 'aio', root)
 
 
-def _identity_of_root(root: Any) -> Any:
-    """Return the identity of a data source that has one, else None."""
-    if isinstance(identity := getattr(root, '_fingerprint', None), str):  # a Hugging Face dataset
-        return identity
-    return getattr(root, '_identity', None)
+def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], length: int) -> C:
+    """Return the copy of a cache in another process."""
+    cache = kind(source, **options)
+    cache._length = length
+    return cache
 
 
-def is_record(entry: Any) -> bool:
-    """Return whether the object is a record, not a Failure."""
-    return type(entry) is not Failure
+def storable(records: Mapping[int, Any]) -> list[tuple[int, bytes]]:
+    """Return what can be cached: the records of values that did not fail to load, with their indices."""
+    return [(index, record) for index, record in records.items() if type(record) is not Failure]
+
+
+def digest(text: str) -> bytes:
+    """Return 32 bytes that identify a text."""
+    return hashlib.sha256(text.encode()).digest()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import re
@@ -14,9 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
-from granular.aio.caches.base import Cache, Function, is_record
+from granular.aio.caches.base import Cache, Function, copy_of, digest, storable
 from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.scope import PerLoop, scope
+from granular.aio.runtime.loop_resources import PerLoop, scope
 from granular.aio.runtime.threads import offload
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
@@ -95,7 +94,8 @@ class RedisCache(Cache):
         pack: Function | None = None,
         unpack: Function | None = None,
     ) -> None:
-        super().__init__(source, transform, pack, unpack)
+        options = {'namespace': namespace, 'expire': expire, 'timeout': timeout, 'wait': wait, 'retry': retry}
+        super().__init__(source, transform, pack, unpack, fingerprint, options)
         self._redis = import_extra('redis.asyncio', 'redis')
         self._url = os.environ.get(VARIABLE, _DEFAULT) if url is None else url
         self._public_url, secret = _without_credentials(self._url)
@@ -107,11 +107,9 @@ class RedisCache(Cache):
             raise InvalidArgumentError(
                 f'expected seconds, got timeout={timeout}, wait={wait}, retry={retry}, expire={expire}'
             )
-        self._options = {'namespace': namespace, 'fingerprint': fingerprint, 'expire': expire, 'timeout': timeout}
-        self._options |= {'wait': wait, 'retry': retry}
         self._expire = None if expire is None else round(expire * 1000)
         self._timeout, self._wait, self._retry = timeout, wait, retry
-        self._namespace, self._print = namespace, fingerprint
+        self._namespace = namespace
         make = functools.partial(_Connections, self._redis, self._url, self._public_url, timeout)
         self._connections: PerLoop[_Connections] = PerLoop(make)
         self._down_until = 0.0
@@ -119,10 +117,7 @@ class RedisCache(Cache):
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        transform, pack, unpack = self._functions
-        options = {**self._options, 'fingerprint': self._print, 'pack': pack, 'unpack': unpack}
-        args = self._source, self._public_url, transform
-        return _again, (type(self), args, options, self._uses_variable, self._length)
+        return _again, (self._public_url, self._uses_variable, *self._copy_args())
 
     @property
     def url(self) -> str:
@@ -133,7 +128,7 @@ class RedisCache(Cache):
         if self._print is None:
             self._print = (await offload(self._fingerprint, True)).hex()
         self._prefix = f'{self._namespace}:{self._print}:'
-        self._seed = int.from_bytes(hashlib.sha256(self._prefix.encode()).digest()[:8], 'big')
+        self._seed = int.from_bytes(digest(self._prefix)[:8], 'big')
 
     async def _close(self) -> None:
         # Those of other event loops are closed when the cache is dropped, or their loop ends.
@@ -152,16 +147,13 @@ class RedisCache(Cache):
 
     # --- requests to the server
 
-    async def _client(self) -> Any:
-        return await (await self._connections.get()).begin(self)
-
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T | None:
         """Return the server's answer, or None if it is unavailable or the cache is closed."""
         if self.closed or time.monotonic() < self._down_until:
             return None
         try:
             async with asyncio.timeout(self._timeout):
-                answer = await request(await self._client())
+                answer = await request(await (await self._connections.get()).begin(self))
         except GranularError:
             raise  # an invalid address, or a closed cache
         except Exception as error:
@@ -213,13 +205,13 @@ class RedisCache(Cache):
         claim = await self._ask(lambda client: self._lock(client, missing, token))
         if claim is None:
             self._counts['bypassed'] += len(missing)
-            return dict(zip(missing, await self._read(missing), strict=True))
+            return await self._read(missing)
         locked, arrived = claim
         records: dict[int, Any] = dict(arrived)
         if locked:
             try:
                 if unread := [index for index in locked if index not in arrived]:
-                    new = dict(zip(unread, await self._read(unread), strict=True))
+                    new = await self._read(unread)
                     await self._ask(lambda client: self._store(client, new))
                     records |= new
                     self._counts['misses'] += len(unread)
@@ -230,7 +222,7 @@ class RedisCache(Cache):
             records |= await self._await(awaited)
         if late := [index for index in awaited if index not in records]:
             self._counts['misses'] += len(late)
-            records |= zip(late, await self._read(late), strict=True)
+            records |= await self._read(late)
         return records
 
     async def _await(self, indices: Sequence[int]) -> dict[int, bytes]:
@@ -272,9 +264,9 @@ class RedisCache(Cache):
 
     async def _store(self, client: Any, records: Mapping[int, Any]) -> None:
         async with client.pipeline(transaction=False) as pipeline:
-            for index, record in records.items():
-                if is_record(record):
-                    pipeline.set(f'{self._prefix}{index}', self._framed(record, index), px=self._expire)
+            for index, record in storable(records):
+                framed = _MAGIC + self._seal(record, index) + record
+                pipeline.set(f'{self._prefix}{index}', framed, px=self._expire)
             answers = await pipeline.execute(raise_on_error=False)
         self._counts['not_kept'] += sum(isinstance(answer, Exception) for answer in answers)
 
@@ -282,9 +274,6 @@ class RedisCache(Cache):
         return f'{self._prefix}{index}:lock'
 
     # --- records
-
-    def _framed(self, record: bytes, index: int) -> bytes:
-        return _MAGIC + self._seal(record, index) + record
 
     def _checked(self, answer: bytes | None, index: int) -> bytes | None:
         """Return the record if it was written for this source and index and is undamaged, else None."""
@@ -359,13 +348,12 @@ def _without_credentials(url: str) -> tuple[str, bool]:
 
 
 def _again(
-    kind: type[RedisCache], args: tuple[Any, str, Any], options: Mapping[str, Any], uses_variable: bool, length: int
+    url: str, uses_variable: bool, kind: type[RedisCache], source: Any, options: Mapping[str, Any], length: int
 ) -> RedisCache:
     """Unpickle a cache, with the password that is available in this process."""
-    source, url, transform = args
     variable = os.environ.get(VARIABLE)
     if uses_variable and variable is not None and _without_credentials(variable)[0] == url:
         url = variable
-    cache = kind(source, url, transform, **options)
-    cache._length, cache._uses_variable = length, uses_variable
+    cache = copy_of(kind, source, {**options, 'url': url}, length)
+    cache._uses_variable = uses_variable
     return cache

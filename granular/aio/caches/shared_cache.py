@@ -1,10 +1,9 @@
 """A cache in memory shared by the processes of a machine."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from granular.aio.caches.base import Cache, Function, is_record
+from granular.aio.caches.base import Cache, Function, copy_of, digest, storable
 from granular.aio.caches.segments import path_of
 from granular.aio.caches.table import Address, Table
 from granular.aio.runtime.loops import running_loop
@@ -63,13 +62,12 @@ class SharedMemoryCache(Cache):
         pack: Function | None = None,
         unpack: Function | None = None,
     ) -> None:
-        super().__init__(source, transform, pack, unpack)
+        super().__init__(source, transform, pack, unpack, fingerprint, {'max_bytes': max_bytes, 'name': name})
         if name is not None:
             path_of('cache', name)
         if fingerprint is not None and not (isinstance(fingerprint, str) and fingerprint):
             raise InvalidArgumentError(f'fingerprint: expected a text, got {fingerprint!r:.100}')
         self._max_bytes, self._name = check_integer('max_bytes', max_bytes, 1), name
-        self._print = fingerprint
         self._address: Address | None = None
         self._table: Table
 
@@ -77,10 +75,7 @@ class SharedMemoryCache(Cache):
         if self._address is None and self._name is None:
             self._check_open()
         address = self._table.address if self._state == 'open' else self._address
-        transform, pack, unpack = self._functions
-        options: dict[str, Any] = {'max_bytes': self._max_bytes, 'name': self._name, 'fingerprint': self._print}
-        options |= {'pack': pack, 'unpack': unpack}
-        return _attached, (type(self), (self._source, transform), options, self._length, address)
+        return _attached, (address, *self._copy_args())
 
     async def _connect(self) -> None:
         if self._address is not None:
@@ -95,7 +90,7 @@ class SharedMemoryCache(Cache):
         """Return 16 bytes that identify the source."""
         if self._print is None:
             return self._fingerprint(lasting=False)
-        return hashlib.sha256(self._print.encode()).digest()[:16]
+        return digest(self._print)[:16]
 
     async def _close(self) -> None:
         await offload_whole(self._table.close)
@@ -118,8 +113,8 @@ class SharedMemoryCache(Cache):
         return entries
 
     async def _fill(self, missing: Sequence[int]) -> Mapping[int, Any]:
-        records = dict(zip(missing, await self._read(missing), strict=True))
-        await offload(self._table.put, [(index, record) for index, record in records.items() if is_record(record)])
+        records = await self._read(missing)
+        await offload(self._table.put, storable(records))
         return records
 
     def _record(self, entry: Any) -> bytes:
@@ -136,14 +131,8 @@ class SharedMemoryCache(Cache):
         return self._table.stats()
 
 
-def _attached(
-    kind: type[SharedMemoryCache],
-    args: tuple[Any, ...],
-    options: Mapping[str, Any],
-    length: int,
-    address: Address | None,
-) -> SharedMemoryCache:
+def _attached(address: Address | None, *args: Any) -> SharedMemoryCache:
     """Unpickle a cache in a worker process, over the memory of its parent."""
-    cache = kind(*args, **options)
-    cache._length, cache._address = length, address
+    cache: SharedMemoryCache = copy_of(*args)
+    cache._address = address
     return cache

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Literal, get_args
 
+from granular._typing import AnyPath
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.codec import Encoder, fields_of
-from granular.aio.datasets.sharded_writer import length_of_shard
+from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.paths.file import Progress
@@ -75,11 +75,11 @@ class Conversion:
 
 async def convert(
     source: Any,
-    directory: Path | str | Any,
+    directory: AnyPath,
     *,
     format: Format | None = None,
     spec: Mapping[str, str] | None = None,
-    encoders: Mapping[str, Encoder | Any] | None = None,
+    encoders: Encoders = None,
     shardlen: int | None = 10_000,
     layout: Layout = 'refs',
     checksums: bool = True,
@@ -167,9 +167,7 @@ async def convert(
             writer = ShardWriter(Path(directory), mapping, fields, shardlen, layout, checksums, opened.name, hint)
             # In a thread, because it imports ray.
             ray = await offload(RayShards, writer, source, format, opened) if engine == 'ray' else None
-            result = await _Work(opened, writer, mapping, shardlen, layout, checksums, parallel, progress, ray).run(
-                result
-            )
+            result = await _Work(opened, writer, parallel, progress, ray).run(result)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
@@ -180,16 +178,11 @@ class _Work:
         self,
         source: RecordSource,
         writer: ShardWriter,
-        mapping: RecordMapping,
-        shardlen: int | None,
-        layout: Layout,
-        checksums: bool,
         parallel: int | None,
         progress: Progress | None,
         ray: RayShards | None,
     ) -> None:
-        self._source, self._writer, self._directory, self._mapping = source, writer, writer.directory, mapping
-        self._shardlen, self._layout, self._checksums = shardlen, layout, checksums
+        self._source, self._writer, self._directory = source, writer, writer.directory
         self._parallel, self._report, self._ray = parallel, ProgressReport(progress), ray
         self._claim: Claim | None = None
         self._lengths: dict[int, int] = {}  # of the finished shards
@@ -198,7 +191,7 @@ class _Work:
     async def run(self, plan: Conversion) -> Conversion:
         """Convert, and return the plan with the counts."""
         store = self._directory.store
-        if self._shardlen is None or store.local or not store.conditional:
+        if self._writer.shardlen is None or store.local or not store.conditional:
             return await self._run(plan)
         claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
@@ -215,8 +208,8 @@ class _Work:
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""
         await self._directory.mkdir(parents=True, exist_ok=True)
-        if self._shardlen is None:
-            if (length := await self._length_of(self._directory)) is not None:
+        if self._writer.shardlen is None:
+            if (length := await self._writer.length_of(0)) is not None:
                 self._lengths[0] = length
             return
         try:
@@ -226,22 +219,18 @@ class _Work:
         await self._check_plan(numbers)
 
         async def read_length(number: int) -> None:
-            length = await self._length_of(self._directory / shard_name(number))
-            if length is not None:
+            if (length := await self._writer.length_of(number)) is not None:
                 self._lengths[number] = length
 
         await for_each(numbers, read_length, 16)
-
-    async def _length_of(self, folder: Path) -> int | None:
-        return await length_of_shard(folder, self._mapping.spec, self._layout)
 
     async def _check_plan(self, numbers: list[int]) -> None:
         """Write the plan, or check that the existing one is the same."""
         path, former = self._directory / PLAN, self._directory / _FORMER_PLAN
         plan = {
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
-            'records': None if self._source.source is None else len(self._source), 'shardlen': self._shardlen,
-            'spec': self._mapping.spec, 'layout': self._layout, 'checksums': self._checksums,
+            'records': None if self._source.source is None else len(self._source), 'shardlen': self._writer.shardlen,
+            'spec': self._writer.mapping.spec, 'layout': self._writer.layout, 'checksums': self._writer.checksums,
         }  # fmt: skip
         existing_path = former if await former.exists() else path
         try:
@@ -307,7 +296,7 @@ class _Work:
     # --- sources with random access
 
     async def _convert_indexed(self, source: Source) -> tuple[int, int]:
-        count, length = len(self._source), self._shardlen or max(1, len(self._source))
+        count, length = len(self._source), self._writer.shardlen or max(1, len(self._source))
         shards = max(1, -(-count // length))
         self._check_surplus(shards, count)
         ranges = {number: (number * length, min(count, (number + 1) * length)) for number in (*range(1, shards), 0)}
@@ -385,7 +374,8 @@ class _Work:
 
     def _left(self, count: int) -> int:
         """Return how many records to request next for a shard that has ``count``."""
-        return self._writer.chunk if self._shardlen is None else min(self._writer.chunk, self._shardlen - count)
+        chunk, shardlen = self._writer.chunk, self._writer.shardlen
+        return chunk if shardlen is None else min(chunk, shardlen - count)
 
     async def _skip(self, records: ReadAhead, number: int) -> int:
         """Skip the records of a finished shard; return their number."""

@@ -11,9 +11,8 @@ from granular._lazy import import_extra
 from granular.aio.conversion.record_source import Format, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.execution.failures import portable, remote, summary
+from granular.aio.execution.failures import portable, remote
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source
@@ -22,6 +21,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload_whole
+from granular.aio.runtime.tracebacks import summary
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -32,7 +32,7 @@ from granular.errors import (
 
 T = TypeVar('T')
 
-_RETRIES: Final = 3  # of a task whose worker or node died
+_RETRIES: Final = 3  # Ray repeats a task whose worker or node died so many times.
 _ENDING: Final = 30.0  # seconds in which a worker that Ray considers dead releases its locks
 _POLL: Final = 0.25
 
@@ -52,6 +52,9 @@ class RayShards:
       writer: writes the shards.
       source, format: the source as the user passed it, which each worker opens for itself.
       opened: the source as this process has opened it.
+
+    Attributes:
+      job: tells each worker what to write.
     """
 
     def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
@@ -59,7 +62,7 @@ class RayShards:
         writer.directory = shared(writer.directory)
         writer.has_copies = True  # a worker that Ray considers dead may be alive, beside the one that replaces it
         expected = len(opened), opened.size
-        self._job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
+        self.job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
         self._running: dict[int, Any] = {}  # the results of the tasks
 
     async def write(
@@ -83,7 +86,7 @@ class RayShards:
         """
         if not ranges:
             return
-        self._job.claim = claim
+        self.job.claim = claim
         job, task = await offload_whole(self._start)
 
         async def write_shard(number: int) -> None:
@@ -104,10 +107,10 @@ class RayShards:
 
     async def _remove_empty(self, numbers: Sequence[int]) -> None:
         """Remove the folders that cancelled tasks had just created."""
-        directory = self._job.writer.directory
+        directory = self.job.writer.directory
         for number in numbers:
             with contextlib.suppress(NotFoundError):
-                await directory.store.delete_empty(self._job.writer.folder(number).key)
+                await directory.store.delete_empty(self.job.writer.folder(number).key)
 
     def _cancel(self) -> None:
         """Cancel the tasks that are left, and wait for them: in one thread, one after the other."""
@@ -120,17 +123,17 @@ class RayShards:
 
     def _start(self) -> tuple[list[Any], Any]:
         try:
-            reference = self._ray.put(self._job)
+            reference = self._ray.put(self.job)
         except TypeError as error:
             raise InvalidArgumentError(
-                f'{self._job.writer.directory}: the source or an encoder cannot be pickled for the workers of Ray: '
+                f'{self.job.writer.directory}: the source or an encoder cannot be pickled for the workers of Ray: '
                 f'{error}'
             ) from error
         # In a list, so that Ray passes the reference: a worker loads the source once for all of its tasks.
-        return [self._job.token, reference], self._ray.remote(max_retries=_RETRIES)(_write_shard)
+        return [self.job.token, reference], self._ray.remote(max_retries=_RETRIES)(_write_shard)
 
     async def _outcome(self, result: Any, number: int) -> tuple[int, int, int]:
-        errors, folder = self._ray.exceptions, self._job.writer.folder(number)
+        errors, folder = self._ray.exceptions, self.job.writer.folder(number)
         try:
             outcome = await asyncio.wrap_future(result.future())
         except errors.RayTaskError as error:
@@ -195,13 +198,12 @@ class _Job:
 
     async def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether an earlier attempt has published a shard."""
-        folder, mapping = self.writer.folder(number), self.writer.mapping
         try:
-            length = await length_of_shard(folder, mapping.spec, self.writer.layout)
+            length = await self.writer.length_of(number)
         except NotFoundError:
             return False  # some servers have no object for a moment while it is overwritten
         if length is not None and length != expected:
-            raise CorruptDatasetError(f'{folder}: has {length} datapoints, expected {expected}')
+            raise CorruptDatasetError(f'{self.writer.folder(number)}: has {length} datapoints, expected {expected}')
         return length is not None
 
 
@@ -253,7 +255,7 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
     except _FailedError as failure:
         return _Failed(failure.error)
     except ray.exceptions.RayError:
-        raise  # of the other tasks, which report it, or of a job that does not unpickle
+        raise  # The other tasks report theirs, and Ray a job that does not unpickle.
     except Exception as error:
         return _Failed(error)
     finally:
@@ -283,7 +285,7 @@ async def _carry(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await coro
     except asyncio.CancelledError:
-        raise  # by an interrupt of the thread that waits
+        raise  # An interrupt of the waiting thread cancels it.
     except BaseException as error:
         raise _FailedError(error) from error
 

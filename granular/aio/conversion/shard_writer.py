@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from granular.aio.datasets.codec import Field, encode_now
+from granular.aio.datasets.codec import Field, encode_now, keys_error
+from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter, expect_copies
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
@@ -12,7 +13,7 @@ from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import DatapointKeysError, EncodeError
+from granular.errors import EncodeError
 from granular.formats.layout import Layout, shard_name
 
 _CHUNK: Final = 4 * MiB
@@ -51,6 +52,7 @@ class ShardWriter:
       hint: a remedy for values that an encoder rejects.
 
     Attributes:
+      mapping, shardlen, layout, checksums: as passed.
       chunk: the number of records to read at a time.
       has_copies: True if several processes may write the same shard at the same time.
     """
@@ -67,18 +69,22 @@ class ShardWriter:
         hint: str = '',
     ) -> None:
         self.directory, self.mapping, self._fields = directory, mapping, fields
-        self._shardlen, self.layout, self._checksums = shardlen, layout, checksums
+        self.shardlen, self.layout, self.checksums = shardlen, layout, checksums
         self._name, self._hint = name, hint
         self.has_copies = False
         self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
 
     def folder(self, number: int) -> Path:
         """Return the folder of a shard."""
-        return self.directory if self._shardlen is None else self.directory / shard_name(number)
+        return self.directory if self.shardlen is None else self.directory / shard_name(number)
+
+    async def length_of(self, number: int) -> int | None:
+        """Return the number of datapoints of a shard; None if it is not finished."""
+        return await length_of_shard(self.folder(number), self.mapping.spec, self.layout)
 
     async def open(self, number: int) -> DatasetWriter:
         """Start a shard. One that a killed process left unfinished is written again, with the same bytes."""
-        writer = DatasetWriter(self.folder(number), self.mapping.spec, None, self.layout, 'discard', self._checksums)
+        writer = DatasetWriter(self.folder(number), self.mapping.spec, None, self.layout, 'discard', self.checksums)
         if self.has_copies:
             expect_copies(writer)
         await ensure_open(writer)
@@ -122,11 +128,8 @@ class ShardWriter:
         for number, record in enumerate(records, first):
             datapoint = self.mapping.datapoint(record)
             if datapoint.keys() != spec.keys():
-                missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
-                raise DatapointKeysError(
-                    f'{name}: datapoint {number}: missing keys {missing}, unknown keys {extra}: a key that is often '
-                    f"missing can have the type 'msgpack', given with spec"
-                )
+                hint = ": a key that is often missing can have the type 'msgpack', given with spec"
+                raise keys_error(spec, datapoint, name, number, hint)
             try:
                 encoded = encode_now(self._fields, datapoint, name, number)
             except EncodeError as error:

@@ -8,13 +8,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from granular._typing import AnyPath
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.datasets.index import index_path, to_nanoseconds
-from granular.aio.datasets.proof import open_as_one
 from granular.aio.datasets.references import References
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import check_complete, shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.reply import stands_in
@@ -24,6 +24,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
     ANY,
@@ -37,7 +38,6 @@ from granular.formats.dataset_index import (
     dump_footer,
 )
 from granular.formats.layout import is_sequence, shard_name
-from granular.formats.packing import WORD, pack
 from granular.indexing import Ints
 
 _WINDOW: Final = 32  # shards that are opened at a time
@@ -62,7 +62,7 @@ class IndexSummary:
     bytes: int
 
 
-async def build_index(directory: Path | str | os.PathLike[str] | Any, progress: Progress | None = None) -> IndexSummary:
+async def build_index(directory: AnyPath, progress: Progress | None = None) -> IndexSummary:
     """Write the index of a sharded dataset: one file that names all of its objects and has the limits of all records.
 
     A reader with an index opens any number of shards with a handful of requests; without one, each shard takes five or
@@ -93,9 +93,7 @@ async def build_index(directory: Path | str | os.PathLike[str] | Any, progress: 
         if await (root / 'spec.json').exists():
             raise InvalidArgumentError(f'{root}: is a dataset without shards, which opens without an index')
         raise NotFoundError(f'{root}: has no shards: expected folders such as {shard_name(0)}')
-    if numbers != list(range(len(numbers))):
-        missing = next(i for i, number in enumerate(numbers) if i != number)
-        raise CorruptDatasetError(f'{root}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}')
+    check_complete(f'{root}', numbers)
     # Before the shards are opened, so that a later change never goes unnoticed.
     times = {} if store.local or store.has_folders else await _times(root)
     path = index_path(root)
@@ -154,20 +152,12 @@ class _Builder:
 
     async def _read(self, number: int) -> _Shard:
         folder = self._root / shard_name(number)
-        dataset = Dataset(folder, None, True, (), False, shard_name(number))
+        dataset = Dataset(folder, ReadOptions(), shard_name(number))
         times = await offload(_local_times, folder.key) if folder.store.local else self._times
-
-        async def open_once() -> None:
-            await dataset.open(None)
-
-        await open_as_one(dataset.name, open_once, dataset.prove)
+        await dataset.open_unchanged()
         columns = dataset.columns
         first = self._first = self._first or columns
-        if columns.spec != first.spec or columns.layout != first.layout:
-            raise CorruptDatasetError(
-                f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but {first.name} has '
-                f'{first.spec} in {first.layout!r}'
-            )
+        columns.check_spec(first.spec, first.layout, first.name)
         self.datapoints += columns.length
         references = None if columns.refs is None else await References.load(columns.refs, columns.spec)
         rows = [self._row(bag, times) for bag in columns.all_bags.values()]

@@ -71,7 +71,7 @@ class Claim:
         """
         try:
             await self._write(new=True)
-        except GranularError as error:  # including a lost reply
+        except GranularError as error:  # The claim may exist nevertheless, if the reply was lost.
             owner = await self._read(self._path)
             if owner is None:
                 raise

@@ -1,5 +1,6 @@
 """Find and remove what killed writers left."""
 
+import contextlib
 import dataclasses
 import numbers
 import os
@@ -7,13 +8,14 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from granular._typing import AnyPath
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.claims import is_claim
-from granular.aio.datasets.parts import is_parts
+from granular.aio.datasets.parts_folder import is_parts
 from granular.aio.paths.path import Path
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
-from granular.aio.stores.local.locks import FolderLock, is_locked
+from granular.aio.stores.local.locks import is_locked
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -43,9 +45,7 @@ class Leftover:
     age: float
 
 
-async def clean(
-    path: Path | str | Any, remove: bool = False, older: float = 3600.0, bags: bool = False
-) -> list[Leftover]:
+async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags: bool = False) -> list[Leftover]:
     """Find what killed writers left in a folder: uploads, temporary files, claims, unfinished datasets and shards.
 
     A dataset with a ``spec.json`` is never touched, nor are files that a live writer of this machine holds, nor bags
@@ -81,7 +81,7 @@ async def clean(
     await store.ready()
     if await root.is_file():
         raise InvalidArgumentError(f'{root}: is a file, expected the folder that contains it')
-    now = await store.now(root.key)  # by the clock that sets the modification times
+    now = await store.now(root.key)  # The clock of the store sets the modification times.
     folders = await _folders(store, root.key)
     async for upload in store.uploads(root.key):
         folder = folders.setdefault(upload.key.rpartition('/')[0], _Folder())
@@ -229,13 +229,9 @@ async def _clean_parts(
     age = min((_seconds_since(time, now) for time in times), default=0.0)
     if age < older:
         return []
-    lock: FolderLock | None = None
-    if isinstance(store, LocalStore):
-        try:
-            lock = await store.lock_folder(directory)
-        except (AlreadyExistsError, NotFoundError):
-            return []  # held by a live writer, or removed meanwhile
-    try:
+    async with _locked(store, directory) as locked:
+        if not locked:
+            return []
         leftovers = [Leftover(store.url(entry.key), 'part', entry.size, age) for entry in files]
         leftovers += [Leftover(store.url(upload.key), 'upload', upload.size, age) for upload in uploads]
         if not remove:
@@ -251,9 +247,23 @@ async def _clean_parts(
             for key in sorted(folders, key=len, reverse=True):
                 await store.delete_empty(key)
         return leftovers
+
+
+@contextlib.asynccontextmanager
+async def _locked(store: Store, folder: str) -> AsyncIterator[bool]:
+    """Lock a folder on a disk for the block. Yields False if a live writer holds it, or it was removed meanwhile."""
+    if not isinstance(store, LocalStore):
+        yield True
+        return
+    try:
+        lock = await store.lock_folder(folder)
+    except (AlreadyExistsError, NotFoundError):
+        yield False
+        return
+    try:
+        yield True
     finally:
-        if lock is not None:
-            lock.release()
+        lock.release()
 
 
 async def _clean_marker(store: Store, entry: Entry, now: float, older: float, remove: bool) -> list[Leftover]:
@@ -304,21 +314,14 @@ class _Cleaning:
         age = self._age(now)
         if not (self._temporary or self._bags or self._folder.uploads or self._empty or self._claims) or age < older:
             return []
-        lock: FolderLock | None = None
-        if isinstance(self._store, LocalStore):
-            try:
-                lock = await self._store.lock_folder(self._key)
-            except (AlreadyExistsError, NotFoundError):
-                return []  # held by a live writer, or removed meanwhile
-        try:
+        async with _locked(self._store, self._key) as locked:
+            if not locked:
+                return []
             files = [*((entry, 'draft') for entry in await self._without_writer(self._temporary))]
             if len(files) == len(self._temporary):
                 files += [(entry, 'bag') for entry in await self._without_writer(self._bags)]
             files += [(entry, 'claim') for entry in self._claims]
             return await self._remove(files, age, remove)
-        finally:
-            if lock is not None:
-                lock.release()
 
     async def _without_writer(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that no live writer has open."""

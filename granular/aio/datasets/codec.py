@@ -9,11 +9,13 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
-from granular.errors import DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
+from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
 
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
+Encoders = Mapping[str, Encoder] | None
+Decoders = Mapping[str, Decoder] | None
 
 _INLINE: Final = MiB  # bytes that cheap decoders may process on the event loop: well under a millisecond
 
@@ -136,7 +138,7 @@ async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Loc
     def call(i: int) -> Any:
         try:
             return field.fn(records[i])
-        except MemoryError:  # of this machine, not of the record
+        except MemoryError:  # The machine is short of memory, whatever the record is.
             raise
         except Exception as error:
             raise decode_error(*locate(field, i), field, records[i], error) from error
@@ -161,6 +163,15 @@ def describe_error(error: BaseException) -> str:
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------
+
+
+def keys_error(
+    spec: Mapping[str, str], datapoint: Mapping[str, Any], name: str, index: int, hint: str = ''
+) -> DatapointKeysError:
+    """Return the error for a datapoint whose keys are not those of the spec."""
+    missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
+    texts = [f'{text} {keys}' for text, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
+    return DatapointKeysError(f'{name}: datapoint {index}: {", ".join(texts)}{hint}')
 
 
 async def encode_datapoint(

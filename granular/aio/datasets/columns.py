@@ -8,7 +8,7 @@ import numpy as np
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.index_cache import Snapshot
-from granular.aio.bags.packed import PackedReferences, read_tables
+from granular.aio.bags.index_tables import PackedReferences, read_tables
 from granular.aio.bags.records import Adjacent, read_adjacent, read_records
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip
@@ -81,13 +81,7 @@ class Columns:
         self.length: int = 0
         self.immediate: bool = False
 
-    async def finish(self, cache_references: bool) -> None:
-        """Complete the columns once their bags are opened."""
-        if self.refs is not None and cache_references and self.references is None:
-            self.references = await References.load(self.refs, self.spec)
-        self.complete(self.references)
-
-    def complete(self, references: References | PackedReferences | None) -> None:
+    def complete(self, references: References | PackedReferences | None = None) -> None:
         """Complete the columns once their bags are opened, with references that are available without a read."""
         self.references = references
         self.length = min(bag.length for bag in self.bags.values()) if self.refs is None else self.refs.length
@@ -130,6 +124,21 @@ class Columns:
         for bag in self.all_bags.values():
             bag.close()
         self.references = None
+
+    def difference(self, spec: Mapping[str, str], layout: Layout, other: str) -> str | None:
+        """Compare the dataset with the spec and layout of another one; None if they agree."""
+        if self.spec == spec and self.layout == layout:
+            return None
+        return f'spec {self.spec} in layout {self.layout!r}, but {other} has {spec} in {layout!r}'
+
+    def check_spec(self, spec: Spec, layout: Layout, other: str) -> None:
+        """Check that the dataset has the spec and layout of another one.
+
+        Raises:
+          CorruptDatasetError: if it has not.
+        """
+        if (difference := self.difference(spec, layout, other)) is not None:
+            raise CorruptDatasetError(f'{self.name}: has {difference}')
 
     def choose(self, mask: Mask) -> list[Choice]:
         """Return the fields that a mask selects.

@@ -3,15 +3,16 @@
 import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
-from granular.aio.datasets.codec import Decoder, Field, fields_of
+from granular.aio.datasets.codec import Decoders, Field, fields_of
 from granular.aio.datasets.columns import Columns
+from granular.aio.datasets.consistency import OpenedSpec, open_as_one
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.proof import Proof
+from granular.aio.datasets.references import References
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
@@ -25,12 +26,51 @@ from granular.errors import (
 )
 from granular.formats.layout import Layout, Spec, parse_spec, shard_name
 
+K = TypeVar('K')
+V = TypeVar('V')
+
+
+class ReadOptions(NamedTuple):
+    """The options of a reader: ``decoders``, ``cache_index``, ``cache_keys`` and ``verify`` of ``DatasetReader``."""
+
+    decoders: Decoders = None
+    cache_index: bool = True
+    cache_keys: tuple[str, ...] = ()
+    verify: bool = False
+
+    @classmethod
+    def of(cls, decoders: Decoders, cache_index: bool, cache_keys: Sequence[str], verify: bool) -> Self:
+        """Return the options that the user passed.
+
+        Raises:
+          InvalidArgumentError: if ``cache_keys`` is not a sequence of keys.
+        """
+        if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
+            hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
+            raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
+        return cls(decoders, cache_index, tuple(cache_keys), verify)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of a reader."""
+        return self._asdict()
+
+    def fields(self, spec: Spec, layout: Layout, name: str) -> list[Field]:
+        """Return the fields of a dataset with their decoders.
+
+        Raises:
+          UnknownKeyError: for a key in ``cache_keys`` that is not in the spec.
+        """
+        if unknown := set(self.cache_keys) - set(spec) - {'refs'}:
+            raise UnknownKeyError(f'{name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
+        return fields_of(spec, self.decoders, layout, name)
+
 
 class Dataset:
     """A dataset, or one shard, for the readers of this package.
 
     Args:
-      directory, decoders, cache_index, cache_keys, verify: as for ``DatasetReader``.
+      directory: the folder.
+      options: those of its reader.
       shard: its name in a snapshot; empty for a dataset without shards.
 
     Attributes:
@@ -42,20 +82,10 @@ class Dataset:
     directory: Path
     name: str
 
-    def __init__(
-        self,
-        directory: Path,
-        decoders: Mapping[str, Decoder | Any] | None,
-        cache_index: bool,
-        cache_keys: Sequence[str],
-        verify: bool,
-        shard: str = '',
-    ) -> None:
-        self.directory, self.name, self._shard = directory, f'{directory}', shard
-        self._decoders = decoders
-        self._cache_index, self._cache_keys, self._verify = cache_index, cache_keys, verify
-        self._content = b''  # of the spec
-        self._proof: Proof | None = None
+    def __init__(self, directory: Path, options: ReadOptions, shard: str = '') -> None:
+        self.directory, self.name, self._options, self._shard = directory, f'{directory}', options, shard
+        self._spec_content = b''
+        self._opened_spec: OpenedSpec | None = None
         self.columns: Columns = Columns(self.name, {}, (), {}, None, None)
 
     def copy(self) -> Self:
@@ -69,8 +99,8 @@ class Dataset:
     def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
         """Open all files as the index of a sharded dataset has them, without reading anything."""
         spec, layout = index.directory.spec, index.directory.layout
-        self._proof, self._content = None, index.content
-        bags = {key: self._bag(key, key in self._cache_keys, None, None) for key in spec}
+        self._opened_spec, self._spec_content = None, index.content
+        bags = {key: self._bag(key, key in self._options.cache_keys, None, None) for key in spec}
         refs = self._bag('refs', False, None, None) if layout == 'refs' else None
         self.columns = Columns(self.name, spec, fields, bags, refs, None)
         for key, bag in self.columns.all_bags.items():
@@ -82,9 +112,13 @@ class Dataset:
         await gather([bag.read_extras() for bag in self.columns.all_bags.values()])
         self.columns.complete(self.columns.references)
 
-    async def open(self, snapshot: Snapshot | None) -> None:
+    async def open_unchanged(self) -> None:
+        """Open all files by their own tables, again if the dataset is replaced meanwhile."""
+        await open_as_one(self.name, self.open, self.check_unchanged)
+
+    async def open(self, snapshot: Snapshot | None = None) -> None:
         """Open all files, without a request if the snapshot has them."""
-        self._proof, self.columns = None, Columns(self.name, {}, (), {}, None, None)
+        self._opened_spec, self.columns = None, Columns(self.name, {}, (), {}, None, None)
         state = None if snapshot is None else snapshot.folders.get(self._shard)
         refs = self._bag('refs', False, False, state)
         if state is None:
@@ -92,30 +126,32 @@ class Dataset:
         else:
             spec = self._parse(state.spec)
             layout = 'refs' if 'refs' in state.bags.keys() - spec.keys() else 'columns'
-        check_cache_keys(self._cache_keys, spec, self.name)
-        fields = fields_of(spec, self._decoders, layout, self.name)
-        bags = {key: self._bag(key, key in self._cache_keys, layout == 'columns', state) for key in spec}
+        fields = self._options.fields(spec, layout, self.name)
+        bags = {key: self._bag(key, key in self._options.cache_keys, layout == 'columns', state) for key in spec}
         self.columns = Columns(
             self.name, spec, fields, bags, refs if layout == 'refs' else None, None if state is None else snapshot
         )
         await gather([self._open_bag(key, bag) for key, bag in bags.items()])
-        if layout == 'refs' and not refs.opened:
+        if layout == 'columns':
+            self.columns.complete()
+            return
+        if not refs.opened:
             await refs.open()
-        await self.columns.finish('refs' in self._cache_keys)
+        self.columns.complete(await References.load(refs, spec) if 'refs' in self._options.cache_keys else None)
 
     def _bag(self, key: str, cache_data: bool, split: bool | None, state: FolderState | None) -> Bag:
         bag_state = None if state is None else state.bags.get(key)
-        path = self.directory / f'{key}.bag'
-        return Bag(path, self._cache_index, cache_data, verify=self._verify, split=split, state=bag_state)
+        path, options = self.directory / f'{key}.bag', self._options
+        return Bag(path, options.cache_index, cache_data, verify=options.verify, split=split, state=bag_state)
 
     def _parse(self, content: bytes) -> Spec:
-        self._content = content
+        self._spec_content = content
         return parse_spec(content, f'{self.directory / "spec.json"}')
 
     async def _read_layout(self, refs: Bag) -> tuple[Spec, Layout]:
         """Read the spec, try to open the references, and return the spec and the layout."""
         content: Any
-        error: Any  # of opening the references, or None
+        error: Any
         if self.directory.store.local:
             content = await self._read_spec()
             error = await _try_open(refs)
@@ -131,7 +167,7 @@ class Dataset:
     async def _read_spec(self) -> bytes:
         try:
             reply = await self.directory.store.read((self.directory / 'spec.json').key)
-            self._proof = Proof(self.directory, reply)
+            self._opened_spec = OpenedSpec(self.directory, reply)
             return reply.data
         except BucketNotFoundError:
             raise
@@ -156,15 +192,15 @@ class Dataset:
                 f'{self.name}: the spec has key {key!r}, but its bag is missing: {error}'
             ) from error
 
-    async def prove(self) -> None:
+    async def check_unchanged(self) -> None:
         """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked.
 
         Raises:
           ObjectChangedError: if the dataset was replaced since opening began.
           NotFoundError: if it was removed.
         """
-        if self._proof is not None:
-            await self._proof.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])
+        if self._opened_spec is not None:
+            await self._opened_spec.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])
 
     def warn_of_lengths(self) -> None:
         """Warn if the bags of the columns layout differ in length."""
@@ -185,27 +221,14 @@ class Dataset:
 
     def state(self) -> FolderState | None:
         """Return the state for a snapshot; None unless the state of every bag is complete."""
-        states = {key: bag.state for key, bag in self.columns.all_bags.items()}
-        complete = {key: state for key, state in states.items() if state is not None}
-        return FolderState(self._content, complete) if len(complete) == len(states) else None
+        states = all_or_none({key: bag.state for key, bag in self.columns.all_bags.items()})
+        return None if states is None else FolderState(self._spec_content, states)
 
 
-def as_cache_keys(cache_keys: Any) -> tuple[str, ...]:
-    """Return the argument ``cache_keys`` of a reader.
-
-    Raises:
-      InvalidArgumentError: if it is not a sequence of keys.
-    """
-    if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
-        hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
-        raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
-    return tuple(cache_keys)
-
-
-def check_cache_keys(cache_keys: Sequence[str], spec: Spec, name: str) -> None:
-    """Check the keys whose bags are to be kept in memory."""
-    if unknown := set(cache_keys) - set(spec) - {'refs'}:
-        raise UnknownKeyError(f'{name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
+def all_or_none(values: Mapping[K, V | None]) -> dict[K, V] | None:
+    """Return the values by key; None if one of them is None."""
+    present = {key: value for key, value in values.items() if value is not None}
+    return present if len(present) == len(values) else None
 
 
 async def _try_open(bag: Bag) -> GranularError | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.packed import PackedReferences, PackedTable, PackedTables
+from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
 from granular.aio.reply import stands_in
@@ -19,6 +19,7 @@ from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import OnceMore, past_caches, read_all
 from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
+from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
     FOOTER,
@@ -27,10 +28,8 @@ from granular.formats.dataset_index import (
     parse_directory,
     parse_footer,
     records_of_pages,
-    spec_content,
 )
-from granular.formats.layout import LIMIT, shard_name, shard_numbers
-from granular.formats.packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
+from granular.formats.layout import LIMIT, dump_spec, shard_name, shard_numbers
 from granular.indexing import Ints
 
 logger = logging.getLogger('granular')
@@ -75,7 +74,7 @@ class DatasetIndex(PackedTables):
         self._sizes = directory.pages['words'].astype(np.int64)
         records = directory.rows['records'].astype(np.int64)
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
-        self.content = spec_content(directory)
+        self.content = dump_spec(directory.spec)
         self._bags = {key: i for i, key in enumerate(directory.bags)}
         self._bound = path.store.config.index_memory // WORD
         self._forget()

@@ -11,12 +11,11 @@ from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Mask
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
-from granular.aio.datasets.proof import open_as_one
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
-from granular.errors import CorruptDatasetError, GranularError, NotFoundError, ObjectChangedError
+from granular.errors import GranularError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
@@ -107,21 +106,17 @@ class IndexedShards:
         """Read what ``cache_keys`` and ``verify`` need in memory."""
         await gather([dataset.read_extras() for i, dataset in enumerate(self) if i not in self.own])
 
-    async def prove(self) -> None:
+    async def check_unchanged(self) -> None:
         """Check that the shards which were opened by their own tables were not replaced meanwhile."""
-        await gather([dataset.prove() for dataset in self.own.values()])
+        await gather([dataset.check_unchanged() for dataset in self.own.values()])
 
     def confirm(self, positions: Any = slice(None)) -> None:
         """Mark shards as those in the index, whose replacement is an error from now on."""
         self._confirmed[positions] = True
 
     def _check_spec(self, dataset: Dataset) -> None:
-        columns, expected = dataset.columns, self.index.directory
-        if columns.spec != expected.spec or columns.layout != expected.layout:
-            raise CorruptDatasetError(
-                f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but the index of {self._name} '
-                f'has {expected.spec} in {expected.layout!r}'
-            )
+        expected = self.index.directory
+        dataset.columns.check_spec(expected.spec, expected.layout, f'the index of {self._name}')
 
     # --- what was opened
 
@@ -150,9 +145,7 @@ class IndexedShards:
 
     def states(self) -> dict[int, FolderState] | None:
         """Return the states of the shards that were opened by their own tables; None unless all are complete."""
-        states = {i: dataset.state() for i, dataset in self.own.items()}
-        complete = {i: state for i, state in states.items() if state is not None}
-        return complete if len(complete) == len(states) else None
+        return all_or_none({i: dataset.state() for i, dataset in self.own.items()})
 
     def warn_of_lengths(self) -> None:
         """Warn if the bags of a shard differ in length."""
@@ -249,11 +242,7 @@ class IndexedShards:
     async def _open(self, position: int) -> Dataset:
         number = int(self._numbers[position])
         dataset = self._create(shard_name(number))
-
-        async def open_once() -> None:
-            await dataset.open(None)
-
-        await open_as_one(dataset.name, open_once, dataset.prove)
+        await dataset.open_unchanged()
         self._check_spec(dataset)
         expected, actual = int(self.index.lengths[number]), dataset.columns.length
         if actual != expected:

@@ -8,7 +8,7 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState
 from granular.aio.datasets.columns import Mask
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.indexing import Ints
 
 T = TypeVar('T')
@@ -46,9 +46,7 @@ class ListedShards(tuple[Dataset, ...]):
 
     def states(self) -> dict[str, FolderState] | None:
         """Return the states of the shards by name; None unless all are complete."""
-        states = {dataset.directory.name: dataset.state() for dataset in self}
-        complete = {name: state for name, state in states.items() if state is not None}
-        return complete if len(complete) == len(states) else None
+        return all_or_none({dataset.directory.name: dataset.state() for dataset in self})
 
     def warn_of_lengths(self) -> None:
         """Warn if the bags of a shard differ in length."""

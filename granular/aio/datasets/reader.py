@@ -1,32 +1,146 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
+import abc
 import contextlib
-import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._typing import AnyPath, Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
-from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
-from granular.aio.datasets.dataset import Dataset, as_cache_keys
-from granular.aio.datasets.proof import open_as_one
+from granular.aio.datasets.codec import Decoders
+from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
+from granular.aio.datasets.consistency import open_as_one
+from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
-from granular.indexing import index_of, indices_of
+from granular.indexing import Ints, index_of, indices_of
 
 
-class DatasetReader(Sampling[Datapoint_co]):
+class DatapointReader(OpenedDataSource[Datapoint_co]):
+    """Base of the readers of a single dataset and of a sharded one."""
+
+    directory: Path
+    _name: str
+
+    @property
+    @abc.abstractmethod
+    def _first(self) -> Columns:
+        """The columns of the dataset, or of its first shard."""
+
+    @abc.abstractmethod
+    def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
+        """Return the dataset or shard that holds an index, and the position in it."""
+
+    @abc.abstractmethod
+    def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
+        """Return indices sorted by shard, and their original order; None if they are in order already."""
+
+    @abc.abstractmethod
+    def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
+        """Return the values of datapoints by field, given by indices that are sorted by shard."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Bytes of all bags that are read, tables included."""
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        self._check_open()
+        return dict(self._first.spec)
+
+    @property
+    def layout(self) -> str:
+        """``'refs'`` or ``'columns'``."""
+        self._check_open()
+        return self._first.layout
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
+        """Return a datapoint, or ``{key: [values]}`` for a slice.
+
+        Args:
+          index: an integer (negative counts from the end) or a slice.
+          mask: the keys to read; or a mapping from keys to True, or to a range of a sequence's values, which is clipped
+            to the sequence's length.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.
+          UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        if isinstance(index, slice | range):
+            choices = self._first.choose(mask)
+            positions, order = self._sort(indices_of(index, len(self), self._name))
+            values = await self._read(positions, choices) if len(positions) else [[] for _ in choices]
+            return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
+        columns, position = self._find(index)
+        choices = columns.choices if mask is None else columns.choose(mask)
+        if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
+            return datapoint
+        positions = np.array([index_of(index, len(self), self._name)])
+        return as_datapoints(await self._read(positions, choices), choices, 1)[0]
+
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
+        """Return many datapoints, read in one fan-out over all keys and shards, neighbours in one request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The datapoints, in the order of ``indices``.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        positions, order = self._sort(indices_of(indices, len(self), self._name))
+        choices = self._first.choose(mask)
+        if not len(positions):
+            return []
+        return _reorder(as_datapoints(await self._read(positions, choices), choices, len(positions)), order)
+
+    async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
+        """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
+        await self._ensure_open()
+        columns, position = self._find(index)
+        return await columns.available(position)
+
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
+        await self._ensure_open()
+        local = self.directory.store.local
+        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
+            async for datapoint in datapoints:
+                yield datapoint
+
+
+class DatasetReader(DatapointReader[Datapoint_co]):
     """Random access to the datapoints of a dataset in either layout.
 
     Opening takes three round trips: the spec with the references, the bags, and a check that the dataset was not
@@ -53,48 +167,42 @@ class DatasetReader(Sampling[Datapoint_co]):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+        directory: AnyPath,
+        decoders: Decoders = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
         verify: bool = False,
     ) -> None:
         super().__init__()
-        cache_keys = as_cache_keys(cache_keys)
         self.directory: Path = Path(directory)
-        self._args = (decoders, cache_index, cache_keys, parallel, verify)
-        self._dataset = Dataset(self.directory, decoders, cache_index, cache_keys, verify)
+        self._options = ReadOptions.of(decoders, cache_index, cache_keys, verify)
+        self._dataset = Dataset(self.directory, self._options)
         self._columns = self._dataset.columns
         self._name = self._dataset.name
         self._shared: Snapshot | None = None  # pickled with the reader
         self._expected: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.directory, *self._args)
-        if sharing.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
-            return _shared, (type(self), args, {'': state})
-        return reopened, (type(self), args, {}, opened_files(self) if self._state == 'open' else None)
+        args, options = (self.directory,), self._options.arguments()
+        if pickling_for_worker.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
+            return _shared, (type(self), args, options, {'': state})
+        return reopened, (type(self), args, options, opened_files(self) if self._state == 'open' else None)
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
-
-    @property
-    def _identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
         keys = [choice.field.key for choice in self._columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        """The decoders, in the order of the keys."""
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the decoders, in the order of the keys."""
         return tuple(choice.field.fn for choice in self._columns.choices)
 
     # --- opening
 
     async def _open(self) -> None:
         await self.directory.store.ready()
-        await open_as_one(self._name, self._open_once, self._dataset.prove)
+        await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
         self._dataset.warn_of_lengths()
         if self._expected is not None:
             self._expected.check(opened_files(self), self._name)
@@ -103,8 +211,8 @@ class DatasetReader(Sampling[Datapoint_co]):
             await Snapshot.save(self.directory, {'': state})
 
     async def _open_once(self) -> None:
-        snapshot, cache_index = self._shared, self._args[1]
-        if snapshot is None and cache_index:
+        snapshot = self._shared
+        if snapshot is None and self._options.cache_index:
             snapshot = await Snapshot.load(self.directory)
         try:
             await self._dataset.open(snapshot)
@@ -119,31 +227,19 @@ class DatasetReader(Sampling[Datapoint_co]):
     # --- properties
 
     @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        self._check_open()
-        return dict(self._columns.spec)
-
-    @property
-    def layout(self) -> str:
-        """``'refs'`` or ``'columns'``."""
-        self._check_open()
-        return self._columns.layout
-
-    @property
     def size(self) -> int:
         """Bytes of all bags, tables included."""
         self._check_open()
         return self._columns.size
 
-    def _size_of(self, mask: Mask) -> int | None:
+    def nbytes(self, mask: Mask = None) -> int | None:
         return self._columns.size_of(mask) if self._state == 'open' else None
 
     @property
     def bags(self) -> dict[str, BagReader]:
         """Readers of the bags by key, with ``'refs'`` in the refs layout."""
         self._check_open()
-        _, cache_index, cache_keys, _, verify = self._args
+        _, cache_index, cache_keys, verify = self._options
         return {
             key: reader_of_bag(bag, cache_index, key in cache_keys, verify)
             for key, bag in self._columns.all_bags.items()
@@ -153,6 +249,19 @@ class DatasetReader(Sampling[Datapoint_co]):
         self._check_open()
         return self._columns.length
 
+    @property
+    def _first(self) -> Columns:
+        return self._columns
+
+    def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
+        return self._columns, index_of(index, self._columns.length, self._name)
+
+    def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
+        return indices, None
+
+    def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
+        return read_columns([(self._columns, positions)], choices)
+
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
         self._check_open()
@@ -161,75 +270,10 @@ class DatasetReader(Sampling[Datapoint_co]):
         reader.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
         return reader
 
-    # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return a datapoint, or ``{key: [values]}`` for a slice.
-
-        Args:
-          index: an integer (negative counts from the end) or a slice.
-          mask: the keys to read; or a mapping from keys to True, or to a range of a sequence's values, which is clipped
-            to the sequence's length.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index out of range, or a mask's range that begins beyond the end.
-          UnknownKeyError: a ``KeyError``, for a key that is not in the spec.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        columns = self._columns
-        choices = columns.choices if mask is None else columns.choose(mask)
-        if isinstance(index, slice | range):
-            values = await read_columns([(columns, indices_of(index, columns.length, self._name))], choices)
-            return {choice.field.key: column for choice, column in zip(choices, values, strict=True)}
-        position = index_of(index, columns.length, self._name)
-        if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
-            return datapoint
-        values = await read_columns([(columns, np.array([position]))], choices)
-        return as_datapoints(values, choices, 1)[0]
-
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many datapoints, read in one fan-out: all values are requested at once, neighbours in one request.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The datapoints, in the order of ``indices``.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        columns = self._columns
-        positions, choices = indices_of(indices, columns.length, self._name), columns.choose(mask)
-        return as_datapoints(await read_columns([(columns, positions)], choices), choices, len(positions))
-
-    async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
-        """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
-        await self._ensure_open()
-        return await self._columns.available(index_of(index, self._columns.length, self._name))
-
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
-        await self._ensure_open()
-        local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
-            async for datapoint in datapoints:
-                yield datapoint
-
-
-def reader_of(dataset: Dataset, args: tuple[Any, ...]) -> DatasetReader:
-    """Return a reader of an open dataset, given the arguments of the constructor after the folder."""
-    reader = DatasetReader(dataset.directory, *args)
+def reader_of(dataset: Dataset, options: ReadOptions) -> DatasetReader:
+    """Return a reader of an open dataset."""
+    reader = DatasetReader(dataset.directory, **options.arguments())
     reader._dataset, reader._state = dataset.copy(), 'open'
     reader._columns = reader._dataset.columns
     return reader
@@ -260,8 +304,19 @@ async def fetch_buffers(
     return await read_buffers(group, columns.choose(mask))
 
 
-def _shared(kind: type[DatasetReader], args: tuple[Any, ...], folders: Mapping[str, FolderState]) -> DatasetReader:
+def _shared(
+    kind: type[DatasetReader], args: tuple[Path], options: Mapping[str, Any], folders: Mapping[str, FolderState]
+) -> DatasetReader:
     """Return a reader in a worker process that uses the index of the parent process."""
-    reader = kind(*args)
+    reader = kind(*args, **options)
     reader._shared = Snapshot('', folders)
     return reader
+
+
+def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
+    if order is None:
+        return values
+    out = [None] * len(values)
+    for position, value in zip(order.tolist(), values, strict=True):
+        out[position] = value
+    return out

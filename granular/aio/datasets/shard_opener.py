@@ -1,21 +1,20 @@
 """Open the shards of a dataset: by its index, by the state of another reader, or each by its own tables."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
-from granular.aio.datasets.codec import Decoder, fields_of
-from granular.aio.datasets.dataset import Dataset, check_cache_keys
+from granular.aio.datasets.consistency import open_as_one
+from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.proof import open_as_one
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import check_complete, shards_in
 from granular.aio.paths.path import Path
 from granular.aio.reply import changed
 from granular.aio.runtime.tasks import for_each, gather
@@ -51,7 +50,8 @@ class ShardOpener:
     """Opens those shards of a dataset that a reader reads.
 
     Args:
-      directory, decoders, cache_index, cache_keys, verify: as for ``DatasetReader``.
+      directory: the folder of the shards.
+      options: those of the reader.
       steps: the first shard to read, and the distance between two of them.
       use_index: use the index of the dataset, if there is one.
 
@@ -61,19 +61,9 @@ class ShardOpener:
       numbers: the numbers of all shards, once they are open.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        decoders: Mapping[str, Decoder | Any] | None,
-        cache_index: bool,
-        cache_keys: Sequence[str],
-        verify: bool,
-        steps: tuple[int, int],
-        use_index: bool,
-    ) -> None:
-        self._directory, self._name = directory, f'{directory}'
-        self._decoders, self._cache_index, self._cache_keys = decoders, cache_index, cache_keys
-        self._verify, self._steps, self._use_index = verify, steps, use_index
+    def __init__(self, directory: Path, options: ReadOptions, steps: tuple[int, int], use_index: bool) -> None:
+        self._directory, self._name, self._options = directory, f'{directory}', options
+        self._steps, self._use_index = steps, use_index
         self.shared: SharedIndex | Snapshot | None = None
         self.expected_count: int | None = None
         self.numbers: list[int] = []
@@ -84,7 +74,7 @@ class ShardOpener:
     async def open(self) -> Shards:
         """Open the shards."""
         await self._directory.store.ready()
-        await open_as_one(self._name, self._open_once, self._prove)
+        await open_as_one(self._name, self._open_once, self._check_unchanged)
         if self._count is not None and self.expected_count is None:
             await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
@@ -129,7 +119,7 @@ class ShardOpener:
     async def _open_shards(self) -> None:
         self._shards, self.numbers = ListedShards(), []
         snapshot = self.shared if isinstance(self.shared, Snapshot) else None
-        if snapshot is None and self._cache_index:
+        if snapshot is None and self._options.cache_index:
             snapshot = await Snapshot.load(self._snapshot_name)
         if self._use_index and snapshot is None and await self._open_by_index():
             return
@@ -147,8 +137,7 @@ class ShardOpener:
         return (await shards_in(self._directory))[: self._count]
 
     def _create(self, name: str) -> Dataset:
-        path = self._directory / name
-        return Dataset(path, self._decoders, self._cache_index, self._cache_keys, self._verify, name)
+        return Dataset(self._directory / name, self._options, name)
 
     def _choose(self, numbers: list[int]) -> list[int]:
         """Return the shards to read, given all shards.
@@ -157,12 +146,7 @@ class ShardOpener:
           CorruptDatasetError: if shards are missing.
           NotFoundError: if there are none to read.
         """
-        if numbers != list(range(len(numbers))):
-            missing = next(i for i, number in enumerate(numbers) if i != number)
-            raise CorruptDatasetError(
-                f'{self._name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: its writer has not '
-                f'finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
-            )
+        check_complete(self._name, numbers)
         start, step = self._steps
         chosen = numbers[start::step]
         if not chosen:
@@ -182,12 +166,7 @@ class ShardOpener:
             raise
         first = shards[0].columns
         for dataset in shards:
-            columns = dataset.columns
-            if columns.spec != first.spec or columns.layout != first.layout:
-                raise CorruptDatasetError(
-                    f'{columns.name}: has spec {columns.spec} in layout {columns.layout!r}, but {first.name} has '
-                    f'{first.spec} in {first.layout!r}'
-                )
+            dataset.columns.check_spec(first.spec, first.layout, first.name)
 
     def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
@@ -207,12 +186,12 @@ class ShardOpener:
         start, step = self._steps
         return self._directory if self._steps == (0, 1) else self._directory / f'{start}::{step}'
 
-    async def _prove(self) -> None:
+    async def _check_unchanged(self) -> None:
         """Check that the listed shards still exist and that there are no others."""
         if isinstance(self._shards, IndexedShards):
-            await self._shards.prove()
+            await self._shards.check_unchanged()
         elif self._snapshot is None and self.numbers:
-            await gather([self._check_numbers(), for_each(self._shards, Dataset.prove, _TOGETHER)])
+            await gather([self._check_numbers(), for_each(self._shards, Dataset.check_unchanged, _TOGETHER)])
 
     async def _check_numbers(self) -> None:
         now = await self._list()
@@ -224,7 +203,7 @@ class ShardOpener:
     async def _open_by_index(self) -> bool:
         """Open the shards by the index of the dataset. Return False if there is none that describes any of them."""
         shared = self.shared if isinstance(self.shared, SharedIndex) else None
-        index = await DatasetIndex.open(self._directory, self._cache_index) if shared is None else shared.tables
+        index = await DatasetIndex.open(self._directory, self._options.cache_index) if shared is None else shared.tables
         if index is None:
             return False
         if shared is None:
@@ -239,14 +218,13 @@ class ShardOpener:
         else:
             numbers, stale = shared.numbers, None
         spec, layout = index.directory.spec, index.directory.layout
-        check_cache_keys(self._cache_keys, spec, self._name)
-        fields = fields_of(spec, self._decoders, layout, self._name)
+        fields = self._options.fields(spec, layout, self._name)
         existing, numbers = len(numbers), numbers[: self._count]
         self.numbers = numbers
         chosen = np.array(self._choose(numbers), np.int64)
         shards = IndexedShards(self._directory, index, chosen, fields, self._create)
         self._shards = shards
-        has_extras = bool(set(self._cache_keys) - {'refs'}) or self._verify
+        has_extras = bool(set(self._options.cache_keys) - {'refs'}) or self._options.verify
         if shared is None:
             if stale is not None:
                 shards.unchecked[:] = False

@@ -1,34 +1,30 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
-import contextlib
-import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, Self, SupportsIndex, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
 from granular import formats
-from granular._typing import Datapoint_co
+from granular._typing import AnyPath, Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import Snapshot
-from granular.aio.datasets.codec import Decoder
-from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_columns
-from granular.aio.datasets.dataset import as_cache_keys
+from granular.aio.datasets.codec import Decoders
+from granular.aio.datasets.columns import Choice, Columns, Mask, read_columns
+from granular.aio.datasets.dataset import ReadOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.reader import DatasetReader, columns_of, reader_of
+from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_steps
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import check_open
-from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
-from granular.aio.runtime.sharing import sharing
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints, index_of
 
 
-class ShardedDatasetReader(Sampling[Datapoint_co]):
+class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     """Random access to the datapoints of all shards, or of every ``shardstep``-th shard from ``shardstart`` on.
 
     With an index (``build_index``), opening takes a handful of requests, and memory 2 to 3 bytes per record and key.
@@ -51,8 +47,8 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
-        decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+        directory: AnyPath,
+        decoders: Decoders = formats.decoders,
         cache_index: bool = True,
         cache_keys: Sequence[str] = (),
         parallel: bool = False,
@@ -65,27 +61,21 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
         steps = check_steps(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
-        self._args = (decoders, cache_index, as_cache_keys(cache_keys), parallel, verify)
-        self._steps = steps
-        self._use_index = index
-        self._opener = ShardOpener(
-            self.directory, decoders, cache_index, self._args[2], verify, steps=steps, use_index=index
-        )
+        self._options = ReadOptions.of(decoders, cache_index, cache_keys, verify)
+        self._choice = {'shardstart': steps[0], 'shardstep': steps[1], 'index': index}
+        self._opener = ShardOpener(self.directory, self._options, steps, index)
         self._shards: Shards = ListedShards()
         self._expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = (self.directory, *self._args[:-1], *self._steps, self._args[-1], self._use_index)
+        args = type(self), (self.directory,), {**self._options.arguments(), **self._choice}
         if self._state != 'open':
-            return reopened, (type(self), args, {}, None)
+            return _restored, (*args, None, None, None)
         count = len(self._opener.numbers)
-        if sharing.get() and (state := self._opener.state_of(self._shards)) is not None:
-            return _shared, (type(self), args, state, count)
-        return _reopened, (type(self), args, Identity.of(self.directory.store, self._shards.files()), count)
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
+        if pickling_for_worker.get() and (shared := self._opener.state_of(self._shards)) is not None:
+            return _restored, (*args, None, shared, count)
+        return _restored, (*args, Identity.of(self.directory.store, self._shards.files()), None, count)
 
     async def _open(self) -> None:
         self._shards = await self._opener.open()
@@ -101,25 +91,21 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     # --- properties
 
     @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        self._check_open()
-        return dict(self._shards[0].columns.spec)
-
-    @property
-    def layout(self) -> str:
-        """``'refs'`` or ``'columns'``."""
-        self._check_open()
-        return self._shards[0].columns.layout
-
-    @property
     def size(self) -> int:
         """Bytes of all bags of the shards that are read, tables included."""
         self._check_open()
         return self._shards.size()
 
-    def _size_of(self, mask: Mask) -> int | None:
+    def nbytes(self, mask: Mask = None) -> int | None:
         return self._shards.size(mask) if self._state == 'open' else None
+
+    def identity(self) -> list[Any]:
+        """Return the identities of the shards."""
+        return [reader.identity() for reader in self.readers]
+
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the decoders of each shard."""
+        return tuple(fn for reader in self.readers for fn in reader.user_functions())
 
     @property
     def shards(self) -> int:
@@ -131,7 +117,7 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
     def readers(self) -> list[DatasetReader]:
         """Readers of the shards."""
         self._check_open()
-        return [reader_of(dataset, self._args) for dataset in self._shards]
+        return [reader_of(dataset, self._options) for dataset in self._shards]
 
     def __len__(self) -> int:
         self._check_open()
@@ -146,78 +132,28 @@ class ShardedDatasetReader(Sampling[Datapoint_co]):
 
     # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return a datapoint, or ``{key: [values]}`` for a slice; as ``DatasetReader.get``."""
-        if self._state != 'open':
-            await self._ensure_open()
-        if isinstance(index, slice | range):
-            choices = self._shards[0].columns.choose(mask)
-            positions, order = self._sort(indices_of(index, len(self), self._name))
-            values = await self._read(positions, choices) if len(positions) else [[] for _ in choices]
-            return {c.field.key: _reorder(column, order) for c, column in zip(choices, values, strict=True)}
-        columns, position = self._find(index)
-        choices = columns.choices if mask is None else columns.choose(mask)
-        if columns.immediate and (datapoint := columns.read_now(position, choices)) is not None:
-            return datapoint
-        positions = np.array([index_of(index, len(self), self._name)])
-        return as_datapoints(await self._read(positions, choices), choices, 1)[0]
-
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[Datapoint]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many datapoints, read in one fan-out over all keys and shards; as ``DatasetReader.fetch``."""
-        if self._state != 'open':
-            await self._ensure_open()
-        positions, order = self._sort(indices_of(indices, len(self), self._name))
-        choices = self._shards[0].columns.choose(mask)
-        if not len(positions):
-            return []
-        return _reorder(as_datapoints(await self._read(positions, choices), choices, len(positions)), order)
-
-    async def available(self, index: SupportsIndex) -> dict[str, bool | range]:
-        """Return what a mask can select from a datapoint; as ``DatasetReader.available``."""
-        await self._ensure_open()
-        columns, position = self._find(index)
-        return await columns.available(position)
-
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
-        await self._ensure_open()
-        local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
-            async for datapoint in datapoints:
-                yield datapoint
+    @property
+    def _first(self) -> Columns:
+        return self._shards[0].columns
 
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
-        """Return the shard that holds an index, and the position in that shard."""
         position = index_of(index, len(self), self._name)
         shard = int(np.searchsorted(self._stops, position, side='right'))
         return self._shards[shard].columns, position - int(self._starts[shard])
 
     def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
-        """Return indices sorted by shard, and their original order; None if they are in order already."""
         shards = np.searchsorted(self._stops, indices, side='right')
         if not (np.diff(shards) < 0).any():
             return indices, None
         order = np.argsort(shards, kind='stable')
         return indices[order], order
 
-    async def _read(self, indices: Ints, choices: Sequence[Choice]) -> list[list[Any]]:
-        """Return the values of datapoints by field, given by indices that are sorted by shard."""
-        shards = np.searchsorted(self._stops, indices, side='right')
+    async def _read(self, positions: Ints, choices: Sequence[Choice]) -> list[list[Any]]:
+        shards = np.searchsorted(self._stops, positions, side='right')
         edges = np.append(0, np.flatnonzero(np.diff(shards)) + 1)
-        numbers, positions = shards[edges], np.split(indices - self._starts[shards], edges[1:])
+        numbers, parts = shards[edges], np.split(positions - self._starts[shards], edges[1:])
         while True:
-            groups = [
-                (self._shards[number].columns, group) for number, group in zip(numbers.tolist(), positions, strict=True)
-            ]
+            groups = [(self._shards[i].columns, part) for i, part in zip(numbers.tolist(), parts, strict=True)]
             try:
                 return await self._shards.read(numbers, read_columns(groups, choices))
             except (ObjectChangedError, NotFoundError):
@@ -262,28 +198,15 @@ async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = No
     return bool(replaced) and await indexed.replace(replaced)
 
 
-def _shared(
-    kind: type[ShardedDatasetReader], args: tuple[Any, ...], shared: SharedIndex | Snapshot, count: int
+def _restored(
+    kind: type[ShardedDatasetReader],
+    args: tuple[Path],
+    options: Mapping[str, Any],
+    identity: Identity | None,
+    shared: SharedIndex | Snapshot | None,
+    count: int | None,
 ) -> ShardedDatasetReader:
-    """Return a reader in a worker process that uses the index of the parent process."""
-    reader = kind(*args)
+    """Unpickle a reader. In a worker process, one that was open uses the index of the parent process."""
+    reader = reopened(kind, args, options, identity)
     reader._opener.shared, reader._opener.expected_count = shared, count
     return reader
-
-
-def _reopened(
-    kind: type[ShardedDatasetReader], args: tuple[Any, ...], identity: Identity, count: int
-) -> ShardedDatasetReader:
-    """Unpickle a reader that was open."""
-    reader = reopened(kind, args, {}, identity)
-    reader._opener.expected_count = count
-    return reader
-
-
-def _reorder(values: list[Any], order: Ints | None) -> list[Any]:
-    if order is None:
-        return values
-    out = [None] * len(values)
-    for position, value in zip(order.tolist(), values, strict=True):
-        out[position] = value
-    return out

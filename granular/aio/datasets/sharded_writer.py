@@ -2,21 +2,27 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, Literal
 
 from granular import formats
+from granular._typing import AnyPath
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
-from granular.aio.datasets.codec import Encoder, fields_of
-from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.shards import check_steps, shards_in, shards_of
-from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused, precede, remove_if_empty
+from granular.aio.datasets.codec import Encoders, fields_of
+from granular.aio.datasets.reader import DatasetReader, columns_of
+from granular.aio.datasets.shards import check_complete, check_steps, shards_in, shards_of
+from granular.aio.datasets.writer import (
+    DatapointWriter,
+    DatasetWriter,
+    count_unflushed,
+    is_unused,
+    precede,
+    remove_if_empty,
+)
 from granular.aio.paths.path import Path
-from granular.aio.runtime.lifecycle import Publishing, ending_with, ensure_open, report_no_loss
-from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.lifecycle import ending_with, ensure_open, report_no_loss
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
@@ -28,13 +34,13 @@ from granular.errors import (
     SpecError,
 )
 from granular.formats.checksums import SUFFIX
-from granular.formats.layout import Layout, check_spec, shard_name, shard_number
+from granular.formats.layout import Layout, shard_name, shard_number
 from granular.indexing import check_integer
 
 logger: Final = logging.getLogger('granular')
 
 
-class ShardedDatasetWriter(Publishing):
+class ShardedDatasetWriter(DatapointWriter):
     """Appends datapoints to shards of ``shardlen`` datapoints, one shard after the other.
 
     Opened again, it continues after the last of its shards. A shard that is not full is filled if it is a local dataset
@@ -64,9 +70,9 @@ class ShardedDatasetWriter(Publishing):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
+        directory: AnyPath,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
+        encoders: Encoders = formats.encoders,
         shardlen: int | None = None,
         shardstart: int = 0,
         shardstep: int = 1,
@@ -75,7 +81,7 @@ class ShardedDatasetWriter(Publishing):
         resume: Literal['check', 'discard'] = 'check',
         index: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(Path(directory), spec, layout)
         shardstart, shardstep = check_steps(shardstart, shardstep)
         shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
@@ -86,20 +92,16 @@ class ShardedDatasetWriter(Publishing):
                 'index`, once all writers are closed'
             )
         self._index = index
-        self.directory: Path = Path(directory)
         self._args = (spec, encoders, layout, resume, checksums)
         self._checksums = checksums
-        self._spec = check_spec(spec, layout)
-        fields_of(self._spec, encoders, layout, f'{self.directory}')  # rejects unknown types before a shard starts
-        self._layout = layout
+        fields_of(self._spec, encoders, layout, self._name)  # rejects unknown types before a shard starts
         self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
         self._writer: DatasetWriter | None = None
         self._done = [0, 0, 0]  # number, bytes and datapoints of the finished shards
-        self._resumed = self._found = 0
+        self._resumed = 0
         self._failed = False
         self._readable = 0  # shards that were a finished dataset when the writer was opened
         self._appends = False  # True if readers may need to be told so
-        self._turns = Lock()
         store = self.directory.store
         # On a disk, the lock on the next shard's folder excludes other writers before a shard is published.
         self._claim = (
@@ -107,9 +109,6 @@ class ShardedDatasetWriter(Publishing):
             if store.conditional and not store.local
             else None
         )
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({f"{self.directory}"!r})'
 
     def _loss(self) -> str:
         if not len(self):
@@ -146,13 +145,8 @@ class ShardedDatasetWriter(Publishing):
         own = [number for number in existing if number >= self._next and not (number - self._next) % self._step]
         if not own:
             return
-        expected = range(self._next, own[-1] + 1, self._step)
-        missing = next((number for number, present in zip(expected, own, strict=False) if number != present), None)
-        if missing is not None:
-            raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(missing)} is missing, but {shard_name(own[-1])} exists: '
-                f'remove the shards that follow, or begin after it with shardstart'
-            )
+        hint = 'remove the shards that follow, or begin after it with shardstart'
+        check_complete(self._name, own, hint, self._next, self._step)
         growing = self._layout == 'columns' and self.directory.store.local
         lengths = await gather(
             [
@@ -164,7 +158,7 @@ class ShardedDatasetWriter(Publishing):
             own, lengths = own[:-1], lengths[: len(own) - (2 if growing else 1)]
         if None in lengths[: len(own) - 1]:
             raise CorruptDatasetError(
-                f'{self.directory}: shard {shard_name(own[lengths.index(None)])} has no spec.json, but a later one '
+                f'{self._name}: shard {shard_name(own[lengths.index(None)])} has no spec.json, but a later one '
                 f'exists: its writer was killed, and another one continued without it: remove it and the rest'
             )
         last = self.directory / shard_name(own[-1])
@@ -207,19 +201,9 @@ class ShardedDatasetWriter(Publishing):
     # --- properties
 
     @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return dict(self._spec)
-
-    @property
     def shards(self) -> int:
         """The number of shards that this writer has started."""
         return self._done[0] + (self._writer is not None and len(self._writer) > 0)
-
-    @property
-    def found(self) -> int:
-        """Datapoints in this writer's shards that existed when it was opened: continue with the next one."""
-        return self._found
 
     @property
     def size(self) -> int:
@@ -230,13 +214,6 @@ class ShardedDatasetWriter(Publishing):
         return self._done[2] + (0 if self._writer is None else len(self._writer) - self._resumed)
 
     # --- appending
-
-    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint and return how many this writer had appended before. As ``DatasetWriter.append``."""
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            return await self._append(datapoint, flush)
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_open()
@@ -251,14 +228,10 @@ class ShardedDatasetWriter(Publishing):
             await self._turn()
         return index
 
-    async def flush(self) -> None:
-        """Write the appended datapoints; as ``DatasetWriter.flush``."""
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            self._check_open()
-            if self._writer is not None:
-                await self._writer.flush()
+    async def _flush(self) -> None:
+        self._check_open()
+        if self._writer is not None:
+            await self._writer.flush()
 
     def _full(self, writer: DatasetWriter) -> bool:
         return self._shardlen is not None and len(writer) >= self._shardlen
@@ -312,7 +285,7 @@ class ShardedDatasetWriter(Publishing):
 
     def _check_published(self) -> None:
         if self._failed:
-            raise ClosedError(f'{self.directory}: publishing a shard failed: open another writer to continue')
+            raise ClosedError(f'{self._name}: publishing a shard failed: open another writer to continue')
 
     async def _close(self) -> None:
         await self.directory.store.ready()
@@ -355,9 +328,6 @@ async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout)
     if not await (folder / 'spec.json').exists():
         return None
     async with DatasetReader(folder, None, cache_index=False) as reader:
-        if reader.spec != spec or reader.layout != layout:
-            raise SpecError(
-                f'{folder}: exists with spec {reader.spec} in layout {reader.layout!r}, which is not {spec} in '
-                f'{layout!r}'
-            )
+        if (difference := columns_of(reader).difference(spec, layout, 'the writer')) is not None:
+            raise SpecError(f'{folder}: exists with {difference}')
         return len(reader)

@@ -1,11 +1,16 @@
 """The folders of a sharded dataset."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from granular.aio.paths.path import Path
 from granular.aio.stores import Entry
-from granular.formats.layout import shard_numbers
+from granular.errors import CorruptDatasetError
+from granular.formats.layout import shard_name, shard_numbers
 from granular.indexing import check_integer
+
+READ: Final = 'its writer has not finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
+"""The causes of a missing shard, for readers."""
 
 
 async def shards_in(directory: Path) -> list[int]:
@@ -16,6 +21,23 @@ async def shards_in(directory: Path) -> list[int]:
 def shards_of(entries: Iterable[Entry]) -> list[int]:
     """Return the sorted numbers of the shards among the entries of a folder."""
     return shard_numbers([entry.name for entry in entries if entry.is_dir])
+
+
+def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: int = 0, step: int = 1) -> None:
+    """Check that shards are those from ``start`` on in steps of ``step``.
+
+    Args:
+      name: the dataset, for errors.
+      numbers: the sorted numbers of the existing shards, at least one.
+      hint: the causes of a missing shard, or the remedy.
+
+    Raises:
+      CorruptDatasetError: if one is missing.
+    """
+    expected = range(start, numbers[-1] + 1, step)
+    missing = next((number for number, present in zip(expected, numbers, strict=False) if number != present), None)
+    if missing is not None:
+        raise CorruptDatasetError(f'{name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: {hint}')
 
 
 def check_steps(start: int, step: int) -> tuple[int, int]:

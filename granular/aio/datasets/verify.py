@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from granular._typing import AnyPath
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.columns import read_references
-from granular.aio.datasets.dataset import Dataset
+from granular.aio.datasets.dataset import Dataset, ReadOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import shards_in
@@ -23,6 +23,7 @@ from granular.config import MiB
 from granular.errors import CorruptError, NotFoundError, UnsupportedError
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import shard_name
+from granular.indexing import Ints
 
 _WINDOW = 1 << 15  # datapoints whose references are checked at a time
 
@@ -61,7 +62,7 @@ class Report:
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
 
-async def verify(path: Path | str | Any, progress: Progress | None = None) -> Report:
+async def verify(path: AnyPath, progress: Progress | None = None) -> Report:
     """Read a whole dataset, sharded or not, and check its structure, references, records, checksums and index.
 
     Args:
@@ -137,27 +138,30 @@ async def _verify_index(root: Path, numbers: Sequence[int], report: Report) -> N
 async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetReader) -> str | None:
     """Compare a shard with its part of an index; None if they agree."""
     columns, expected = columns_of(reader), index.directory
-    if columns.spec != expected.spec or columns.layout != expected.layout:
-        return f'has spec {columns.spec} in layout {columns.layout!r}, the index {expected.spec} in {expected.layout!r}'
+    if (difference := columns.difference(expected.spec, expected.layout, 'the index')) is not None:
+        return f'has {difference}'
     files, indexed = opened_files(reader).files, index.file_identities(shard)
     for name, identity in files.items():
         if not indexed[name].is_same(identity):
             return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
-    described = Dataset(reader.directory, None, True, (), False)
+    described = Dataset(reader.directory, ReadOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
-        for start in range(0, bag.length, _WINDOW):
-            indices = np.arange(start, min(start + _WINDOW, bag.length))
+        for indices in _windows(bag.length):
             own, other = [(await read_limits([(b, indices)]))[0] for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
-                return f'{key}.bag has other limits than the index, of records {start} to {indices[-1]}'
-    for start in range(0, columns.length if columns.refs is not None else 0, _WINDOW):
-        indices = np.arange(start, min(start + _WINDOW, columns.length))
+                return f'{key}.bag has other limits than the index, of records {indices[0]} to {indices[-1]}'
+    for indices in _windows(0 if columns.refs is None else columns.length):
         own, other = [(await read_references([(c, indices)]))[0] for c in (columns, described.columns)]
         filled = own[1] > 0  # an empty sequence has no first record
         if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
-            return f'refs.bag has other references than the index, of datapoints {start} to {indices[-1]}'
+            return f'refs.bag has other references than the index, of datapoints {indices[0]} to {indices[-1]}'
     return None
+
+
+def _windows(count: int) -> Iterator[Ints]:
+    """Yield the indices of so many datapoints or records, some at a time."""
+    return (np.arange(start, min(start + _WINDOW, count)) for start in range(0, count, _WINDOW))
 
 
 async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport) -> None:
@@ -180,9 +184,9 @@ async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport
 
 async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
     """Check that the references of all datapoints point to existing records."""
-    for start in range(0, len(reader), _WINDOW):
+    for indices in _windows(len(reader)):
         try:
-            await columns_of(reader).check_references(np.arange(start, min(start + _WINDOW, len(reader))))
+            await columns_of(reader).check_references(indices)
         except CorruptError as error:
             report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 

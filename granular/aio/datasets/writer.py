@@ -1,13 +1,14 @@
 """Write datasets: every bag streams while it grows, and ``spec.json`` is published last."""
 
+import abc
 import contextlib
-import os
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 from granular import formats
+from granular._typing import AnyPath
 from granular.aio.bags.output import BagOutput, withdraw
-from granular.aio.datasets.codec import Encoder, encode_datapoint, fields_of
+from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
@@ -22,7 +23,6 @@ from granular.errors import (
     ClosedError,
     CorruptDatasetError,
     DatapointError,
-    DatapointKeysError,
     GranularError,
     NotFoundError,
     SpecError,
@@ -31,7 +31,69 @@ from granular.errors import (
 from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
 
 
-class DatasetWriter(Publishing):
+class DatapointWriter(Publishing):
+    """Base of the writers of a single dataset and of a sharded one."""
+
+    def __init__(self, directory: Path, spec: Mapping[str, str], layout: Layout) -> None:
+        super().__init__()
+        self.directory, self._name, self._layout = directory, f'{directory}', layout
+        self._spec = check_spec(spec, layout)
+        self._found = 0
+        self._turns = Lock()
+
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
+    @property
+    def spec(self) -> dict[str, str]:
+        """The type of each key, sorted by key."""
+        return dict(self._spec)
+
+    @property
+    def found(self) -> int:
+        """Datapoints that existed when the writer was opened: continue with the next one.
+
+        Of a sharded dataset, those in the shards of this writer.
+        """
+        return self._found
+
+    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
+        """Append a datapoint and return its index. All values are encoded before any is written.
+
+        The index is that in the dataset; of a sharded one, that among the datapoints which this writer has appended.
+
+        Concurrent calls take turns, in the order of the calls.
+
+        Args:
+          datapoint: a value for each key of the spec; for a sequence any iterable of values.
+          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
+
+        Raises:
+          DatapointError: if its keys differ from those of the spec.
+          EncodeError: if an encoder rejects a value.
+        """
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns.turn():
+            return await self._append(datapoint, flush)
+
+    async def flush(self) -> None:
+        """Write the appended datapoints to the files, or to the part of each upload that is being filled."""
+        if self._state != 'open':
+            await self._ensure_open()
+        async with self._turns.turn():
+            await self._flush()
+
+    @abc.abstractmethod
+    async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
+        """Append a datapoint, while no other call does."""
+
+    @abc.abstractmethod
+    async def _flush(self) -> None:
+        """Write the appended datapoints, while no other call appends."""
+
+
+class DatasetWriter(DatapointWriter):
     """Appends datapoints to a new dataset, or to an existing local one in the columns layout.
 
     ``spec.json`` is written when the writer is closed. If the ``with`` block ends with an error, the files of a new
@@ -61,18 +123,14 @@ class DatasetWriter(Publishing):
 
     def __init__(
         self,
-        directory: Path | str | os.PathLike[str] | Any,
+        directory: AnyPath,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None = formats.encoders,
+        encoders: Encoders = formats.encoders,
         layout: Layout = 'refs',
         resume: Literal['check', 'discard'] = 'check',
         checksums: bool = True,
     ) -> None:
-        super().__init__()
-        self.directory: Path = Path(directory)
-        self._name = f'{self.directory}'
-        self._layout = layout
-        self._spec = check_spec(spec, layout)
+        super().__init__(Path(directory), spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
         versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
         self._resume = resume
@@ -84,7 +142,7 @@ class DatasetWriter(Publishing):
         self._refs = BagOutput(refs, 2, 'check', checksums) if layout == 'refs' else None
         for writer in self._writers:
             writer.verifies = False  # all of them are verified together, right before the spec is published
-        self._length = self._found = 0
+        self._length = 0
         self._lock: FolderLock | None = None
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
@@ -92,11 +150,7 @@ class DatasetWriter(Publishing):
         self._has_copies = False  # see `expect_copies`
         self._next_folder: Path | None = None  # see `precede`
         self._failed = False
-        self._turns = Lock()
         self._torn = False  # True while only some of the columns may have been flushed
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
 
     @property
     def _writers(self) -> list[BagOutput]:
@@ -140,7 +194,7 @@ class DatasetWriter(Publishing):
             await self.directory.mkdir(parents=True, exist_ok=exist_ok)
             if not isinstance(store, LocalStore):
                 return
-            with contextlib.suppress(NotFoundError):  # if it was removed before it was locked, as by `granular clean`
+            with contextlib.suppress(NotFoundError):  # `granular clean` may remove it before it is locked.
                 self._lock = await store.lock_folder(self.directory.key)
 
     async def _open_bags(self) -> None:
@@ -202,11 +256,6 @@ class DatasetWriter(Publishing):
     # --- properties
 
     @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return dict(self._spec)
-
-    @property
     def size(self) -> int:
         """Bytes of all bags, tables included."""
         return sum(writer.size for writer in self._writers)
@@ -214,41 +263,16 @@ class DatasetWriter(Publishing):
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def found(self) -> int:
-        """Datapoints that existed when the writer was opened: continue with the next one."""
-        return self._found
-
     # --- appending
-
-    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint and return its index. All values are encoded before any is written.
-
-        Concurrent calls take turns, in the order of the calls.
-
-        Args:
-          datapoint: a value for each key of the spec; for a sequence any iterable of values.
-          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
-
-        Raises:
-          DatapointError: if its keys differ from those of the spec.
-          EncodeError: if an encoder rejects a value.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            return await self._append(datapoint, flush)
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_usable()
         if not isinstance(datapoint, Mapping):
             raise DatapointError(f'{self._name}: expected a mapping for a datapoint, got {type(datapoint).__name__}')
         if datapoint.keys() != self._spec.keys():
-            missing, extra = sorted(self._spec.keys() - datapoint.keys()), sorted(datapoint.keys() - self._spec.keys())
-            texts = [f'{name} {keys}' for name, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
-            raise DatapointKeysError(f'{self._name}: datapoint {self._length}: {", ".join(texts)}')
+            raise keys_error(self._spec, datapoint, self._name, self._length)
         records = await encode_datapoint(self._fields, datapoint, self._name, self._length)
-        self._failed = True  # until every bag has the datapoint
+        self._failed = True  # Only some of the bags have the datapoint until the end.
         refs: list[Any] = []
         for field, values in zip(self._fields, records, strict=True):
             bag = self._bags[field.key]
@@ -264,7 +288,7 @@ class DatasetWriter(Publishing):
             self._refs.add(pack_refs(refs))
         self._length += 1
         if flush or any(writer.is_full for writer in self._writers):
-            await self._flush()
+            await self._flush_bags()
         self._failed = False
         return self._length - 1
 
@@ -281,20 +305,16 @@ class DatasetWriter(Publishing):
                 f'not the {len(record)} appended: append the same datapoints as the previous writer'
             )
 
-    async def flush(self) -> None:
-        """Write the appended datapoints to the files, or to the part of each upload that is being filled."""
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            self._check_usable()
-            await self._flush()
-
     def _check_usable(self) -> None:
         self._check_open()
         if self._failed:
             raise ClosedError(f'{self._name}: an earlier write failed: close the writer, or abort it')
 
     async def _flush(self) -> None:
+        self._check_usable()
+        await self._flush_bags()
+
+    async def _flush_bags(self) -> None:
         self._torn = True
         for writer in self._writers:
             await writer.flush()
@@ -319,7 +339,7 @@ class DatasetWriter(Publishing):
                 f'{self._name}: columns are ahead of the {self._length} datapoints: {ahead}: append the same '
                 f"datapoints as the previous writer, or pass resume='discard'"
             )
-        await self._flush()
+        await self._flush_bags()
         # The first bag decides between writers: the writer that fails to create it has published nothing to remove.
         *rest, first = self._writers
         await first.aclose()
@@ -346,7 +366,7 @@ class DatasetWriter(Publishing):
         except GranularError as error:
             failure = error
         except BaseException:
-            if self._lock is not None:  # on a disk, no file appears later
+            if self._lock is not None:  # On a disk, no file appears later.
                 self._standing = await path.exists()
             raise
         published = await self._read_spec(path, failure)
@@ -420,12 +440,8 @@ class DatasetWriter(Publishing):
         await settle([writer.remove_published(sole) for writer in rest])
         await first.remove_published(sole)  # last, because another writer may start then
         if store.has_folders:
-            await self._remove_folder()
-
-    async def _remove_folder(self) -> None:
-        store = self.directory.store
-        await store.delete([(self.directory / name).key for name in self._names])
-        await self._remove_empty()
+            await store.delete([(self.directory / name).key for name in self._names])
+            await self._remove_empty()
 
     async def _remove_own_folder(self) -> None:
         """Remove the folder that this writer may have created, if it is empty, unless another writer has locked it."""

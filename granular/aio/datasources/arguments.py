@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import PurePath, glob_regex
+from granular.aio.paths.pure import AnyPath, PurePath, glob_regex
 from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError
 
-Paths = PurePath | str | os.PathLike[str] | Sequence[Any]
+Paths = AnyPath | Sequence[AnyPath]
 Mask = Iterable[str] | Mapping[str, bool] | None
 
 # A file of several, as tfds, Beam and Hugging Face name them: the rest may be a suffix, a hash, or both.

@@ -1,7 +1,6 @@
 """Find out the format of files, and open their reader."""
 
 import inspect
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +12,7 @@ from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import shards_of
-from granular.aio.datasources.arguments import refuse_gaps
+from granular.aio.datasources.arguments import Paths, refuse_gaps
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
@@ -45,8 +44,8 @@ def format_of(name: str) -> str:
 
 
 async def open(  # noqa: A001
-    path: Path | str | os.PathLike[str] | Sequence[Any] | Any,
-    decoders: Mapping[str, Decoder | Any] | None = formats.decoders,
+    path: Paths,
+    decoders: Mapping[str, Decoder | None] | None = formats.decoders,
     **options: Any,
 ) -> Opened:
     """Find out what is at a path, and return its reader, opened.

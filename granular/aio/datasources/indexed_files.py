@@ -11,10 +11,10 @@ from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
-from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
@@ -22,7 +22,7 @@ from granular.errors import ObjectChangedError
 from granular.indexing import Ints
 
 
-class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
+class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
     """A data source over files, in the order given, each with an index that is read once and shared with workers.
 
     Args:
@@ -45,7 +45,7 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if sharing.get() and self._indices:
+        if pickling_for_worker.get() and self._indices:
             return _shared, (type(self), self._arguments(), self._indices)
         return type(self), self._arguments()
 
@@ -75,12 +75,11 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         self._check_open()
         return sum(index.size for index in self._indices)
 
-    def _size_of(self, mask: Any) -> int | None:
+    def nbytes(self, mask: Any = None) -> int | None:
         return self.size if self._state == 'open' else None
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        """The files in order, each by store, address, bytes and version."""
+    def identity(self) -> tuple[Any, ...]:
+        """Return the files in order, each by store, address, bytes and version."""
         return tuple(
             (path.store.fingerprint, f'{path}', index.size, index.version)
             for path, index in zip(self.paths, self._indices, strict=True)
@@ -98,10 +97,6 @@ class IndexedFiles(Sampling[Datapoint_co], Generic[Index, Datapoint_co]):
         return copy
 
     # --- reading
-
-    @abc.abstractmethod
-    async def fetch(self, indices: Any) -> list[Any]:
-        """Return many datapoints, read from all files concurrently."""
 
     def _locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the number of the file of each datapoint, and the datapoint's number in that file."""

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, SupportsIndex, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,15 @@ from granular.aio.bags.records import read_limits, read_parts
 from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
+    AnyReader,
     ShardedDatasetReader,
     columns_of_shards,
     compare_shards,
     indexed_shards_of,
 )
+from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
     CorruptDatasetError,
@@ -31,7 +32,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats.plain import array_counts, array_head, parse_array_head
-from granular.indexing import Ints, check_integer, index_of, indices_of
+from granular.indexing import Ints, check_integer
 
 _HEAD = 64  # bytes; at least those before the data of an array
 
@@ -39,7 +40,14 @@ T = TypeVar('T')
 Window = dict[str, NDArray[Any]]
 
 
-class TokenWindows(Sampling[Window]):
+class WrappedReader(Protocol):
+    """A reader of the sync API."""
+
+    @property
+    def aio(self) -> AnyReader: ...
+
+
+class TokenWindows(SequenceSource[Window]):
     """Random access to windows of fixed length over the arrays of a dataset, such as the tokens of long documents.
 
     ::
@@ -75,9 +83,7 @@ class TokenWindows(Sampling[Window]):
       ObjectChangedError: if a shard was replaced, also since the index of the dataset was built.
     """
 
-    def __init__(
-        self, reader: DatasetReader | ShardedDatasetReader | Any, key: str, length: int, stride: int | None = None
-    ) -> None:
+    def __init__(self, reader: AnyReader | WrappedReader, key: str, length: int, stride: int | None = None) -> None:
         super().__init__()
         reader = getattr(reader, 'aio', reader)
         if not isinstance(reader, DatasetReader | ShardedDatasetReader):
@@ -93,6 +99,7 @@ class TokenWindows(Sampling[Window]):
         self._checked = np.zeros(0, np.bool_)  # datapoints whose head was compared
         self._dtype = np.dtype(np.int64)
         self._remote = False
+        self._name = repr(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._reader, self._key, self._length, self._stride)
@@ -100,10 +107,8 @@ class TokenWindows(Sampling[Window]):
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._reader!r}, {self._key!r}, {self._length}, stride={self._stride})'
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        readers = self._reader.readers if isinstance(self._reader, ShardedDatasetReader) else [self._reader]
-        return self._key, self._length, self._stride, [reader._identity for reader in readers]
+    def identity(self) -> tuple[Any, ...]:
+        return self._key, self._length, self._stride, self._reader.identity()
 
     # --- opening
 
@@ -188,34 +193,7 @@ class TokenWindows(Sampling[Window]):
 
     # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex) -> Window: ...
-    @overload
-    async def get(self, index: slice | range) -> list[Window]: ...
-    async def get(self, index: SupportsIndex | slice | range) -> Window | list[Window]:
-        """Return the window at an index, negative from the end, or the windows of a slice.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            return await self.fetch(index)
-        return (await self._windows(np.array([index_of(index, len(self), repr(self))])))[0]
-
-    async def fetch(self, indices: Any) -> list[Window]:
-        """Return many windows, read in one fan-out.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The windows, in the order requested: dicts with ``key`` and a read-only array of shape (length,).
-        """
-        await self._ensure_open()
-        return await self._windows(indices_of(indices, len(self), repr(self)))
-
-    async def _windows(self, indices: Ints) -> list[Window]:
+    async def _read_all(self, indices: Ints) -> list[Window]:
         if not len(indices):
             return []
         owners = np.searchsorted(self._stops, indices, side='right')

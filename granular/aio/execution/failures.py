@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, cast
 
-from granular.aio.runtime.tracebacks import RemoteError, shorten
+from granular.aio.runtime.tracebacks import RemoteError, shorten, summary
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
@@ -77,14 +77,6 @@ def _pickled(error: BaseException) -> bytes:
             continue
         return pickled
     return pickle.dumps(WorkerError(summary(error)))
-
-
-def summary(error: BaseException) -> str:
-    """Return the class and message of an error, even if its ``str`` fails."""
-    try:
-        return f'{type(error).__name__}: {error}'
-    except Exception:
-        return type(error).__name__
 
 
 def remote(pickled: Sequence[bytes], text: str) -> BaseException:

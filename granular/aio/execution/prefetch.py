@@ -2,12 +2,13 @@
 
 import asyncio
 import collections
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from granular.aio.execution.failures import capturing
-from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop
+from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop, running_loop
 from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
 from granular.aio.runtime.user_functions import mark_computing
@@ -22,6 +23,31 @@ _CHEAP: Final = 0.002  # seconds below which an item is cheap
 _PATIENCE: Final = 3  # slow items in a row
 END: Final = object()
 """Sentinel returned after the last item."""
+_NOT_READY: Final = object()
+
+
+class _Item(Generic[T]):
+    """An item that is computed, or ready. Its task ends on its loop: Ctrl-C in the end of one would be lost.
+
+    Attributes:
+      position: its position.
+      loop: the loop of its task.
+      task: its task; None once it is ready.
+      value: the item; ``_NOT_READY`` until then, and if it fails.
+    """
+
+    __slots__ = ('loop', 'position', 'task', 'value')
+
+    def __init__(self, task: 'asyncio.Task[T]', position: int) -> None:
+        self.task: asyncio.Task[T] | None = task
+        self.position, self.loop = position, task.get_loop()
+        self.value: Any = _NOT_READY
+        task.add_done_callback(self._end)
+
+    def _end(self, task: 'asyncio.Task[T]') -> None:
+        # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
+        if not task.cancelled() and task.exception() is None:
+            self.value, self.task = task.result(), None
 
 
 class Prefetch(Generic[T]):
@@ -29,13 +55,15 @@ class Prefetch(Generic[T]):
 
     Items that never wait, such as reads from a local disk, are computed on one thread, one after the other: threads
     that read the page cache only slow each other down, and slow reads are spread over the pool anyway. Items that wait,
-    as for a bucket, are computed on the loop, concurrently.
+    as for a bucket, are computed on the loop, concurrently. A consumer in another thread takes an item that is ready
+    there, and only tells the loop to start the next one. The first item in the queue is the position, so that taking
+    it is one step, which neither another thread nor Ctrl-C can divide.
 
     An item covers ``count`` positions. Counts grow from one to ``most``, each item being as large as all before it: the
     first element does not wait for a whole item.
 
     Args:
-      make: computes the item for a position and a count.
+      compute: computes the item for a position and a count.
       stride: the step from one position to the next.
       weight: the number of datapoints in an item of one position.
       workers: the number of threads that decode and transform.
@@ -53,24 +81,24 @@ class Prefetch(Generic[T]):
       consumed: seconds between the return of an item and the request for the next.
     """
 
-    position: int
     depth: int
     waited: float
     consumed: float
 
     def __init__(
         self,
-        make: Callable[[int, int], Coroutine[Any, Any, T]],
+        compute: Callable[[int, int], Coroutine[Any, Any, T]],
         stride: int,
         weight: int,
         workers: int,
         kind: Literal['loader', 'stream', 'interleave'],
         captures: bool,
     ) -> None:
-        self._make, self._stride, self._weight = make, stride, weight
+        self._compute, self._stride, self._weight = compute, stride, weight
         self._workers, self._name, self._captures = workers, f'granular-{kind}', captures
         self._wait_times, self._consumer_times = counters.times(kind)
-        self.position, self.stop, self.depth = 0, None, 0  # type: int, int | None, int
+        self.stop, self.depth = None, 0  # type: int | None, int
+        self._frontier = 0  # the position behind the items that were started
         self.most = 1
         self._begun = 0  # positions of the items started since the last change of the position
         self.token: object = None
@@ -78,7 +106,7 @@ class Prefetch(Generic[T]):
         self.waited = self.consumed = 0.0
         self._returned: float | None = None  # when the last item was returned
         self._arriving = False  # True until its consumer has received it
-        self._items: collections.deque[tuple[asyncio.Task[T], int]] = collections.deque()  # and the position after it
+        self._items: collections.deque[_Item[T]] = collections.deque()
         self._pool: Threads | None = None
         self._lane: Threads | None = None
         self._retired: list[Threads] = []
@@ -87,44 +115,93 @@ class Prefetch(Generic[T]):
         self._waits = False  # True if items wait, for example for a bucket
         self._closed = False
 
+    @property
+    def position(self) -> int:
+        """The position of the next item. It may be set once the items are dropped."""
+        while True:
+            frontier = self._frontier
+            try:
+                return self._items[0].position
+            except IndexError:
+                if frontier == self._frontier:
+                    return frontier
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self._frontier = position
+
     def counts(self) -> tuple[int, int]:
         """Return the numbers of items that are ready and that are in progress."""
-        ready = sum(task.done() for task, _ in self._items)
+        ready = sum(item.task is None or item.task.done() for item in self._items.copy())
         return ready, len(self._items) - ready
 
-    async def take(self, asked: float | None = None) -> T | object:
+    async def take(self, asked: float | None = None) -> Any:
         """Return the next item, or ``END``. After an error, the position stays at the item that failed.
 
         Args:
           asked: the time of the request, by ``time.perf_counter``, if it was made before this call.
         """
         asked = time.perf_counter() if asked is None else asked  # before the switch to a loop that may be busy
-        await ensure_event_loop()
         if self._returned is not None:
             asked = max(asked, self._returned)  # two consumers may wait at a time
             spent = asked - self._returned
             self.consumed += spent
             self._consumer_times.observe(spent)
             self._returned = None
+        item: Any = self._take_ready() if running_loop() is None else _NOT_READY
+        if item is _NOT_READY:
+            await ensure_event_loop()
+            item = await self._take_next()
+        if item is END:
+            return END
+        self._returned, self._arriving = time.perf_counter(), True
+        waited = self._returned - asked
+        self.waited += waited
+        self._wait_times.observe(waited)
+        return item
+
+    async def _take_next(self) -> Any:
+        """Return the next item, or ``END``, under the loop of the items."""
         while True:
             if self._closed:
                 raise ClosedError('the iterator is closed')
             self.begin()
             if not self._items:
                 return END
-            task, after = self._items[0]
-            item = await self._wait(task)
-            if self._is_next(task):
-                break
+            item = self._items[0]
+            value = await self._wait(item) if item.task is not None else item.value
+            if self._is_next(item):
+                self._items.popleft()
+                self.begin()
+                return value
             # The position was changed in the meantime.
-        self._items.popleft()
-        self.position = after
-        self.begin()
-        self._returned, self._arriving = time.perf_counter(), True
-        waited = self._returned - asked
-        self.waited += waited
-        self._wait_times.observe(waited)
-        return item
+
+    def _take_ready(self) -> Any:
+        """Return the next item, or ``END``, in another thread than that of the loop, if it is there already."""
+        if self._closed:
+            raise ClosedError('the iterator is closed')
+        try:
+            first = self._items[0]
+        except IndexError:
+            ended = self.stop is not None and self._frontier >= self.stop
+            return END if ended and not self._items else _NOT_READY
+        if first.task is not None:
+            return _NOT_READY
+        try:
+            taken = self._items.popleft()
+        except IndexError:  # dropped, because a state was loaded in another thread
+            return _NOT_READY
+        if taken is not first:
+            self._items.appendleft(taken)
+            return _NOT_READY
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            first.loop.call_soon_threadsafe(self._begin_more)
+        return first.value
+
+    def _begin_more(self) -> None:
+        """Start the items that are due, unless all were taken: the consumer may then continue elsewhere."""
+        if self._items and not self._closed:
+            self.begin()
 
     def received(self, seconds: float | None = None) -> None:
         """Add the time that the last item took to reach a consumer in another thread, which may wake up late.
@@ -140,15 +217,17 @@ class Prefetch(Generic[T]):
         self._returned += late
         self._arriving = False
 
-    async def _wait(self, task: 'asyncio.Task[T]') -> T | None:
-        """Return the result of a task; None if it was cancelled because the position was changed."""
+    async def _wait(self, item: _Item[T]) -> T | None:
+        """Return the value of an item; None if it was cancelled because the position was changed."""
+        task: Any = item.task
         try:
-            return await outcome(result_of(task))
+            value: T = await outcome(result_of(task))
+            return value
         except asyncio.CancelledError:
             consumer = asyncio.current_task()
             if not task.cancelled() or consumer is None or consumer.cancelling():
                 raise  # the consumer stopped waiting; the item is left for the next request
-            if not self._is_next(task):
+            if not self._is_next(item):
                 return None
             self.drop()
             raise GranularError(f'the item at {self.position} was cancelled while it was computed') from None
@@ -156,21 +235,20 @@ class Prefetch(Generic[T]):
             self.drop()
             raise
 
-    def _is_next(self, task: 'asyncio.Task[T]') -> bool:
-        return bool(self._items) and self._items[0][0] is task
+    def _is_next(self, item: _Item[T]) -> bool:
+        return bool(self._items) and self._items[0] is item
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
         while len(self._items) <= self.depth:
-            position = self._items[-1][1] if self._items else self.position
+            position = self._frontier
             count = max(1, min(self.most, self._begun))
             if self.stop is not None:
                 if position >= self.stop:
                     return
                 count = min(count, -(-(self.stop - position) // self._stride))
-            task = start_task(self._run(position, count))
-            task.add_done_callback(_seen)
-            self._items.append((task, position + count * self._stride))
+            self._items.append(_Item(start_task(self._run(position, count)), position))
+            self._frontier = position + count * self._stride  # last: without items, it is the position
             self._begun += count
 
     async def seek(self, position: int) -> None:
@@ -178,13 +256,21 @@ class Prefetch(Generic[T]):
         if self._items:
             await ensure_event_loop()  # tasks may only be accessed there
         self.drop()
-        self.position = position
+        self._frontier = position
 
     def drop(self) -> None:
         """Discard the items computed ahead. Call it under the loop of the consumer."""
         self._begun = 0
         while self._items:
-            self._items.pop()[0].cancel()
+            frontier = self._frontier
+            self._frontier = self._items[-1].position
+            try:
+                task = self._items.pop().task
+            except IndexError:  # the consumer has taken it
+                self._frontier = frontier
+            else:
+                if task is not None:
+                    task.cancel()
 
     def using_pool(self) -> '_Using':
         """Return a context manager in which blocking calls run in threads of this object."""
@@ -193,11 +279,11 @@ class Prefetch(Generic[T]):
         return _Using(self._pool)
 
     async def _run(self, position: int, count: int) -> T:
-        capturing.set(self._captures)  # only in the context of this task, as the next mark
+        capturing.set(self._captures)  # in the context of this task alone, as is the next mark
         mark_computing(self.token)
         with self.using_pool():
             if self._waits:
-                return await self._make(position, count)
+                return await self._compute(position, count)
             if self._lane is None:
                 self._lane = Threads(self._width, f'{self._name}-lane')
             started = await start_inline(lambda: self._timed(position, count), self._lane)
@@ -208,7 +294,7 @@ class Prefetch(Generic[T]):
 
     async def _timed(self, position: int, count: int) -> T:
         timer = Timer()
-        item = await self._make(position, count)
+        item = await self._compute(position, count)
         self.cheap = not self._waits and timer.wall < _CHEAP
         self._long = self._long + 1 if timer.wall > max(_LONG, _LONG_EACH * self._weight * count) else 0
         if self._long > _PATIENCE and self._width == 1:
@@ -224,7 +310,7 @@ class Prefetch(Generic[T]):
         self._closed = True
         if self._items:
             await ensure_event_loop()
-            tasks = [task for task, _ in self._items]
+            self._frontier, tasks = self.position, [item.task for item in self._items if item.task is not None]
             self._items.clear()
             await end_tasks(tasks)
         pools = [pool for pool in (self._pool, self._lane, *self._retired) if pool is not None]
@@ -244,9 +330,3 @@ class _Using:
 
     def __exit__(self, *args: object) -> None:
         current.reset(self._token)
-
-
-def _seen(task: 'asyncio.Task[Any]') -> None:
-    # The error of an item that is never taken, because a state was loaded or the program ends, is not reported.
-    if not task.cancelled():
-        task.exception()

@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from granular.aio.execution import shared_memory
-from granular.aio.execution.failures import capturing, portable, summary
+from granular.aio.execution.failures import capturing, portable
+from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
 from granular.metrics import Metrics, counters, timing
@@ -43,7 +44,7 @@ class Task(Protocol):
         ...
 
     @property
-    def make(self) -> Callable[..., Coroutine[Any, Any, Any]]:
+    def compute(self) -> Callable[..., Coroutine[Any, Any, Any]]:
         """Coroutine function from a position, one integer or several, to its item."""
         ...
 
@@ -93,7 +94,7 @@ def work(
                 if not future.cancelled():
                     _reply(pipe, lock, number, *future.result(), reporter.report())
                 del future
-        except BaseException:  # such as MemoryError: the parent reports this process as dead
+        except BaseException:  # a MemoryError may come anywhere: the parent reports this process as dead
             traceback.print_exc()
             os._exit(1)
 
@@ -124,7 +125,7 @@ def work(
 async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:
     """Return the error, if any, and the item. Errors are not raised: asyncio would end the loop with some of them."""
     try:
-        return None, await await_user(task.make(*position))
+        return None, await await_user(task.compute(*position))
     except asyncio.CancelledError:
         raise  # the consumer cancelled the item
     except BaseException as error:

@@ -17,13 +17,14 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from granular.aio.execution import shared_memory
-from granular.aio.execution.failures import remote, summary
+from granular.aio.execution.failures import remote
 from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.sharing import sharing
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import expect_exit, offload_whole, start_thread
+from granular.aio.runtime.tracebacks import summary
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
 from granular.metrics import Reports, timing
 
@@ -77,8 +78,8 @@ class Workers:
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
-    async def make(self, *position: int) -> Any:
-        """Return ``task.make(*position)``, computed by the workers in turn; a worker that has died is replaced."""
+    async def compute(self, *position: int) -> Any:
+        """Return ``task.compute(*position)``, computed by the workers in turn; a worker that has died is replaced."""
         await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
@@ -86,7 +87,7 @@ class Workers:
                 await self._ensure_alive(number)
         if self._closed:
             raise ClosedError('the workers are closed')
-        return await self._workers[number].make(position)
+        return await self._workers[number].compute(position)
 
     async def _ensure_alive(self, number: int) -> None:
         if self._closed:
@@ -104,7 +105,7 @@ class Workers:
 
     def _start(self) -> None:
         if self._context.get_start_method() != 'fork':
-            token = sharing.set(True)
+            token = pickling_for_worker.set(True)
             try:
                 work = self._task, self._initialize
                 self._payload, self._parts = shared_memory.split(work, by_value=not _imports_main())
@@ -113,7 +114,7 @@ class Workers:
                     f'worker processes need a source and functions that pickle: {summary(error)}'
                 ) from error
             finally:
-                sharing.reset(token)
+                pickling_for_worker.reset(token)
         if self._parts:
             self._file = shared_memory.write(self._parts)
             self._release = weakref.finalize(self, os.close, self._file)
@@ -126,7 +127,7 @@ class Workers:
                 worker.kill()
             raise
         self._workers, self._started = workers, True
-        expect_exit()  # at which handlers kill the processes
+        expect_exit()  # handlers at exit kill the processes
 
     def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
@@ -244,7 +245,7 @@ class _Worker:
         )
         start_thread(self._thread)
 
-    async def make(self, position: tuple[int, ...]) -> Any:
+    async def compute(self, position: tuple[int, ...]) -> Any:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         number = next(self._numbers)
@@ -285,7 +286,9 @@ class _Worker:
         """Add a report of the process to the metrics of this one."""
         metrics, added = report
         self._reports.take(metrics)
-        for stage, (count, seconds) in zip(self._stages, added, strict=False):  # none if it could not load the task
+        for stage, (count, seconds) in zip(
+            self._stages, added, strict=False
+        ):  # a process that could not load the task reports no stages
             if count:
                 stage.record_time(count, seconds)
 
@@ -328,7 +331,7 @@ class _Worker:
         """Wait until the process exits; kill it after a grace period. A second call has no effect."""
         if self._joined:
             return
-        # Not in a thread: while the interpreter exits, none can be started.
+        # No thread waits for it, as none can be started while the interpreter exits.
         until = time.monotonic() + _GRACE
         while self._process.is_alive() and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
@@ -376,7 +379,7 @@ def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> N
             fd = shared_memory.receive_fd(pipe) if sizes else -1
         except (EOFError, OSError):
             break
-        except MemoryError:  # for its reply: this process cannot read on from here
+        except MemoryError:  # the reply does not fit, and the messages after it cannot be read
             process.kill()
             break
         ok, result = _unpickled(ok, head, fd, sizes)

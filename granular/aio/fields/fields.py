@@ -13,7 +13,7 @@ from typing import Any, Final, Self, SupportsIndex
 
 from granular import filters
 from granular.aio.execution.failures import Failure
-from granular.aio.fields.nesting import Nested, dispose_of
+from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
 from granular.aio.pipeline.nodes.selection import read_labels
@@ -189,9 +189,8 @@ class Fields(Nested, abc.ABC):
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices, which are integers >= 0."""
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        """The methods of the user that load its fields."""
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the methods of the user that load its fields."""
         return ()
 
     @abc.abstractmethod
@@ -413,8 +412,7 @@ class Methods(Adapter):
         await ensure_event_loop()
         return await gather([wait(i) for i in range(len(numbers))])
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
+    def user_functions(self) -> tuple[Any, ...]:
         return tuple(getattr(self.dataset, name) for name in self.own.values())
 
     def describe(self) -> str:

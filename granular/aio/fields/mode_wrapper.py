@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.fields.fields import Ctx, check_fields, fields_of, load_fields, original
-from granular.aio.fields.nesting import Nested, dispose_of
+from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.pipeline.nodes.source import Fetching, Source

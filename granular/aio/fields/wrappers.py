@@ -1,10 +1,9 @@
 """Wrappers of datasets of fields: select, repeat and reorder datapoints.
 
-Each wrapper is a dataset of fields itself. The indices are computed by :mod:`granular.filters`.
+Each wrapper is a dataset of fields itself. A node of a pipeline selects among the positions of its datapoints.
 """
 
 import abc
-import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -12,11 +11,9 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, labels_of, original
-from granular.aio.pipeline.nodes.indices import describe_indices
-from granular.aio.pipeline.nodes.selection import describe_classes
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload
+from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
+from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
+from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled
 from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, check_integer, indices_of
 
@@ -28,12 +25,15 @@ class IndexWrapper(Fields):
       dataset: the wrapped dataset, as it was passed.
     """
 
+    _node: IndexNode | None = None  # selects among the positions of the wrapped dataset
+
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         wrapped = fields_of(dataset)
         self.dataset: Any = original(dataset)
         self.parents: tuple[Any, ...] = (wrapped,)
         self._pure = wrapped._pure
+        self._positions = Wrapped(range(len(wrapped)))
 
     @property
     def fields(self) -> tuple[str, ...] | None:
@@ -57,39 +57,32 @@ class IndexWrapper(Fields):
         values = await self.parents[0]._load_all(field)
         return [values[i] for i in self._lookup(np.arange(len(self))).tolist()]
 
-    @abc.abstractmethod
-    def _lookup(self, indices: Ints) -> Ints: ...
+    def __len__(self) -> int:
+        return len(self._selected())
+
+    def _lookup(self, indices: Ints) -> Ints:
+        return look_up(self._selected(), indices)[1]
+
+    def _selected(self) -> IndexNode:
+        if self._node is None:
+            raise ClosedError(f'{self.describe()} is not open yet: use `await open(...)`')
+        return self._node
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices."""
         columns: list[list[Any]] = await self.parents[0]._load(fields, self._lookup(indices), ctxs)
         return columns
 
-    def _inherit(self) -> None:
+    def _select(self, node: IndexNode) -> None:
+        """Take the datapoints at the positions that a node selects, with their known labels."""
+        self._node = node
         if self.parents[0].known_labels:
             indices = self._lookup(np.arange(len(self)))
             known = self.parents[0].known_labels
             self.known_labels.update({field: labels[indices] for field, labels in known.items()})
 
 
-class _SelectionWrapper(IndexWrapper):
-    """Datapoints at selected indices, stored with 8 bytes per index."""
-
-    _indices: Ints | None = None
-
-    def _selected_indices(self) -> Ints:
-        if self._indices is None:
-            raise ClosedError(f'{self.describe()} is not open yet: use `await open(...)`')
-        return self._indices
-
-    def __len__(self) -> int:
-        return len(self._selected_indices())
-
-    def _lookup(self, indices: Ints) -> Ints:
-        return self._selected_indices()[indices]
-
-
-class SubsetWrapper(_SelectionWrapper):
+class SubsetWrapper(IndexWrapper):
     """The datapoints at the given indices, in that order; or those of a range, given by its bounds.
 
     ::
@@ -138,16 +131,11 @@ class SubsetWrapper(_SelectionWrapper):
             indices = range(start, stop)
         elif given[2]:
             indices = range(*filters.percent_range(length, start_percent, end_percent))
-        self._indices = indices_of(indices, length, 'SubsetWrapper')
-        self._inherit()
+        self._select(Slice(self._positions, indices_of(indices, length, 'SubsetWrapper')))
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
-        return f'SubsetWrapper({self._described_indices})'
-
-    @functools.cached_property
-    def _described_indices(self) -> str:
-        return describe_indices(self._selected_indices())
+        return f'SubsetWrapper({self._selected().describe().removeprefix("slice of ")})'
 
 
 class PercentFilterWrapper(IndexWrapper):
@@ -178,15 +166,9 @@ class PercentFilterWrapper(IndexWrapper):
     ) -> None:
         super().__init__(dataset)
         self._start, self._stop = filters.percent_range(
-            len(self.parents[0]), from_percent, to_percent, ceil_from_index, ceil_to_index
+            len(self._positions), from_percent, to_percent, ceil_from_index, ceil_to_index
         )
-        self._inherit()
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def _lookup(self, indices: Ints) -> Ints:
-        return indices + self._start
+        self._select(Slice(self._positions, slice(self._start, self._stop)))
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
@@ -208,21 +190,15 @@ class RepeatWrapper(IndexWrapper):
 
     def __init__(self, dataset: Any, repetitions: int | None = None, min_size: int | None = None) -> None:
         super().__init__(dataset)
-        self._times = filters.repetitions_of(len(self.parents[0]), repetitions, min_size)
-        self._inherit()
-
-    def __len__(self) -> int:
-        return self._times * len(self.parents[0])
-
-    def _lookup(self, indices: Ints) -> Ints:
-        return indices % len(self.parents[0])
+        self._times = filters.repetitions_of(len(self._positions), repetitions, min_size)
+        self._select(Repeat(self._positions, self._times))
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
         return f'RepeatWrapper({self._times})'
 
 
-class ShuffleWrapper(_SelectionWrapper):
+class ShuffleWrapper(IndexWrapper):
     """All datapoints in shuffled order, that of KappaData for the same seed.
 
     ::
@@ -237,15 +213,14 @@ class ShuffleWrapper(_SelectionWrapper):
     def __init__(self, dataset: Any, seed: int) -> None:
         super().__init__(dataset)
         self._seed = seed
-        self._indices = filters.shuffled(len(self.parents[0]), seed)
-        self._inherit()
+        self._select(Slice(self._positions, filters.shuffled(len(self._positions), seed)))
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
         return f'ShuffleWrapper(seed={self._seed})'
 
 
-class _ByLabel(_SelectionWrapper):
+class _ByLabel(IndexWrapper):
     """Datapoints selected by their labels."""
 
     _field: str
@@ -258,13 +233,16 @@ class _ByLabel(_SelectionWrapper):
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the wrapper with the constructor's arguments, and read the labels."""
         self = cls(*args, **kwargs)
-        labels = await labels_of(self.parents[0], self._field)
-        self._indices = await offload(self._choose, labels)
-        self._inherit()
+        await read_labels(self)
         return self
 
     @abc.abstractmethod
-    def _choose(self, labels: filters.Labels) -> Ints: ...
+    async def _choose(self, labels: filters.Labels) -> IndexNode: ...
+
+
+async def read_labels(wrapper: _ByLabel) -> None:
+    """Read the labels of a wrapper, and select the datapoints by them."""
+    wrapper._select(await wrapper._choose(await labels_of(wrapper.parents[0], wrapper._field)))
 
 
 class ClassFilterWrapper(_ByLabel):
@@ -311,8 +289,8 @@ class ClassFilterWrapper(_ByLabel):
         self._description = describe_classes(valid_classes, invalid_classes)
         self._valid, self._invalid = valid_classes, invalid_classes
 
-    def _choose(self, labels: filters.Labels) -> Ints:
-        return filters.by_class(labels, self._valid, self._invalid, self._field)
+    async def _choose(self, labels: filters.Labels) -> IndexNode:
+        return await filtered(self._positions, self._field, self._valid, self._invalid, labels)
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
@@ -350,8 +328,8 @@ class OversamplingWrapper(_ByLabel):
         super().__init__(dataset, field)
         self._strategy, self._unlabeled = strategy if mode is None else mode, unlabeled
 
-    def _choose(self, labels: filters.Labels) -> Ints:
-        return filters.oversampled(labels, self._strategy, self._unlabeled, self._field)
+    async def _choose(self, labels: filters.Labels) -> IndexNode:
+        return await oversampled(self._positions, self._field, self._strategy, self._unlabeled, labels)
 
     def describe(self) -> str:
         """Describe the dataset in one line."""
@@ -381,18 +359,20 @@ class FieldConcat(Fields):
             raise InvalidArgumentError('expected one dataset or more, got none')
         self.datasets: list[Any] = [original(dataset) for dataset in datasets]
         self._pure = all(part._pure for part in self.parents)
-        self._lengths = np.array([len(part) for part in self.parents], np.int64)
-        self._stops = np.cumsum(self._lengths)
-        self._balanced = balanced_sampling
-        if balanced_sampling and not self._lengths.all():
-            empty = int(np.argmin(self._lengths))
-            raise InvalidArgumentError(f'FieldConcat: expected datapoints in every dataset, got none in number {empty}')
+        positions = [Wrapped(range(len(part))) for part in self.parents]
+        lengths = [len(part) for part in positions]
+        if balanced_sampling and not all(lengths):
+            raise InvalidArgumentError(
+                f'FieldConcat: expected datapoints in every dataset, got none in number {lengths.index(0)}'
+            )
+        self._length = max(lengths) * len(lengths) if balanced_sampling else sum(lengths)
+        self._chosen = Interleave(positions) if balanced_sampling else Concatenate(positions)
         for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
             labels = [part.known_labels[field] for part in self.parents]
-            self.known_labels[field] = np.concatenate(labels)[self._flat(np.arange(len(self)))]
+            self.known_labels[field] = np.concatenate(labels)[self._flat()]
 
     def __len__(self) -> int:
-        return int(self._lengths.max() * len(self.parents) if self._balanced else self._stops[-1])
+        return self._length
 
     @property
     def fields(self) -> tuple[str, ...] | None:
@@ -417,37 +397,28 @@ class FieldConcat(Fields):
         if not self._loads_all(field):
             return await super()._load_all(field)
         values = [value for part in self.parents for value in await part._load_all(field)]
-        return [values[i] for i in self._flat(np.arange(len(self))).tolist()]
+        return [values[i] for i in self._flat().tolist()]
 
-    def _flat(self, indices: Ints) -> Ints:
-        """Return the positions of some indices in the plain concatenation."""
-        if not self._balanced:
-            return indices
-        rounds, owners = np.divmod(indices, len(self.parents))
-        begins: Ints = self._stops - self._lengths
-        within: Ints = rounds % self._lengths[owners]
-        return begins[owners] + within
+    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
+        owners, inner = self._chosen.choose(indices)
+        return owners, inner % np.array([len(part) for part in self._chosen.parents])[owners]
+
+    def _flat(self) -> Ints:
+        """Return the positions of all datapoints in the plain concatenation."""
+        owners, inner = self._choose(np.arange(len(self)))
+        stops = np.cumsum([len(part) for part in self._chosen.parents])
+        return np.concatenate([[0], stops])[owners] + inner
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         """Return, for each field, its values in the order of the indices."""
-        indices = self._flat(indices)
-        owners = np.searchsorted(self._stops, indices, side='right')
-        inner = indices - (self._stops - self._lengths)[owners]
-        groups = [np.flatnonzero(owners == owner) for owner in np.unique(owners)]  # positions, by dataset
-        if len(groups) > 1:
-            await ensure_event_loop()
-        loaded = await gather(
-            [
-                self.parents[owners[group[0]]]._load(fields, inner[group], [ctxs[i] for i in group.tolist()])
-                for group in groups
-            ]
-        )
-        out: list[list[Any]] = [[None] * len(indices) for _ in fields]
-        for group, columns in zip(groups, loaded, strict=True):
-            for column, values in zip(out, columns, strict=True):
-                for i, value in zip(group.tolist(), values, strict=True):
-                    column[i] = value
-        return out
+        owners, inner = self._choose(indices)
+
+        async def fetch(owner: int, at: Ints) -> list[tuple[Any, ...]]:
+            columns = await self.parents[owner]._load(fields, inner[at], [ctxs[i] for i in at.tolist()])
+            return list(zip(*columns, strict=True)) if fields else [()] * len(at)
+
+        rows = await fetch_by_owner(owners, fetch)
+        return [[row[i] for row in rows] for i in range(len(fields))]
 
     def describe(self) -> str:
         """Describe the dataset in one line."""

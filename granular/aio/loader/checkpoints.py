@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.position import EARLIER, check_plain, same_position
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.errors import NotFoundError, StateError
@@ -13,14 +14,12 @@ from granular.formats.checksums import crc32c
 _VERSION: Final = 1
 
 
-def _file(directory: Path | str | Any, process: ShardOptions | None) -> Path:
+def _file(directory: AnyPath, process: ShardOptions | None) -> Path:
     index, count = (0, 1) if process is None else (process.shard_index, process.shard_count)
     return Path(directory) / f'process_{index}-of-{count}.json'
 
 
-async def save_state(
-    directory: Path | str | Any, state: Mapping[str, Any], process: ShardOptions | None = None
-) -> Path:
+async def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
     """Write the state of a pipeline, as returned by ``get_state()``, ``save()`` or ``state_dict()``.
 
     The file is written atomically, with a checksum, and replaces an older one::
@@ -60,7 +59,7 @@ def _checksum(text: str) -> str:
     return f'{crc32c(text.encode()):08x}'
 
 
-async def load_state(directory: Path | str | Any, process: ShardOptions | None = None) -> dict[str, Any]:
+async def load_state(directory: AnyPath, process: ShardOptions | None = None) -> dict[str, Any]:
     """Read a state that :func:`save_state` wrote.
 
     ::

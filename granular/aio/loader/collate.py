@@ -52,7 +52,7 @@ class Assembly:
         """Return the stages of the source, in a fixed order."""
         return all_stages(self._source)
 
-    async def make(self, first: int) -> LoadedBatch:
+    async def compute(self, first: int) -> LoadedBatch:
         """Return the batch that starts at a step."""
         datapoints = await self._source.fetch(np.arange(first, first + self._size))
         if self._is_small() and not any(type(datapoint) is Failure for datapoint in datapoints):

@@ -30,7 +30,7 @@ _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 class LoaderHandle(abc.ABC):
     """Base of the loaders of both APIs: its running part is closed once the handle is dropped."""
 
-    _core: '_Core'
+    _core: 'RunningLoader'
 
     def __len__(self) -> int:
         """Return the number of batches of a finite source, of this shard and from the first one on.
@@ -103,6 +103,11 @@ class LoaderHandle(abc.ABC):
     def errors(self) -> list[tuple[int, str]]:
         """Step and message of failed datapoints, the last 1,000."""
         return list(self._core.errors.recent)
+
+
+def running_part(loader: LoaderHandle) -> 'RunningLoader':
+    """Return the part of a loader that loads its batches, which the loaders of both APIs share."""
+    return loader._core
 
 
 def remaining_batches(loader: LoaderHandle) -> int | None:
@@ -186,7 +191,9 @@ class Loader(LoaderHandle):
         self.source: Source = convert(source)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
-        self._core = _Core(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
+        self._core = RunningLoader(
+            self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error
+        )
         self._core.close_with(self)
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -230,7 +237,7 @@ class Loader(LoaderHandle):
         return self
 
     async def __anext__(self) -> Batch:
-        batch, _ = await self._core.take()
+        batch = await self._core.take()
         self._core.received()
         if batch is END:
             raise StopAsyncIteration
@@ -249,7 +256,7 @@ class Loader(LoaderHandle):
         await self.aclose()
 
 
-class _Core(Running):
+class RunningLoader(Running):
     """The running part of a loader. It holds no reference to the Loader, so that a dropped Loader can be closed."""
 
     def __init__(
@@ -270,10 +277,12 @@ class _Core(Running):
         self.turns = Turns(shard_id, num_shards, batch, whole=True)
         self._start = 0  # the step from which shards take turns
         self._ended = False  # True once the consumer was told the end of the epoch
-        self._recipient = 0  # the thread to which the last batch is on its way; 0 if it was received
+        # The last batch, until it was received: where it begins, the thread to which it is on its way (0 for none), and
+        # whether it is to come again, because it failed or did not reach its thread.
+        self._before, self._recipient, self._astray = 0, 0, False
         self._processes: Workers | None = None
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._make, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
+            self._load_batch, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
         self.ahead.depth, self.ahead.token = prefetch, self.token
         self._assembly: Assembly | None = None
@@ -281,7 +290,8 @@ class _Core(Running):
         self._spec: Spec | None = None
         self.errors = Errors(on_error, 'step')
         self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
-        self._added = dict(self.counts)  # by the last batch
+        self._counted = self.counts  # before the last batch
+        self._last: Batch | None = None
 
     @functools.cached_property
     def batches(self) -> int | None:
@@ -304,13 +314,13 @@ class _Core(Running):
     @property
     def position(self) -> int:
         """The step of the first batch that was not received."""
-        return self.ahead.position - (self.turns.stride if self._recipient else 0)
+        return self._before if self._astray or self._recipient else self.ahead.position
 
     def seek(self, step: int) -> None:
         """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
         self.ahead.drop()
         self.ahead.position = self._start = step
-        self._ended, self._recipient = False, 0
+        self._ended, self._recipient, self._astray = False, 0, False
         if self._assembly is not None:
             self._set_stop()
 
@@ -349,22 +359,35 @@ class _Core(Running):
                     raise
         raise AssertionError
 
-    async def take(self) -> tuple[Any, int]:
-        """Return the next batch, or ``END``, and the thread that it is for; concurrent calls wait for each other.
+    async def take(self) -> Any:
+        """Return the next batch, or ``END``; concurrent calls wait for each other.
 
         Call ``received`` right before the batch is handed to the consumer: otherwise the thread gets it again.
         """
         asked, recipient = time.perf_counter(), threading.get_ident()
-        await ensure_event_loop()
         async with self.turn():
             self.check()
+            if self._assembly is None or self._astray or self._recipient == recipient:
+                await ensure_event_loop()  # to begin, or to go back
+                self._return(recipient)
             await self.settle()
-            self.take_back((None, recipient))
-            self._recipient = 0
+            self._before, self._counted = self.ahead.position, self.counts
+            self._astray, self._recipient = True, recipient
             batch = await await_user(self.compute(self._next(asked)))
             self._ended = batch is END
-            self._recipient = 0 if self._ended else recipient
-            return batch, recipient
+            if self._ended:
+                self._recipient = 0
+            self._astray = False
+            return batch
+
+    def _return(self, recipient: int) -> None:
+        """Go back to the last batch, if it failed or did not reach this thread."""
+        if self._astray or self._recipient == recipient:
+            if self.ahead.position != self._before:
+                self.ahead.drop()
+                self.ahead.position = self._before
+            self.counts, self._last = self._counted, None
+            self._astray, self._recipient = False, 0
 
     def received(self) -> None:
         """Note that the batch that this thread took reaches its consumer, without a further call."""
@@ -372,18 +395,15 @@ class _Core(Running):
         if self._recipient == this:  # otherwise another thread has taken a batch since
             self._recipient = 0
 
-    def take_back(self, taken: tuple[Any, int]) -> None:
-        """Return a batch that did not reach its thread, unless another one was taken or a state loaded since."""
-        _, recipient = taken
-        if self._recipient != recipient:
-            return
-        self.ahead.drop()
-        self.ahead.position -= self.turns.stride
-        self._recipient = 0
-        for name, number in self._added.items():
-            self.counts[name] -= number
+    def take_back(self) -> None:
+        """Let a batch that did not reach this thread come again, unless another one was taken or a state loaded."""
+        if self._recipient == threading.get_ident():
+            self._astray = True
 
     async def _next(self, asked: float) -> Any:
+        if self._last is not None:  # it was received
+            self._recycle(self._last)
+            self._last = None
         if self._assembly is None:
             self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
@@ -402,22 +422,25 @@ class _Core(Running):
         if failed:
             self.errors.report(failed)
         size = sum(array.nbytes for array in batch.values())
-        self._added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
-        for name, number in self._added.items():
-            self.counts[name] += number
+        added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
+        self.counts = {name: number + added[name] for name, number in self.counts.items()}
         if self._recycle_after:
-            self._returned.append(batch)
-            if len(self._returned) > self._recycle_after:
-                self._assembly.recycled.append(self._returned.popleft())
+            self._last = batch
         return batch
 
-    async def _make(self, step: int, _: int) -> LoadedBatch:
+    def _recycle(self, batch: Batch) -> None:
+        """Let the memory of an earlier batch be used again, as one more was received."""
+        self._returned.append(batch)
+        if len(self._returned) > self._recycle_after and self._assembly is not None:
+            self._assembly.recycled.append(self._returned.popleft())
+
+    async def _load_batch(self, step: int, _: int) -> LoadedBatch:
         first = step + self.turns.offset
-        maker = self._processes or self._assembly
-        if maker is None:
+        task = self._processes or self._assembly
+        if task is None:
             raise ClosedError('the loader is closed')
         try:
-            loaded: LoadedBatch = await maker.make(first)
+            loaded: LoadedBatch = await task.compute(first)
         except Exception as error:
             error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
             raise

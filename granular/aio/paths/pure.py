@@ -5,11 +5,24 @@ import pathlib
 import re
 import urllib.parse
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from granular.aio.stores import Store, check_text, local_key, resolve
 from granular.config import IOConfig
 from granular.errors import InvalidArgumentError
+
+
+class ForeignPath(Protocol):
+    """A path object of another library, such as PyPI's ``elements``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def parent(self) -> Any: ...
+    def exists(self) -> Any: ...
+    def open(self, mode: str, /) -> Any: ...
+    def glob(self, pattern: str, /) -> Any: ...
+    def __truediv__(self, name: str, /) -> Any: ...
 
 
 class PurePath:
@@ -226,3 +239,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
 
 def _rebuild(cls: type[PurePath], store: Store, key: str) -> PurePath:
     return cls.of(store, key)
+
+
+AnyPath = PurePath | str | os.PathLike[str] | ForeignPath
+"""A path, in any form that ``Path`` takes."""

@@ -12,18 +12,19 @@ from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
+from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
-from granular.aio.pipeline.streams.each import Each, FlatMapping
+from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
-from granular.aio.pipeline.streams.iterated import Iterated
 from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.repeating import Caching, Limited, Repeated
 from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
+from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
@@ -80,8 +81,8 @@ class IterDataset(Generic[Element_co]):
         """Return the IterDataset of a stream; not of a subclass, whose constructor has other arguments."""
         return cast(Self, IterDataset(stream))
 
-    def _staged(self, description: str, make: Callable[..., Flow], *args: Any) -> Self:
-        return self._of(Staged([self._stream], description, make, *args))
+    def _staged(self, description: str, start: Callable[..., Flow], *args: Any) -> Self:
+        return self._of(Staged([self._stream], description, start, *args))
 
     @classmethod
     def mix(
@@ -108,13 +109,13 @@ class IterDataset(Generic[Element_co]):
                 if weights.keys() != datasets.keys():
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
-            parts = nodes.proportions(len(names), weights)
+            parts = proportions(len(names), weights)
             return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
         if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
-        parts = nodes.proportions(len(datasets), weights)
+        parts = proportions(len(datasets), weights)
         return cls._of(Mixed(_streams(datasets), parts))
 
     @classmethod
@@ -182,13 +183,13 @@ class IterDataset(Generic[Element_co]):
 
     def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
-        return IterDataset(Each(self._stream, 'map', transform))
+        return IterDataset(ElementFunction(self._stream, 'map', transform))
 
     def map_with_index(
         self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
     ) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
-        return IterDataset(Each(self._stream, 'map_with_index', transform))
+        return IterDataset(ElementFunction(self._stream, 'map_with_index', transform))
 
     def random_map(
         self,
@@ -201,11 +202,11 @@ class IterDataset(Generic[Element_co]):
             seed = self._stream.default_seed()
         if seed is None:
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return IterDataset(Each(self._stream, 'random_map', transform, check_seed(seed)))
+        return IterDataset(ElementFunction(self._stream, 'random_map', transform, check_seed(seed)))
 
     def filter(self, transform: FilterTransform[Element_co] | Callable[[Element_co], bool]) -> Self:
         """Keep the elements for which a function returns True."""
-        return self._of(Each(self._stream, 'filter', transform))
+        return self._of(ElementFunction(self._stream, 'filter', transform))
 
     def flat_map(
         self, transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]]

@@ -14,7 +14,7 @@ from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.nodes import elements, selection
+from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
@@ -110,22 +110,22 @@ class MapOperations(abc.ABC, Generic[Element_co]):
           datasets: datasets to mix, each shuffled or repeated first where needed.
           weights: numbers above 0, with any sum; equal by default.
         """
-        return cls._of(nodes.Proportional(_nodes(datasets), weights))
+        return cls._of(combinations.Proportional(_nodes(datasets), weights))
 
     @classmethod
     def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Any:
         """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
-        return cls._of(nodes.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
+        return cls._of(combinations.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod
     def concatenate(cls, datasets: Sequence['MapOperations']) -> Any:
         """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
-        return cls._of(nodes.Concatenate(_nodes(datasets)))
+        return cls._of(combinations.Concatenate(_nodes(datasets)))
 
     @classmethod
     def zip(cls, datasets: Sequence['MapOperations']) -> Any:
         """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
-        return cls._of(nodes.Zip(_nodes(datasets)))
+        return cls._of(combinations.Zip(_nodes(datasets)))
 
     # --- order and selection
 

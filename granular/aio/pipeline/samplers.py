@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.identities import identity_of
-from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.transforms import ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, check_integer
-from granular.shuffle import MAX_SEED, permute
+from granular.shuffle import MAX_SEED, Index
 
 
 @dataclasses.dataclass(slots=True)
@@ -111,15 +111,10 @@ class IndexSampler:
 
     def record_keys(self, positions: Ints) -> Ints:
         """Return the indices in the data source for positions in this shard, counted from 0."""
-        length = self._stop - self._start
-        epochs, positions = np.divmod(positions, max(1, length))
+        length = max(1, self._stop - self._start)
         if self.shuffle and self.seed is not None:
-            out = np.empty_like(positions)
-            for epoch in np.unique(epochs).tolist():
-                mask = epochs == epoch
-                out[mask] = permute(positions[mask], length, self.seed + epoch)
-            positions = out
-        return positions + self._start
+            positions = shuffled(positions, length, Index(), self.seed)
+        return positions % length + self._start
 
     def __getitem__(self, index: int) -> RecordMetadata:
         position = index // self.shard_options.shard_count

@@ -14,7 +14,7 @@ from granular.aio.pipeline.nodes.indices import IndexNode, Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.nodes.stacking import combine, stack
 from granular.aio.pipeline.streams.batches import BatchOf
-from granular.aio.pipeline.streams.each import Each
+from granular.aio.pipeline.streams.element_functions import ElementFunction
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.repeating import Limited, Repeated
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
@@ -93,13 +93,13 @@ async def _of_stream(stage: Any) -> Any:
     if (read := stage.merged()) is not None:
         return await _of_source(read.source) if type(read) is Read else await _first_of_stream(stage)
     passes = isinstance(stage, Unchanged | Limited | Repeated | WindowShuffled)
-    if passes or (isinstance(stage, Each) and stage.name == 'filter'):
+    if passes or (isinstance(stage, ElementFunction) and stage.name == 'filter'):
         return await _of_stream(stage.parents[0])
     if isinstance(stage, BatchOf) and stage.fn is stack:
         size = stage.size if stage.drop_remainder else None
         spec = _batched(await _of_stream(stage.parents[0]), size)
         return _with_size(await _first_of_stream(stage), size) if spec is None else spec
-    if isinstance(stage, Each) and (output_spec := output_spec_of(stage.method)) is not None:
+    if isinstance(stage, ElementFunction) and (output_spec := output_spec_of(stage.method)) is not None:
         return await offload(output_spec, await _of_stream(stage.parents[0]))
     return await _first_of_stream(stage)
 

@@ -4,20 +4,20 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from granular.aio.runtime.scope import peek_scope
-from granular.aio.runtime.tasks import start_task
+from granular.aio.runtime.loop_resources import peek_scope
+from granular.aio.runtime.tasks import retrieve_error, start_task
 from granular.errors import StoreError
 
 T = TypeVar('T')
 
 
 def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
-    """Start a task under a loop; it is cancelled when the loop ends (:class:`granular.aio.runtime.scope.Scope`).
+    """Start a task under a loop; it is cancelled when the loop's ``Scope`` is closed.
 
     Await it by ``outcome``, or by :func:`wait_shared` if several callers may wait.
     """
     task = start_task(coro)
-    task.add_done_callback(_retrieve_error)
+    task.add_done_callback(retrieve_error)  # the next caller that needs the result starts another task
     if (scope := peek_scope()) is not None:
         scope.tasks.add(task)
     return task
@@ -62,13 +62,6 @@ def _stop_waiting(task: 'asyncio.Task[None]') -> None:
     del _waiters[task]
     if not task.done():
         task.cancel()
-
-
-def _retrieve_error(task: 'asyncio.Task[Any]') -> None:
-    # Python would print an error that is not retrieved, as when no caller awaits the task. The next caller that needs
-    # its result starts another task.
-    if not task.cancelled():
-        task.exception()
 
 
 _waiters: Final[dict[asyncio.Task[None], int]] = {}

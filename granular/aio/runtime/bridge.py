@@ -180,7 +180,7 @@ class Bridge:
     def _main(self, started: 'queue.SimpleQueue[BaseException | None]') -> None:
         try:
             loop = _new_loop()
-        except BaseException as error:  # for example for lack of descriptors: raised in the call that needs the loop
+        except BaseException as error:  # the call that needs the loop raises it, as for lack of descriptors
             started.put(error)
             return
         asyncio.set_event_loop(loop)
@@ -191,7 +191,10 @@ class Bridge:
             while not self.ended:
                 try:
                     loop.run_forever()
-                except (SystemExit, KeyboardInterrupt) as error:  # of a callback; signals reach only the main thread
+                except (
+                    SystemExit,
+                    KeyboardInterrupt,
+                ) as error:  # a callback raised it, as signals reach the main thread
                     message = 'a callback on the loop of granular raised an exception that ends programs: ignored'
                     loop.call_exception_handler({'message': message, 'exception': error})
             tasks = asyncio.all_tasks(loop)

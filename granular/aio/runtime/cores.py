@@ -14,7 +14,7 @@ def usable_cores(mount: str = '/sys/fs/cgroup', groups: str = '/proc/self/cgroup
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     lines: list[str] = []
-    with contextlib.suppress(OSError):  # a system without control groups
+    with contextlib.suppress(OSError):  # a system may have no control groups
         lines = pathlib.Path(groups).read_text().splitlines()
     for line in lines:
         _, controllers, path = line.split(':', 2)
@@ -35,5 +35,5 @@ def _quota(folder: pathlib.Path) -> int | None:
             return None if quota == 'max' else -(-int(quota) // int(period))
         count, length = (int((folder / f'cpu.cfs_{name}_us').read_text()) for name in ('quota', 'period'))
         return None if count < 0 else -(-count // length)
-    except (OSError, ValueError):  # none, or one that this process may not read
+    except (OSError, ValueError):  # there is none, or this process may not read it
         return None

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from granular.aio.runtime.lock import Lock, Turn
+from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
-from granular.aio.runtime.scope import Closable, scope
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError
@@ -61,7 +61,7 @@ class AsyncResource(abc.ABC):
                     except Exception as error:
                         shorten(error)
                         raise
-                    if self._state == 'closed':  # meanwhile
+                    if self._state == 'closed':  # it was closed while it opened
                         await self._abort()
                     else:
                         self._state = 'open'
@@ -141,7 +141,7 @@ def check_open(resource: AsyncResource) -> None:
 class Publishing(AsyncResource):
     """A resource whose data is published when it is closed, and that reports its loss if it never is."""
 
-    _reports_loss, _state = False, 'new'  # until it is constructed
+    _reports_loss, _state = False, 'new'  # `__del__` reads them even if the constructor fails
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ _writers: Final[weakref.WeakSet[Publishing]] = weakref.WeakSet()
 
 @atexit.register
 def _report_losses() -> None:
-    with contextlib.ExitStack() as stack:  # all of them, even where warnings are errors
+    with contextlib.ExitStack() as stack:  # all losses are reported, even where warnings are errors
         for writer in list(_writers):
             stack.callback(writer._report_loss)
 

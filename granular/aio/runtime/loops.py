@@ -87,7 +87,7 @@ def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     outer = stepped_coroutine()
     try:
         _stepped.coro = coro
-        if (yielded := coro.send(None)) is None or yielded is SWITCH_TO_LOOP:  # None: by `asyncio.sleep(0)`
+        if (yielded := coro.send(None)) is None or yielded is SWITCH_TO_LOOP:  # `asyncio.sleep(0)` yields None
             return StartedCoroutine(coro)
         raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:

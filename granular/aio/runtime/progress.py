@@ -31,7 +31,7 @@ class ProgressReport:
 
     async def finish(self) -> None:
         """Report the rest."""
-        amount, self._amount = self._amount, 0  # before waiting, so that calls that wait are not added up
+        amount, self._amount = self._amount, 0  # reset before it waits, so that no amount is reported twice
         if self._progress is not None and amount:
             async with self._turns.turn():
                 await offload_whole(call_user, self._progress, amount)

@@ -25,6 +25,12 @@ def start_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     return task
 
 
+def retrieve_error(task: 'asyncio.Task[Any]') -> None:
+    """Retrieve the error of a task that may never be awaited, which Python would print otherwise."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def outcome(task: Awaitable[T]) -> T:
     """Return the result of a task started by ``start_task``, or of a future that represents it."""
     try:

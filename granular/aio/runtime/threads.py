@@ -211,7 +211,7 @@ async def _ended(future: 'asyncio.Future[Any]') -> None:
         with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
             await asyncio.wait([future])
     if not future.cancelled():
-        future.exception()  # retrieved: the cancellation is raised instead
+        future.exception()  # the cancellation is raised instead of the error
 
 
 def _submit(
@@ -249,9 +249,18 @@ def _copy_outcome(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]
 async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | StartedCoroutine[T]:
     """Run a coroutine in a thread of the pool until it needs a loop. Returns its result, or the rest of it.
 
-    The thread counts as computing all the time: if each core has such a thread, ``map_threads`` starts no others.
+    The thread counts as computing all the time: if each core has such a thread, ``map_threads`` starts no others. If
+    the caller is cancelled, ``map_threads`` makes no further call in that thread.
     """
-    return await call_in(pool, lambda: _start_computing(make))
+    abandoned = threading.Event()
+    token = _abandoned.set(abandoned)  # for the thread, which runs in a copy of this context
+    try:
+        return await call_in(pool, lambda: _start_computing(make))
+    except asyncio.CancelledError:
+        abandoned.set()
+        raise
+    finally:
+        _abandoned.reset(token)
 
 
 def _start_computing(make: Callable[[], Coroutine[Any, Any, T]]) -> T | StartedCoroutine[T]:
@@ -312,6 +321,7 @@ class _ParallelCalls(Generic[T]):
 
     def __init__(self, call: Callable[[int], T], count: int) -> None:
         self._call, self._count = call, count
+        self._abandoned = _abandoned.get()
         self._numbers = itertools.count()  # shared by the threads: its next() is atomic
         self._results: list[Any] = [None] * count
         self._errors: list[BaseException] = []
@@ -343,6 +353,7 @@ class _ParallelCalls(Generic[T]):
         until = time.perf_counter() + 0.001
         for i in range(self._count):
             results[i] = call(i)
+            self._check_caller()
             if self.stopped or time.perf_counter() > until:
                 self._numbers = itertools.count(i + 1)
                 return self.stopped or i + 1 == self._count
@@ -372,12 +383,18 @@ class _ParallelCalls(Generic[T]):
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
             return False
         try:
+            self._check_caller()
             self._results[i] = self._call(i)
         except BaseException as error:
             self._errors.append(error)
         return True
 
+    def _check_caller(self) -> None:
+        if self._abandoned is not None and self._abandoned.is_set():
+            raise asyncio.CancelledError
 
+
+_abandoned: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar('abandoned', default=None)
 _computing: Final[set[int]] = set()  # threads that compute, so that no more are started than there are cores
 
 

@@ -1,4 +1,4 @@
-"""Short tracebacks: errors leave the library without most of its frames between the user's call and the error.
+"""Errors as text, and short tracebacks: of the frames between the user's call and the error, most are left out.
 
 ``GRANULAR_FULL_TRACEBACKS=1`` keeps all frames and causes, for reports of defects.
 """
@@ -23,6 +23,14 @@ class RemoteError(Exception):
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
+
+
+def summary(error: BaseException) -> str:
+    """Return the class and message of an error, even if its ``str`` fails."""
+    try:
+        return f'{type(error).__name__}: {error}'
+    except Exception:
+        return type(error).__name__
 
 
 def shorten(error: BaseException) -> None:

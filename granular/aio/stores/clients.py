@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
-from granular.aio.runtime.scope import Scope, peek_scope, scope
+from granular.aio.runtime.loop_resources import Scope, peek_scope, scope
 from granular.aio.stores.base import Entry, Folders, Stat, Store
 from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig

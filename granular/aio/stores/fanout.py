@@ -28,12 +28,7 @@ class OnceMore:
     """Lets its block run once more, past all caches, if what it read is corrupt.
 
     An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
-    the same bytes. ::
-
-        once_more = OnceMore(remote)
-        while True:
-            async with once_more:
-                return await read()
+    the same bytes. Use it as ``while True: async with once_more: return ...``.
 
     Args:
       remote: True if the data is read over a network.

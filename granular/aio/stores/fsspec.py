@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from granular._redact import hidden
-from granular.aio.execution.failures import summary
 from granular.aio.reply import Reply, stand_in
+from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import Entry, ObjectWriter, Stat
 from granular.aio.stores.errors import translated
 from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter, third_party_error

@@ -15,7 +15,7 @@ from granular.aio.http.tls import verify_of
 from granular.aio.http.transport import Answer, Outgoing, Transport
 from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.runtime.buffers import Space, blank
-from granular.aio.runtime.scope import Scope
+from granular.aio.runtime.loop_resources import Scope
 from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 from granular._redact import hidden
-from granular.aio.execution.failures import summary
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import ObjectWriter, Store
 from granular.aio.stores.errors import translated
 from granular.config import MiB

@@ -12,11 +12,12 @@ from granular._lazy import import_extra
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared
-from granular.aio.datasets.codec import Decoder
+from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Mask
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shards
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.nodes.source import nbytes
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.readahead import whole_pages
@@ -43,8 +44,8 @@ _SAMPLE: Final = 16  # datapoints that are read to estimate sizes
 
 
 def read(
-    url: Any,
-    decoders: Mapping[str, Decoder | Any] | None = granular.decoders,
+    url: AnyPath,
+    decoders: Decoders = granular.decoders,
     fields: Mask = None,
     verify: bool = False,
     **options: Any,
@@ -120,8 +121,8 @@ class Datasource(_Base):  # type: ignore[misc]
 
     def __init__(
         self,
-        url: Any,
-        decoders: Mapping[str, Decoder | Any] | None = granular.decoders,
+        url: AnyPath,
+        decoders: Decoders = granular.decoders,
         fields: Mask = None,
         verify: bool = False,
     ) -> None:
@@ -150,7 +151,7 @@ class Datasource(_Base):  # type: ignore[misc]
             ]
             indices = np.unique(np.linspace(0, len(reader) - 1, min(_SAMPLE, len(reader))).astype(np.int64))
             sample = reader.fetch(indices, mask=self._mask)
-        # By key, so that a projection knows its size.
+        # Means are kept by key, so that a projection knows its size.
         self._means = {key: sum(nbytes(one[key]) for one in sample) / max(1, len(sample)) for key in self._mask}
 
     def get_name(self) -> str:
@@ -235,18 +236,18 @@ def _read(
     stop: int,
     mask: Mapping[str, Any],
     mean: float,
-    decoders: Any,
+    decoders: Decoders,
     verify: bool,
 ) -> Iterator[Any]:
     """Yield the blocks of a read task, in a worker."""
-    if not mask:  # an empty selection
+    if not mask:  # Ray counts rows by reading no columns
         yield blocks.BlockAccessor.batch_to_block({_STUB: [None] * (stop - start)})
         return
     source = Concatenation(functools.partial(_open, shards, decoders, verify), [shard.length for shard in shards])
     size = max(mean, sum(shard.sizes[key] for shard in shards for key in mask) / len(source))
     step = max(1, int(_PAGE / size))
-    pages = functools.partial(_pages, source, start, stop, mask, step, shards[0].folder.store.local)
-    with Iteration[list[Columns]](pages) as chunks:
+    local = shards[0].folder.store.local
+    with Iteration[list[Columns]](lambda page: _pages(source, start + page * step, stop, mask, step, local)) as chunks:
         for parts in chunks:
             yield _block(parts, list(mask))
 
@@ -295,6 +296,6 @@ def _array(records: Adjacent) -> Any:
     )
 
 
-def _open(shards: Sequence[_Shard], decoders: Any, verify: bool, number: int) -> DatasetReader:
+def _open(shards: Sequence[_Shard], decoders: Decoders, verify: bool, number: int) -> DatasetReader:
     shard = shards[number]
     return reopened(DatasetReader, (shard.folder, decoders), {'verify': verify}, shard.identity)

@@ -11,11 +11,12 @@ from granular.aio.conversion.on_ray import RayShards, shared
 from granular.aio.conversion.record_source import open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
-from granular.aio.datasets.codec import Encoder, fields_of
-from granular.aio.datasets.parts import parts_name, remove_parts, remove_unfinished
+from granular.aio.datasets.codec import Encoders, fields_of
+from granular.aio.datasets.parts_folder import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
 from granular.aio.stores import Entry
 from granular.aio.stores.local.locks import FolderLock
@@ -33,9 +34,9 @@ _Base: Any = data.Datasink
 
 def write(
     dataset: Any,
-    url: Any,
+    url: AnyPath,
     spec: Mapping[str, str],
-    encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
+    encoders: Encoders = granular.encoders,
     shardlen: int = 10_000,
     layout: Layout = 'refs',
     checksums: bool = True,
@@ -76,7 +77,7 @@ def write(
     execution = dataset.context.execution_options
     ordered, execution.preserve_order = execution.preserve_order, True
     try:
-        sink.on_write_start()  # before anything is computed
+        sink.on_write_start()  # it refuses an existing dataset before anything is computed
         dataset.write_datasink(sink, **options)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, GranularError):
@@ -84,7 +85,7 @@ def write(
         raise
     finally:
         execution.preserve_order = ordered
-        sink.abort()  # does nothing after a success
+        sink.abort()  # it does nothing after a success
 
 
 class Datasink(_Base):  # type: ignore[misc]
@@ -95,9 +96,9 @@ class Datasink(_Base):  # type: ignore[misc]
 
     def __init__(
         self,
-        url: Any,
+        url: AnyPath,
         spec: Mapping[str, str],
-        encoders: Mapping[str, Encoder | Any] | None = granular.encoders,
+        encoders: Encoders = granular.encoders,
         shardlen: int = 10_000,
         layout: Layout = 'refs',
         checksums: bool = True,
@@ -203,9 +204,9 @@ class Datasink(_Base):  # type: ignore[misc]
         if self._committing:
             try:
                 if await first.exists():
-                    return  # complete; the parts are left to `granular clean`
+                    return  # the dataset is complete, and `granular clean` removes the parts
             except StoreError:
-                return  # not known: `granular clean` finds out
+                return  # `granular clean` finds out whether the dataset is complete
             numbers = await shards_in(self._directory)
             await remove_parts(self._directory, [self._directory / shard_name(number) for number in numbers])
         await remove_parts(self._directory, [self._parts])

@@ -211,7 +211,7 @@ def sums(data: bytes) -> None:
 def snapshot(data: bytes) -> None:
     magic = snapshots._MAGIC
     for content in (data, magic + data, magic + zlib.crc32(data).to_bytes(8, 'little') + data):
-        found = snapshots._load(write('x.index', content), 's3://bucket/data')
+        found = snapshots.load_tables(write('x.index', content), 's3://bucket/data', snapshots.folders_of)
         for state in (found or {}).values():
             assert type(state.spec) is bytes
             for known in state.bags.values():
@@ -268,7 +268,7 @@ def signed_index(data: bytes) -> None:
             counts = directory.counts().ravel()
             numbers = np.flatnonzero(counts)
             ends = counts[numbers] - 1
-            lefts, rights = await tables.read(np.repeat(numbers, 2), np.stack([0 * ends, ends], 1).ravel(), False)
+            lefts, rights = await tables.read(np.repeat(numbers, 2), np.stack([0 * ends, ends], 1).ravel())
         except GranularError:
             return None
         if whole:

@@ -7,22 +7,23 @@ import operator
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol, SupportsIndex, overload, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
+from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.readahead import pages
-from granular.aio.runtime.sampling import Sampling
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints
 from granular.metrics import counters
 
 _SLICED: Final = re.compile(r'(.*)\[(\d{1,18}):(\d{1,18})\]', re.DOTALL)
@@ -46,7 +47,7 @@ class FileInstruction(Protocol):
     examples_in_shard: int
 
 
-FileSpec = str | os.PathLike[str] | FileInstruction
+FileSpec = AnyPath | FileInstruction
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]
 
 
-class ArrayRecordDataSource(Sampling[bytes]):
+class ArrayRecordDataSource(SequenceSource[bytes]):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::
@@ -109,7 +110,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
       OutOfRangeError: if a file has fewer records than requested.
     """
 
-    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Any, verify: bool = False) -> None:
+    def __init__(self, paths: FileSpec | Sequence[FileSpec], verify: bool = False) -> None:
         super().__init__()
         self._verify = verify
         if isinstance(paths, str) or not isinstance(paths, Sequence):
@@ -167,9 +168,8 @@ class ArrayRecordDataSource(Sampling[bytes]):
     async def _close(self) -> None:
         self._indices, self._kept = {}, []
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        """The parts in order, each by store, address and records, and by the version of a file that was opened."""
+    def identity(self) -> tuple[Any, ...]:
+        """Return the parts in order, each by store, address, records, and version of its file, if that was opened."""
         versions = {path: index.version for path, index in self._indices.items()}
         return tuple(
             (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
@@ -182,35 +182,8 @@ class ArrayRecordDataSource(Sampling[bytes]):
         self._check_open()
         return self._length
 
-    @overload
-    async def get(self, index: SupportsIndex) -> bytes: ...
-    @overload
-    async def get(self, index: slice | range) -> list[bytes]: ...
-    async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """Return the record at an index, negative from the end, or the records of a slice.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            return await self.fetch(index)
-        return await self._read_one(index_of(index, self._length, self._name))
-
-    async def fetch(self, indices: Any) -> list[bytes]:
-        """Return many records, read from all files concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The records, in the order requested.
-        """
-        await self._ensure_open()
-        return await self._read(indices_of(indices, self._length, self._name))
-
     async def _read_one(self, position: int) -> bytes:
-        """Read one record, without the planning overhead of ``_read``."""
+        """Read one record, without the planning overhead of ``_read_all``."""
         i = int(np.searchsorted(self._stops, position, side='right'))
         part = self._parts[i]
         path = part.path
@@ -224,7 +197,7 @@ class ArrayRecordDataSource(Sampling[bytes]):
             await offload(_check, [read], [raw])
         return (await offload(_decode, read, raw))[0]
 
-    async def _read(self, wanted: Ints) -> list[bytes]:
+    async def _read_all(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
         files = await self._read_indices({self._parts[i].path for i in used})

@@ -11,7 +11,7 @@ from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.column_cache import ColumnCache, Key, Load
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
-from granular.aio.runtime.scope import PerLoop
+from granular.aio.runtime.loop_resources import PerLoop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Store

@@ -108,10 +108,9 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
         self._check_open()
         return self._columns
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        """The files, and the columns."""
-        return *super()._identity, self._columns
+    def identity(self) -> tuple[Any, ...]:
+        """Return the files, and the columns."""
+        return *super().identity(), self._columns
 
     @property
     def _immediate(self) -> bool:

@@ -1,22 +1,23 @@
 """Reads TFRecord files at random: indexed once, then read by range requests."""
 
-from typing import Any, Final, SupportsIndex, overload
+from typing import Final
 
 import numpy as np
 
 from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.scanning import index_files
+from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.datasources.tfrecord.index import Index, Scanner, pack, unpack
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.formats.tfrecord import OVERHEAD, check_data
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints
 
 _INLINE: Final = MiB  # up to this many bytes of records, checksums are computed on the event loop
 _FOOTER: Final = 4
 
 
-class TFRecordDataSource(IndexedFiles[Index, bytes]):
+class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     """Random access to the records of TFRecord files, on a disk or in buckets, in the order given.
 
     ::
@@ -55,35 +56,7 @@ class TFRecordDataSource(IndexedFiles[Index, bytes]):
 
     # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex) -> bytes: ...
-    @overload
-    async def get(self, index: slice | range) -> list[bytes]: ...
-    async def get(self, index: SupportsIndex | slice | range) -> bytes | list[bytes]:
-        """Return the record at an index, negative from the end, or the records of a slice.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``.
-        """
-        await self._ensure_open()
-        if isinstance(index, slice | range):
-            return await self.fetch(index)
-        return (await self.fetch([index_of(index, len(self), self._name)]))[0]
-
-    async def fetch(self, indices: Any) -> list[bytes]:
-        """Return many records, read from all files concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The records, in the order requested.
-
-        Raises:
-          CorruptRecordError: if a checksum is wrong; it names the file and the record's number in it.
-        """
-        await self._ensure_open()
-        positions = indices_of(indices, len(self), self._name)
+    async def _read_all(self, positions: Ints) -> list[bytes]:
         owners, numbers = self._locate(positions)
         targets = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
         ranges = {owner: self._indices[owner].limits(numbers[own]) for owner, own in targets.items()}

@@ -16,7 +16,7 @@ from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats.plain import decode_bytes, inline_safe
 from granular.indexing import Ints, index_of, indices_of
 
-Decoders = Mapping[str, Callable[[bytes], Any] | Any] | None
+Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
 
 KEY: Final = '__key__'
 
@@ -76,14 +76,12 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
         self._check_open()
         return KEY, *self._fields
 
-    @property
-    def _identity(self) -> tuple[Any, ...]:
-        """The files, and the decoders of fields."""
-        return *super()._identity, list(self._fields)
+    def identity(self) -> tuple[Any, ...]:
+        """Return the files, and the decoders of fields."""
+        return *super().identity(), list(self._fields)
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        """The decoders, in the order of the fields."""
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the decoders, in the order of the fields."""
         return tuple(field.fn for field in self._fields.values())
 
     # --- reading

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
-from granular.aio.runtime.scope import PerLoop
+from granular.aio.runtime.loop_resources import PerLoop
 from granular.indexing import Ints
 from granular.metrics import counters
 from granular.shuffle import Blocks

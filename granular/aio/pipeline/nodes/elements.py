@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.nodes.functions import method_of, name_of, refuse_misfit
+from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import is_small, stack
 from granular.aio.pipeline.transforms import (
@@ -66,11 +66,7 @@ class Map(Element):
         self.fn, self._label = method_of(fn, 'map'), label
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        try:
-            return self.fn(datapoint)
-        except TypeError as error:
-            refuse_misfit(error, f'{self._label} calls fn(element)', self.fn, datapoint)
-            raise
+        return call_checked(f'{self._label} calls fn(element)', self.fn, datapoint)
 
     def describe(self) -> str:
         return f'{self._label}({name_of(self.fn)})'
@@ -84,11 +80,7 @@ class MapWithIndex(Element):
         self.fn = method_of(fn, 'map_with_index')
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        try:
-            return self.fn(index, datapoint)
-        except TypeError as error:
-            refuse_misfit(error, 'map_with_index calls fn(index, element)', self.fn, index, datapoint)
-            raise
+        return call_checked('map_with_index calls fn(index, element)', self.fn, index, datapoint)
 
     def describe(self) -> str:
         return f'map_with_index({name_of(self.fn)})'
@@ -106,12 +98,7 @@ class RandomMap(Element):
         self._key = np.random.Philox(self._seed).state['state']['key']
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        rng = generator(self._key, index)
-        try:
-            return self.fn(datapoint, rng)
-        except TypeError as error:
-            refuse_misfit(error, 'random_map calls fn(element, rng)', self.fn, datapoint, rng)
-            raise
+        return call_checked('random_map calls fn(element, rng)', self.fn, datapoint, generator(self._key, index))
 
     def describe(self) -> str:
         return f'random_map({name_of(self.fn)}, seed={self._seed})'
@@ -150,11 +137,8 @@ class Filter(Element):
         self.sparse = True
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        try:
-            return datapoint if self.fn(None if datapoint is NONE else datapoint) else None
-        except TypeError as error:
-            refuse_misfit(error, 'filter calls fn(element)', self.fn, datapoint)
-            raise
+        element = None if datapoint is NONE else datapoint
+        return datapoint if call_checked('filter calls fn(element)', self.fn, element) else None
 
     def describe(self) -> str:
         return f'filter({name_of(self.fn)})'
@@ -182,12 +166,7 @@ class FlatMap(Node):
         return [_part(parts[i], position) for i, position in zip(inverse.tolist(), positions.tolist(), strict=True)]
 
     def _call(self, datapoint: Any, index: int) -> Any:
-        try:
-            parts = self.fn(datapoint)
-        except TypeError as error:
-            refuse_misfit(error, 'flat_map calls fn(element)', self.fn, datapoint)
-            raise
-        parts = parts_of(parts, self.describe())
+        parts = parts_of(call_checked('flat_map calls fn(element)', self.fn, datapoint), self.describe())
         if len(parts) > self._fan_out:
             raise DatapointError(
                 f'{self.describe()}: expected at most {self._fan_out} elements for the datapoint at index {index}, '
@@ -249,8 +228,7 @@ class Computed(Node):
         calls = [timed(self, lambda _, step: self._dataset[step])]
         return await map_in_threads(calls, [...] * len(steps), 'computing', steps)
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
+    def user_functions(self) -> tuple[Any, ...]:
         return (self._dataset.__getitem__,)
 
     def describe(self) -> str:
@@ -322,11 +300,11 @@ class Batch(Node):
         cuts = np.cumsum(stops - starts)
         batches = [datapoints[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
         if self.fn is stack and is_small(datapoints):
-            make = timed(self, self.make)
-            return [make(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
-        return await map_in_threads([timed(self, self.make)], batches, 'batching', steps.tolist())
+            combine = timed(self, self._combine)
+            return [combine(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
+        return await map_in_threads([timed(self, self._combine)], batches, 'batching', steps.tolist())
 
-    def make(self, datapoints: list[Any], index: int) -> Any:
+    def _combine(self, datapoints: list[Any], index: int) -> Any:
         """Return a batch, or the first ``Failure`` among its datapoints."""
         for datapoint in datapoints:
             if type(datapoint) is Failure:

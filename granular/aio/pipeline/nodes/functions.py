@@ -19,26 +19,39 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
     return fn  # type: ignore[no-any-return]
 
 
-def refuse_misfit(error: TypeError, call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """Raise an error that shows the call, if a TypeError comes from arguments that a function does not accept.
+def call_checked(call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function of the user's.
 
     Args:
-      error: the TypeError, caught in the frame that called the function.
       call: the call, in words.
       fn: the function.
       args: the positional arguments of the call.
       kwargs: its keyword arguments.
+
+    Raises:
+      InvalidArgumentError: if the function does not accept the arguments.
     """
-    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-        return  # the function was entered
+    try:
+        return fn(*args, **kwargs)
+    except TypeError as error:
+        entered = error.__traceback__ is None or error.__traceback__.tb_next is not None
+        misfit = '' if entered else _misfit(fn, args, kwargs)
+        if not misfit:
+            raise
+        raise InvalidArgumentError(f'{call}, which {misfit}') from None
+
+
+def _misfit(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Describe why a function does not accept arguments; empty if it does, or if that is unknown."""
     try:
         signature = inspect.signature(fn, follow_wrapped=False)
     except (TypeError, ValueError):
-        return
+        return ''
     try:
         signature.bind(*args, **kwargs)
-    except TypeError as misfit:
-        raise InvalidArgumentError(f'{call}, which {name_of(fn)}{signature} does not accept: {misfit}') from None
+    except TypeError as error:
+        return f'{name_of(fn)}{signature} does not accept: {error}'
+    return ''
 
 
 def name_of(fn: Any) -> str:

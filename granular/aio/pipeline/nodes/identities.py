@@ -98,9 +98,9 @@ class _Stage(Protocol):
     """A stage of a pipeline, or a dataset of fields."""
 
     parents: Any
-    _user_functions: Any
 
     def describe(self) -> str: ...
+    def user_functions(self) -> tuple[Any, ...]: ...
 
 
 def _content(cell: types.CellType) -> Any:

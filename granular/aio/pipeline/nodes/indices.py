@@ -1,14 +1,13 @@
 """Nodes that map indices: each maps a whole array of indices with numpy and fetches from its source once.
 
 Index ``len + i`` is datapoint ``i`` of the next epoch, and negative indices belong to earlier epochs, at every node of
-the chain. Shuffle, mix and concatenate have the order and semantics that Google Grain documents.
+the chain. Shuffle has the order and semantics that Google Grain documents.
 """
 
 import abc
 import functools
-import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Self
 
 import numpy as np
@@ -17,11 +16,9 @@ from numpy.typing import ArrayLike
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, convert, length_of
 from granular.aio.pipeline.transforms import ShardOptions
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
-from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.indexing import Ints, Seed, check_integer, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, Permutation, permute
@@ -38,7 +35,7 @@ class IndexNode(Node):
         """Return the indices in the source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        source, steps = _look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
+        source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
         return await source.fetch(steps)
 
     def select(self, fields: Sequence[str]) -> Self | None:
@@ -49,7 +46,7 @@ class IndexNode(Node):
         return self.copy_over(parent)
 
 
-def _look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
+def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
     """Return the next source that does more than to map indices, and its indices."""
     while isinstance(source, IndexNode) and type(source).fetch is IndexNode.fetch:
         indices = source._lookup(indices)
@@ -138,24 +135,28 @@ class Shuffle(IndexNode):
             steps = call_user(self._lookup, steps)
         else:
             steps = await offload(self._lookup, steps)
-        source, steps = _look_up(source, steps)
+        source, steps = look_up(source, steps)
         return await source.fetch(steps)
 
     def _lookup(self, indices: Ints) -> Ints:
-        length = len(self)
-        chosen = _epochs_of(indices, length)
-        if len(chosen) == 1:
-            base = chosen[0] * length
-            return self.order.lookup(indices - base, length, self.seed, chosen[0]) + base
-        epochs, positions = np.divmod(indices, length)
-        out = np.empty_like(positions)
-        for epoch in chosen:
-            mask = epochs == epoch
-            out[mask] = self.order.lookup(positions[mask], length, self.seed, epoch) + epoch * length
-        return out
+        return shuffled(indices, len(self), self.order, self.seed)
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
+
+
+def shuffled(indices: Ints, length: int, order: Order, seed: int) -> Ints:
+    """Return what is at these indices of epochs of a length in an order; each epoch stays where it is."""
+    chosen = _epochs_of(indices, length)
+    if len(chosen) == 1:
+        base = chosen[0] * length
+        return order.lookup(indices - base, length, seed, chosen[0]) + base
+    epochs, positions = np.divmod(indices, length)
+    out = np.empty_like(positions)
+    for epoch in chosen:
+        mask = epochs == epoch
+        out[mask] = order.lookup(positions[mask], length, seed, epoch) + epoch * length
+    return out
 
 
 def _epochs_of(steps: Ints, length: int) -> list[int]:
@@ -284,179 +285,6 @@ def part_of(source: Source, part: ShardOptions) -> Source:
     if not isinstance(source, Node) or len(source.parents) != 1:
         raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
     return source.over(part_of(source.parents[0], part))
-
-
-class SourceChoice(Node):
-    """Several sources; each index maps to one of them."""
-
-    def __init__(self, parents: Sequence[Any]) -> None:
-        if not parents:
-            raise InvalidArgumentError('expected one source or more, got none')
-        super().__init__(*map(convert, parents))
-
-    @abc.abstractmethod
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return, for each index, the number of the source and the index in that source."""
-
-    async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = await offload(self._choose, np.asarray(indices, np.int64))
-        chosen = np.unique(owners).tolist()
-        if len(chosen) > 1:
-            await ensure_event_loop()
-        fetched = await gather([self.parents[owner].fetch(inner[owners == owner]) for owner in chosen])
-        out: list[Any] = [None] * len(owners)
-        for owner, datapoints in zip(chosen, fetched, strict=True):
-            for position, datapoint in zip(np.flatnonzero(owners == owner).tolist(), datapoints, strict=True):
-                out[position] = datapoint
-        return out
-
-
-class Proportional(SourceChoice):
-    """Sources mixed evenly in proportion to their weights; ends when the first of them is exhausted."""
-
-    def __init__(self, parents: Sequence[Source], weights: Sequence[float] | None) -> None:
-        super().__init__(parents)
-        self._weights = proportions(len(parents), weights)
-        for i, parent in enumerate(parents):
-            if not len(parent):
-                raise InvalidArgumentError(f'mix: dataset {i} is empty: {parent.describe()}')
-        total = sum(self._weights)
-        shares = [len(parent) / (weight / total) for parent, weight in zip(parents, self._weights, strict=True)]
-        self._length = min(ENDLESS, int(min(shares)))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        return turns(indices, self._weights)
-
-    def describe(self) -> str:
-        return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
-
-
-def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
-    """Scale weights to integers, the smallest of which is 100; without weights, 1 for each source."""
-    if weights is None:
-        return (1,) * count
-    try:
-        valid = len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights)
-    except TypeError:  # no sequence, or not of numbers
-        valid = False
-    if not valid:
-        raise InvalidArgumentError(f'expected {count} weights > 0, got {weights!r:.200}')
-    scale = 100 / min(weights)
-    return tuple(int(weight * scale) for weight in weights)
-
-
-def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return, for each index, the number of the source and how often that source was chosen before.
-
-    Of the first k choices, the first source gets ``k - k * (sum - weight) // sum``; the other sources divide the rest
-    in the same way.
-    """
-    owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
-    left = sum(weights)
-    if len(indices) and left * (int(np.abs(indices).max()) + 1) >= 1 << 63:
-        indices = indices.astype(object)  # the products are larger than 64 bits
-    now, then = indices, indices + 1
-    for i, weight in enumerate(weights):
-        rest, rest_then = now * (left - weight) // left, then * (left - weight) // left
-        had, has = now - rest, then - rest_then
-        its = (owners < 0) & (had != has)
-        owners[its], inner[its] = i, has[its] - 1
-        left -= weight
-        now, then = rest, rest_then
-    return owners, inner
-
-
-def turns_before(index: int, weights: Sequence[int]) -> list[int]:
-    """Return how often ``turns`` chooses each source before an index of any size."""
-    counts, left = [], sum(weights)
-    for weight in weights:
-        rest = index * (left - weight) // left
-        counts.append(index - rest)
-        index, left = rest, left - weight
-    return counts
-
-
-class Concatenate(SourceChoice):
-    """One source after another; an epoch contains one epoch of each."""
-
-    def __init__(self, parents: Sequence[Source]) -> None:
-        super().__init__(parents)
-        for parent in parents:
-            check_finite(parent, 'concatenate', 'call concatenate() before repeat()')
-        check_length(sum(map(len, parents)), 'concatenate')
-        self._lengths = np.array([len(parent) for parent in parents], np.int64)
-        self._stops = np.cumsum(self._lengths)
-
-    def __len__(self) -> int:
-        return int(self._stops[-1])
-
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        check_not_empty(self, len(self), indices)
-        epochs, positions = np.divmod(indices, len(self))
-        owners = np.searchsorted(self._stops, positions, side='right')
-        return owners, positions - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
-
-    def describe(self) -> str:
-        return f'concatenate {len(self.parents)}'
-
-
-class Selection(SourceChoice):
-    """Sources mixed by a function from index to (source, index in the source)."""
-
-    def __init__(self, parents: Sequence[Source], chooser: Callable[[int], tuple[int, int]], length: int) -> None:
-        super().__init__(parents)
-        self._chooser, self._length = chooser, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
-        check_not_empty(self, self._length, indices)
-        epochs, positions = np.divmod(indices, self._length)
-        chosen = [self._chooser(position) for position in positions.tolist()]
-        try:
-            pairs = np.array([tuple(map(operator.index, pair)) for pair in chosen], np.int64).reshape(len(chosen), 2)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidArgumentError(
-                f'the selection map: expected pairs of integers, (dataset, index), got {chosen!r:.100}: {error}'
-            ) from error
-        owners = pairs[:, 0]
-        for i in np.flatnonzero((owners < 0) | (owners >= len(self.parents))).tolist():
-            raise OutOfRangeError(
-                f'the selection map chooses dataset {owners[i]} at index {indices[i]}: there are {len(self.parents)}'
-            )
-        # An infinitely repeated source has no next epoch.
-        lengths = np.array([len(parent) % ENDLESS for parent in self.parents], np.int64)
-        return owners, (pairs[:, 1] + epochs * lengths[owners]).astype(np.int64, copy=False)
-
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        return (self._chooser,)
-
-    def describe(self) -> str:
-        return f'select from {len(self.parents)}'
-
-
-class Zip(Node):
-    """Tuples of the datapoints at the same index of each source."""
-
-    def __init__(self, parents: Sequence[Source]) -> None:
-        lengths = [len(parent) for parent in parents]
-        if not lengths or len(set(lengths)) > 1:
-            raise InvalidArgumentError(f'expected datasets of equal length, got {lengths}')
-        super().__init__(*parents)
-
-    async def fetch(self, indices: ArrayLike) -> list[Any]:
-        if len(self.parents) > 1:
-            await ensure_event_loop()
-        fetched = await gather([parent.fetch(indices) for parent in self.parents])
-        return list(zip(*fetched, strict=True))
-
-    def describe(self) -> str:
-        return f'zip of {len(self.parents)}'
 
 
 def default_seed(parents: Sequence[Any]) -> int | None:

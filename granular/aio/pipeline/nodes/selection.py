@@ -7,8 +7,9 @@ from typing import Any, Final
 import numpy as np
 
 from granular import filters
+from granular.aio.pipeline.nodes.combinations import Concatenate
 from granular.aio.pipeline.nodes.elements import Element, selected
-from granular.aio.pipeline.nodes.indices import Concatenate, Repeat, Seeded, Slice, Wrapped, check_finite
+from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Slice, Wrapped, check_finite
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
@@ -38,19 +39,21 @@ class ClassSelection(Slice):
         return self._description
 
 
-async def filtered(node: Source, field: Any, valid_classes: Any, invalid_classes: Any) -> ClassSelection:
-    """Select the datapoints of some classes."""
+async def filtered(
+    node: Source, field: Any, valid_classes: Any, invalid_classes: Any, labels: filters.Labels | None = None
+) -> ClassSelection:
+    """Select the datapoints of some classes, given the labels or by reading them."""
     description = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
-    labels = await labels_of(node, field)
+    labels = await labels_of(node, field) if labels is None else labels
     indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
     return _class_selection(node, labels, indices, description, field)
 
 
 async def oversampled(
-    node: Source, field: Any, strategy: filters.Strategy, unlabeled: int | str | None
+    node: Source, field: Any, strategy: filters.Strategy, unlabeled: Any, labels: filters.Labels | None = None
 ) -> ClassSelection:
-    """Repeat the datapoints of rare classes."""
-    labels = await labels_of(node, field)
+    """Repeat the datapoints of rare classes, given the labels or by reading them."""
+    labels = await labels_of(node, field) if labels is None else labels
     indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
     return _class_selection(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
+from granular.aio.pipeline.data_source import as_data_source
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -108,9 +109,8 @@ class Source(abc.ABC):
         """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
         return type(self).__name__
 
-    @property
-    def _user_functions(self) -> tuple[Any, ...]:
-        """The functions of the user that the stage calls."""
+    def user_functions(self) -> tuple[Any, ...]:
+        """Return the functions of the user that the stage calls."""
         return (self.fn,) if hasattr(self, 'fn') else ()
 
     def select(self, fields: Sequence[str]) -> Self | None:
@@ -155,11 +155,6 @@ def all_stages(source: Source) -> list[Source]:
             stages[id(stage)] = stage
             pending += stage.parents
     return [stage for stage in stages.values() if isinstance(stage, Source)]
-
-
-def functions_of(stage: Any) -> tuple[Any, ...]:
-    """Return the functions of the user that a stage, or a data source, calls."""
-    return tuple(getattr(stage, '_user_functions', ()))
 
 
 def convert(source: Any) -> Source:
@@ -211,11 +206,11 @@ def convert(source: Any) -> Source:
 class _Adapter(Source):
     """An object of another type, wrapped as a source."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
+        self._source, self._mask = source, mask
         self.endless = not hasattr(source, '__len__')
-        self.seed = getattr(source, 'seed', 0)
-        self.sparse = bool(getattr(source, 'sparse', False))
+        self._told = as_data_source(source)
+        self.seed, self.sparse = self._told.seed, self._told.sparse
 
     def __len__(self) -> int:
         return length_of(self._source)
@@ -236,7 +231,12 @@ class _Adapter(Source):
         if isinstance(self._source, list | tuple | np.ndarray):
             return f'{type(self._source).__name__} of {len(self._source)}'
         shown = ' '.join(repr(self._source).split())  # the repr of a Hugging Face dataset has several lines
-        return type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
+        shown = type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
+        return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
+
+    def stored_nbytes(self) -> float | None:
+        size = self._told.nbytes(self._mask)
+        return None if size is None else size / max(1, len(self))
 
     def _metrics_label(self) -> str:
         return type(self._source).__name__  # its description may have an address, or data
@@ -265,8 +265,7 @@ class Fetching(_Adapter):
     """An object with an async ``fetch``, such as a reader."""
 
     def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
-        super().__init__(source)
-        self._mask = mask
+        super().__init__(source, mask)
         self._is_own = type(source).fetch.__module__.startswith('granular.')
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
@@ -278,14 +277,6 @@ class Fetching(_Adapter):
         if not takes_mask(self._source) or self._mask is not None:
             return None
         return type(self)(self._source, tuple(fields))
-
-    def stored_nbytes(self) -> float | None:
-        size_of = getattr(self._source, '_size_of', None)  # of readers and data sources that are open
-        size = None if size_of is None else size_of(self._mask)
-        return None if size is None else size / max(1, len(self))
-
-    def describe(self) -> str:
-        return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
 
 
 async def _awaited(
@@ -299,8 +290,8 @@ class _Blocking(_Adapter):
     """An object with a blocking method that takes many indices."""
 
     def __init__(self, source: Any, method: str, mask: Sequence[str] | None = None) -> None:
-        super().__init__(source)
-        self._method, self._mask = method, mask
+        super().__init__(source, mask)
+        self._method = method
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         method = getattr(self._source, self._method)
@@ -321,9 +312,6 @@ class _Blocking(_Adapter):
         if unknown := [field for field in fields if field not in column_names]:
             raise UnknownKeyError(f'unknown columns {unknown}: there are {column_names}')
         return type(self)(select_columns(list(fields)), self._method)
-
-    def describe(self) -> str:
-        return super().describe() + ('' if self._mask is None else f', keys {", ".join(self._mask)}')
 
 
 class _Called(_Adapter):

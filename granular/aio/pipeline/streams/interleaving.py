@@ -56,7 +56,7 @@ class Interleaved(Stream):
     def __len__(self) -> int:
         return len(self.parents) if self._convert is None else len(self.parents[0])
 
-    async def make(self, number: int) -> Stream | None:
+    async def open_stream(self, number: int) -> Stream | None:
         """Return a stream, or None if a filter dropped its dataset."""
         if self._convert is None:
             stream: Stream = self.parents[number]
@@ -126,7 +126,7 @@ class Interleaving(Flow):
         self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
         self._started: set[Flow] = set()  # all that are to be closed
         self._token: object = None
-        self._ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, threads, 'interleave', False)
+        self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: list[tuple[int, str]] = []
@@ -158,10 +158,10 @@ class Interleaving(Flow):
     def bind(self, token: object) -> None:
         self._token = self._ahead.token = token
 
-    async def _make(self, number: int, _: int = 1) -> Flow | None:
+    async def _start(self, number: int, _: int = 1) -> Flow | None:
         """Start a stream."""
         await ensure_event_loop()
-        stream = await self._stage.make(number)
+        stream = await self._stage.open_stream(number)
         if stream is None:
             return None
         flow: Flow = stream.flow()
@@ -218,7 +218,7 @@ class Interleaving(Flow):
         return flow  # type: ignore[no-any-return]
 
     async def _made_now(self, number: int) -> Flow | None:
-        ahead: Prefetch[Flow | None] = Prefetch(self._make, 1, 1, 1, 'interleave', False)
+        ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
         ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
         try:
             flow: Any = await ahead.take()
@@ -248,10 +248,12 @@ class Interleaving(Flow):
             if number in self._flows or number in self._saved
         }
         state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
-        if self._hosts > 1 or (self._hosts and not states):  # which no stream may name
+        if self._hosts > 1:
             state['hosts'] = self._hosts
             if not self.in_step:
                 state['uneven'] = True
+        elif self._hosts and not states and not any(number is not None for number in self._open):
+            state['hosts'] = 1  # which no stream names
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:

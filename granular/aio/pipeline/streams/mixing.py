@@ -5,7 +5,8 @@ from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
-from granular.aio.pipeline.nodes.indices import ENDLESS, turns_before
+from granular.aio.pipeline.nodes.combinations import turns_before
+from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream

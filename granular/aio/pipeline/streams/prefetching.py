@@ -1,13 +1,14 @@
 """Elements computed before they are requested."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.loops import ensure_event_loop, running_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.errors import ClosedError
 
@@ -39,6 +40,8 @@ class Prefetching(Flow):
         # Elements, the states after them, and whether hosts are in step there.
         self._ready: asyncio.Queue[tuple[Any, Any, bool]] | None = None
         self._room = asyncio.Event()  # set if the task may compute another element
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the task
+        self._taken = False  # True while an element is taken: interrupted, it is lost
         self._computing = False
         self._closed = False
 
@@ -49,22 +52,31 @@ class Prefetching(Flow):
     async def next(self) -> Any:
         if self._closed:
             raise ClosedError('the iterator is closed')
+        if not self._size and self._task is not None:
+            await ensure_event_loop()  # where the task does not begin an element meanwhile
         if not self._size and not self._pending():
             await self._stop()
             element = await self._parent.next()
             self._after, self._in_step = self._parent.state(), self._parent.in_step
             return element
-        await self.begin()
-        if self._ready is None:
-            return END
-        element, after, in_step = await self._ready.get()
-        self._set_room()
+        ready, self._taken = self._ready, True
+        if running_loop() is None and self._task is not None and ready is not None and not ready.empty():
+            element, after, in_step = ready.get_nowait()  # on the thread of the consumer
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # it is closed
+                    self._loop.call_soon_threadsafe(self._set_room)
+        else:
+            await self.begin()
+            if self._ready is None:
+                return END
+            element, after, in_step = await self._ready.get()
+            self._set_room()
         if isinstance(after, _Raised):
             self._task = None
             raise after.error
         if element is END:
             self._task = None
-        self._after, self._in_step = after, in_step
+        self._after, self._in_step, self._taken = after, in_step, False
         return element
 
     def _pending(self) -> bool:
@@ -108,8 +120,10 @@ class Prefetching(Flow):
         return self._after
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        if self._ready is not None and self._task is not None and state == self._after and terms == self._terms:
+        follows = self._ready is not None and self._task is not None and not self._taken
+        if follows and state == self._after and terms == self._terms:
             return  # what is made ahead follows from there
+        self._taken = False
         await self._stop()
         await self._parent.restore(state, terms)
         self._after, self._in_step, self._terms = self._parent.state(), self._parent.in_step, terms
@@ -121,6 +135,7 @@ class Prefetching(Flow):
         if self._size and self._task is None:
             self._ready = asyncio.Queue()
             self._set_room()
+            self._loop = asyncio.get_running_loop()
             self._task = asyncio.create_task(self._fill(self._ready))
 
     async def _stop(self) -> None:

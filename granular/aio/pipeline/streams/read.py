@@ -142,7 +142,7 @@ class _ChunkTask:
     def stages(self) -> list[Source]:
         return all_stages(self._source)
 
-    async def make(self, position: int, count: int) -> list[Any]:
+    async def compute(self, position: int, count: int) -> list[Any]:
         first = position + self._offset
         return await self._source.fetch(np.arange(first, first + self._stride * count, self._stride))
 
@@ -176,9 +176,9 @@ class Reading(Flow):
             workers = read.workers
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
             depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
-        make = task.make if self._workers is None else self._workers.make
+        compute = task.compute if self._workers is None else self._workers.compute
         self.ahead: Prefetch[list[Any]] = Prefetch(
-            make, self._stride, weight, max(1, options.num_threads), 'stream', True
+            compute, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         self._deepest = depth
         # The bytes of the largest element, and until one is read, of a stored one; 0 if neither is known.

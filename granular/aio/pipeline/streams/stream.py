@@ -161,12 +161,12 @@ class SeededStream(Unchanged):
 class Staged(Stream):
     """A stage with one or more parents, whose flow is created by a function."""
 
-    def __init__(self, parents: Sequence[Stream], description: str, make: Callable[..., Flow], *args: Any) -> None:
+    def __init__(self, parents: Sequence[Stream], description: str, start: Callable[..., Flow], *args: Any) -> None:
         self.parents: tuple[Any, ...] = tuple(parents)
-        self._description, self._make, self._args = description, make, args
+        self._description, self._start, self._args = description, start, args
 
     def flow(self) -> Flow:
-        return self._make([parent.flow() for parent in self.parents], *self._args)
+        return self._start([parent.flow() for parent in self.parents], *self._args)
 
     def describe(self) -> str:
         return self._description

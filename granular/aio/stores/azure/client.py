@@ -8,10 +8,10 @@ from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
 from granular._redact import hidden
-from granular.aio.execution.failures import summary
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
+from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.azure.account import Account
 from granular.aio.stores.threaded import third_party_error
 from granular.config import IOConfig, MiB

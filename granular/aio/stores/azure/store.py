@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from granular._redact import protect
 from granular.aio.http.messages import http_date
 from granular.aio.reply import Reply, changed
-from granular.aio.runtime.scope import Scope
+from granular.aio.runtime.loop_resources import Scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges

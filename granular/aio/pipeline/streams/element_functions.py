@@ -20,7 +20,7 @@ from granular.errors import StateError
 from granular.indexing import Seed
 
 
-class Each(Stream):
+class ElementFunction(Stream):
     """An operation on single elements."""
 
     name: str

@@ -2,5 +2,5 @@
 
 import contextvars
 
-sharing: contextvars.ContextVar[bool] = contextvars.ContextVar('sharing', default=False)
+pickling_for_worker: contextvars.ContextVar[bool] = contextvars.ContextVar('pickling_for_worker', default=False)
 """True while objects are pickled for a worker process on this machine, so that readers include their indices."""

@@ -20,12 +20,12 @@ _ATTEMPTS: Final = 3
 _SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
 
 
-class Proof:
+class OpenedSpec:
     """The ``spec.json`` of a dataset, as read before its bags were opened.
 
     A ``spec.json`` that is rewritten with the same keys has the same content-based ETag, and modification times have
     whole seconds. So if it was written within the last 5 seconds, the versions of all bags are checked as well, after
-    the spec: this proves that all of them existed at that moment. It takes one request per file. Otherwise the check
+    the spec: this shows that all of them existed at that moment. It takes one request per file. Otherwise the check
     takes one request, or two if the references were requested together with the spec, to save a round trip.
 
     Args:
@@ -71,14 +71,14 @@ def _age(reply: Reply) -> float:
 
 
 async def open_as_one(
-    name: str, open_once: Callable[[], Awaitable[None]], prove: Callable[[], Awaitable[None]]
+    name: str, open_once: Callable[[], Awaitable[None]], check_unchanged: Callable[[], Awaitable[None]]
 ) -> None:
     """Open a dataset, and retry if it was replaced meanwhile. An error of opening is raised if it was not replaced.
 
     Args:
       name: the dataset, for errors.
       open_once: opens it.
-      prove: raises an ObjectChangedError or a NotFoundError if it was replaced since ``open_once`` began.
+      check_unchanged: raises an ObjectChangedError or a NotFoundError if it was replaced since ``open_once`` began.
 
     Raises:
       ObjectChangedError: if it was replaced during each of 3 attempts.
@@ -86,7 +86,7 @@ async def open_as_one(
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             failure = await _failure_of(open_once)
-            await prove()
+            await check_unchanged()
         except (ObjectChangedError, NotFoundError) as error:
             if attempt == _ATTEMPTS:
                 raise ObjectChangedError(

@@ -1,0 +1,91 @@
+"""Data sources: what they may tell of themselves, and those that are opened and closed."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Generic
+
+from granular._typing import Datapoint_co
+from granular.aio.runtime.lifecycle import AsyncResource
+from granular.formats.display import Samples
+from granular.indexing import check_integer
+
+
+class DataSource:
+    """What a source may tell of itself beside its length and its datapoints. Pipelines, loaders and caches ask for it.
+
+    It is the base of all readers and data sources, and may be that of yours. Each attribute and method has a default::
+
+        class Rows(granular.DataSource):
+            def __init__(self, rows, version):
+                self.rows, self.version = rows, version
+
+            def __len__(self):
+                return len(self.rows)
+
+            def fetch(self, indices):
+                return [self.rows[i] for i in indices]
+
+            def identity(self):
+                return ['rows', self.version]
+
+    Attributes:
+      seed: seed of the order, part of the state of a loader; 0 if nothing is random.
+      sparse: True if some datapoints may be None.
+    """
+
+    seed: int = 0
+    sparse: bool = False
+
+    def identity(self) -> Any:
+        """Return plain values that differ if the data differs, which caches compare; None if there are none."""
+        return None
+
+    def user_functions(self) -> tuple[Callable[..., Any], ...]:
+        """Return the functions, such as decoders, that datapoints depend on. Caches compare their code."""
+        return ()
+
+    def nbytes(self, mask: Any = None) -> int | None:
+        """Return the bytes of all datapoints as they are stored, which give the size of blocks; None if unknown.
+
+        Args:
+          mask: the fields that count; all by default.
+        """
+        return None
+
+
+class _HuggingFace(DataSource):
+    """A dataset of Hugging Face, which has a fingerprint."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self._value = fingerprint
+
+    def identity(self) -> str:
+        return self._value
+
+
+def as_data_source(source: Any) -> DataSource:
+    """Return what an object tells of itself; of an object that is no :class:`DataSource`, the defaults."""
+    if isinstance(source, DataSource):
+        return source
+    fingerprint = getattr(source, '_fingerprint', None)
+    return _HuggingFace(fingerprint) if isinstance(fingerprint, str) else DataSource()
+
+
+class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
+    """A data source that is opened and closed. Its first datapoints can be taken."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    async def fetch(self, indices: Any) -> list[Any]:
+        """Return many datapoints, in the order of the indices, read concurrently."""
+
+    async def take(self, count: int) -> list[Datapoint_co]:
+        """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
+        await self._ensure_open()
+        return await self.fetch(range(min(check_integer('count', count, 0), len(self))))
+
+    async def head(self, count: int = 5) -> Samples[Datapoint_co]:
+        """Return the first elements, as ``take``, in a list that notebooks show as a table with thumbnails."""
+        return Samples(await self.take(count))

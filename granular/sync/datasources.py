@@ -1,0 +1,126 @@
+"""The sync API of :mod:`granular.aio.datasources`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self, cast
+
+import numpy as np
+
+from granular import formats
+from granular._typing import Datapoint_co
+from granular.aio.datasets.codec import Decoders
+from granular.aio.datasources import detect, token_windows
+from granular.aio.datasources.arrayrecord import source as arrayrecord
+from granular.aio.datasources.parquet import source as parquet
+from granular.aio.datasources.parquet.stream import ParquetIterDataset
+from granular.aio.datasources.tfrecord import source as tfrecord
+from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
+from granular.aio.datasources.webdataset import source as webdataset
+from granular.aio.paths.pure import AnyPath
+from granular.aio.runtime.bridge import run
+from granular.sync.bags import BagReader
+from granular.sync.base import (
+    Batched,
+    DatapointReader,
+    RecordReader,
+    blocking,
+    constructing,
+    copy_of,
+    passed_on,
+    reopened,
+    sync_doc,
+)
+from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+
+__all__ = [
+    'ArrayRecordDataSource',
+    'ParquetDataSource',
+    'ParquetIterDataset',
+    'TFRecordDataSource',
+    'TFRecordIterDataset',
+    'TokenWindows',
+    'WebDatasetDataSource',
+    'open',
+]
+
+
+class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
+    __doc__ = sync_doc(arrayrecord.ArrayRecordDataSource)
+
+    aio: arrayrecord.ArrayRecordDataSource
+
+    @constructing(arrayrecord.ArrayRecordDataSource)
+    def __init__(self) -> None: ...
+
+
+class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co], Datapoint_co]):
+    __doc__ = sync_doc(parquet.ParquetDataSource)
+
+    aio: parquet.ParquetDataSource[Datapoint_co]
+
+    @constructing(parquet.ParquetDataSource)
+    def __init__(self) -> None: ...
+
+    columns: tuple[str, ...] = passed_on(parquet.ParquetDataSource.columns)
+
+
+class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batched):
+    __doc__ = sync_doc(tfrecord.TFRecordDataSource)
+
+    aio: tfrecord.TFRecordDataSource
+
+    @constructing(tfrecord.TFRecordDataSource)
+    def __init__(self) -> None: ...
+
+    size: int = passed_on(tfrecord.TFRecordDataSource.size)
+
+    def copy(self) -> Self:
+        """Return an independently closable source of the same files that shares their index."""
+        return copy_of(self)
+
+
+class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datapoint_co], Datapoint_co]):
+    __doc__ = sync_doc(webdataset.WebDatasetDataSource)
+
+    aio: webdataset.WebDatasetDataSource[Datapoint_co]
+
+    @constructing(webdataset.WebDatasetDataSource)
+    def __init__(self) -> None: ...
+
+    fields: tuple[str, ...] = passed_on(webdataset.WebDatasetDataSource.fields)
+
+
+class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window], Batched):
+    __doc__ = sync_doc(token_windows.TokenWindows)
+
+    aio: token_windows.TokenWindows
+
+    @constructing(token_windows.TokenWindows)
+    def __init__(self) -> None: ...
+
+    dtype: np.dtype[Any] = passed_on(token_windows.TokenWindows.dtype)
+
+    fetch = blocking(token_windows.TokenWindows.fetch)
+
+
+Opened = DatasetReader | ShardedDatasetReader | Any
+"""A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
+
+_CLASSES: Final[Mapping[str, Any]] = {
+    cls.__name__: cls
+    for cls in (
+        *(DatasetReader, ShardedDatasetReader, BagReader),
+        *(ArrayRecordDataSource, ParquetDataSource, TFRecordDataSource, WebDatasetDataSource),
+    )
+}
+
+
+def open(  # noqa: A001
+    path: AnyPath | Sequence[AnyPath],
+    decoders: Decoders = formats.decoders,
+    **options: Any,
+) -> Opened:
+    counterpart = run(detect.open(path, decoders, **options))
+    return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
+
+
+open.__doc__ = sync_doc(detect.open)

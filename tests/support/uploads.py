@@ -1,0 +1,36 @@
+"""Uploads by the writers of stores: of new objects, and in parts that are never finished."""
+
+import asyncio
+
+import granular
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+
+
+def publish(path: granular.Path, data: bytes) -> None:
+    """Write a new object on the condition that it does not exist."""
+    run(_publish(path.aio, data))
+
+
+async def _publish(path: granular.aio.Path, data: bytes) -> None:
+    await ensure_event_loop()
+    writer = await path.store.open_writer(path.key, new=True)
+    try:
+        await writer.write(data)
+        await writer.close()
+    except BaseException:
+        await writer.abort()
+        raise
+
+
+def abandon_upload(path: granular.Path, size: int) -> None:
+    """Start an upload, as a process that is killed then, and return once a part has arrived."""
+    run(_abandon(path.aio, size))
+
+
+async def _abandon(path: granular.aio.Path, size: int) -> None:
+    await ensure_event_loop()
+    writer = await path.store.open_writer(path.key)
+    await writer.write(bytes(size))
+    while not [upload async for upload in path.store.uploads(path.key) if upload.key == path.key and upload.size]:
+        await asyncio.sleep(0.01)
