@@ -34,7 +34,8 @@
     └── FunctionError            RuntimeError        a user function raised an exception that ends something
 
 The message of an error names the file, key or index, the figures that disagree and the remedy; it never contains a
-credential. All errors pickle, as they are built from their message alone.
+credential. All errors pickle. What a program may need of a message, it finds in attributes, as far as it is known; they
+are None otherwise: ``path``, ``key``, ``index`` and ``status``.
 """
 
 import io
@@ -48,8 +49,31 @@ class GranularError(Exception):
         try:
             reader = granular.DatasetReader('s3://bucket/data', granular.decoders)
         except granular.GranularError as error:
-            print(error)
+            print(error, error.path)
+
+    Attributes:
+      path: the file, object or folder, as its ``Path`` is shown: without credentials.
+      key: the key of a spec.
+      index: the index of the datapoint or record in ``path``.
+      status: the HTTP status of the reply.
     """
+
+    path: str | None = None
+    key: str | None = None
+    index: int | None = None
+    status: int | None = None
+
+    def __init__(
+        self,
+        *args: object,
+        path: str | None = None,
+        key: str | None = None,
+        index: int | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(*args)
+        given = {'path': path, 'key': key, 'index': index, 'status': status}
+        self.__dict__.update({name: value for name, value in given.items() if value is not None})
 
     def __str__(self) -> str:
         # KeyError would print the repr of its message, OSError a tuple.

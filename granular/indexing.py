@@ -71,7 +71,7 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
     """
     position = check_index(index, name)
     if not -length <= position < length:
-        raise OutOfRangeError(f'{name}: index {position} is out of range: it has {length}')
+        raise OutOfRangeError(f'{name}: index {position} is out of range: it has {length}', index=position)
     return position + length if position < 0 else position
 
 
@@ -93,7 +93,8 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     invalid = (array < -length) | (array >= length)
     if invalid.any():
-        raise OutOfRangeError(f'{name}: index {array[invalid][0]} is out of range: it has {length}')
+        index = int(array[invalid][0])
+        raise OutOfRangeError(f'{name}: index {index} is out of range: it has {length}', index=index)
     array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)
 

@@ -44,5 +44,7 @@ def check(sums: Sums, positions: NDArray[np.int64], records: Sequence[bytes], na
     for position, record in zip(positions.tolist(), records, strict=True):
         if (checksum := crc32c(record)) != sums[position]:
             raise CorruptRecordError(
-                f'{name}: record {position}: expected checksum {int(sums[position]):08x}, got {checksum:08x}'
+                f'{name}: record {position}: expected checksum {int(sums[position]):08x}, got {checksum:08x}',
+                path=name,
+                index=position,
             )

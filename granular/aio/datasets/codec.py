@@ -38,7 +38,7 @@ class Field(NamedTuple):
     light: bool
 
 
-Locate = Callable[[Field, int], str]
+Locate = Callable[[Field, int], tuple[str, int | str]]
 """Returns the datapoint of the record of a field at a position, such as ``./digits: datapoint 7``."""
 
 
@@ -95,7 +95,7 @@ async def decode_records(
     Args:
       fields: the fields.
       columns: the records of each field.
-      locate: describes the datapoint of a record, for errors.
+      locate: returns the dataset and the index or name in it of a record's datapoint, for errors.
 
     Raises:
       DecodeError: if a decoder rejects a record.
@@ -130,7 +130,7 @@ def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[
         raise
     except Exception as error:
         # The list has the values decoded before the failure, so its length is the index.
-        raise decode_error(locate(field, len(out)), field, records[len(out)], error) from error
+        raise decode_error(*locate(field, len(out)), field, records[len(out)], error) from error
     return out
 
 
@@ -141,15 +141,19 @@ async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Loc
         except MemoryError:  # The machine is short of memory, whatever the record is.
             raise
         except Exception as error:
-            raise decode_error(locate(field, i), field, records[i], error) from error
+            raise decode_error(*locate(field, i), field, records[i], error) from error
 
     return await map_threads(call, len(records))
 
 
-def decode_error(datapoint: str, field: Field, record: bytes, error: Exception) -> DecodeError:
+def decode_error(name: str, index: int | str, field: Field, record: bytes, error: Exception) -> DecodeError:
     """Return the error for a record that a decoder rejected."""
     return DecodeError(
-        f'{datapoint}, key {field.key!r} ({len(record)} bytes): not decoded as {field.kind!r}: {describe_error(error)}'
+        f'{name}: datapoint {index!r}, key {field.key!r} ({len(record)} bytes): not decoded as {field.kind!r}: '
+        f'{describe_error(error)}',
+        path=name,
+        key=field.key,
+        index=index if isinstance(index, int) else None,
     )
 
 
@@ -197,9 +201,8 @@ def _values_of(field: Field, value: Any, name: str, index: int) -> Iterator[Any]
             return iter(value)
     except TypeError:  # it cannot be iterated
         pass
-    raise EncodeError(
-        f'{name}: datapoint {index}, key {field.key!r}: expected a sequence of values for {field.kind!r}, got '
-        f'{type(value).__name__}'
+    raise _encode_error(
+        field, name, index, f'expected a sequence of values for {field.kind!r}, got {type(value).__name__}'
     )
 
 
@@ -209,12 +212,14 @@ def _encode_one(field: Field, value: Any, name: str, index: int) -> bytes:
     except MemoryError:
         raise
     except Exception as error:
-        raise EncodeError(
-            f'{name}: datapoint {index}, key {field.key!r}: not encoded as {field.kind!r}: {describe_error(error)}'
-        ) from error
+        problem = f'not encoded as {field.kind!r}: {describe_error(error)}'
+        raise _encode_error(field, name, index, problem) from error
     if not isinstance(record, bytes):
-        raise EncodeError(
-            f'{name}: datapoint {index}, key {field.key!r}: expected bytes from the encoder of {field.kind!r}, got '
-            f'{type(record).__name__}'
-        )
+        problem = f'expected bytes from the encoder of {field.kind!r}, got {type(record).__name__}'
+        raise _encode_error(field, name, index, problem)
     return record
+
+
+def _encode_error(field: Field, name: str, index: int, problem: str) -> EncodeError:
+    message = f'{name}: datapoint {index}, key {field.key!r}: {problem}'
+    return EncodeError(message, path=name, key=field.key, index=index)

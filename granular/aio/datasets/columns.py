@@ -193,7 +193,7 @@ class Columns:
             try:
                 datapoint[key] = field.fn(record)
             except Exception as error:
-                raise decode_error(f'{self.name}: datapoint {index}', field, record, error) from error
+                raise decode_error(self.name, index, field, record, error) from error
             except CONTROL as error:
                 raise_control(error)
         return datapoint
@@ -213,7 +213,7 @@ class Columns:
         try:
             return field.fn(record)
         except Exception as error:
-            raise decode_error(f'{self.name}: datapoint {index}', field, record, error) from error
+            raise decode_error(self.name, index, field, record, error) from error
         except CONTROL as error:
             raise_control(error)
 
@@ -404,13 +404,16 @@ async def _read_columns(
     ]
 
 
-def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: int) -> str:
-    """Describe the datapoint of a value, given the numbers of values of all datapoints; None for one value each."""
+def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: int) -> tuple[str, int]:
+    """Return the dataset and the index in it of a value's datapoint.
+
+    Given the numbers of values of all datapoints; None for one value each.
+    """
     for i, (columns, indices) in enumerate(groups):
         ends = np.arange(1, len(indices) + 1) if counts is None else np.cumsum(counts[i])
         total = int(ends[-1]) if len(ends) else 0
         if position < total:
-            return f'{columns.name}: datapoint {indices[np.searchsorted(ends, position, side="right")]}'
+            return columns.name, int(indices[np.searchsorted(ends, position, side='right')])
         position -= total
     raise IndexError(position)
 

@@ -182,7 +182,7 @@ class Dataset:
                     'its writer is running, or was killed: open the writer again to continue, or remove the shard with '
                     '`granular clean --remove`'
                 )
-            raise NotFoundError(f'{self.name}: has no spec.json: {state}: {error}') from error
+            raise NotFoundError(f'{self.name}: has no spec.json: {state}: {error}', path=self.name) from error
 
     async def _open_bag(self, key: str, bag: Bag) -> None:
         try:

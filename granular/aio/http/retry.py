@@ -208,6 +208,13 @@ class Attempts:
         Raises:
           GranularError: if there is no next attempt.
         """
+        try:
+            await self._failed(error)
+        except GranularError as raised:
+            raised.path = raised.path or self._name
+            raise
+
+    async def _failed(self, error: Exception) -> None:
         outcome, metrics = _outcome(error), self._traffic.metrics
         metrics.failed(outcome)
         self._count += 1
@@ -338,6 +345,13 @@ def _outcome(error: Exception) -> str:
 
 def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
     """Return the error for a reply that is neither a success nor about ranges."""
+    refused = _refusal(head, body, name)
+    error = refused.error if isinstance(refused, RecoverableError | RetryableError) else refused
+    error.status = head.status
+    return refused
+
+
+def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | RecoverableError | RetryableError:
     status = head.status
     code = _CODE.search(body)
     detail = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))

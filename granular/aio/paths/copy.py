@@ -92,7 +92,8 @@ class FolderCopy:
         if different := [key for key, other in listed.items() if current.get(key) != other]:
             raise ObjectChangedError(
                 f'{folder}: {len(different)} of {len(listed)} files changed while they were copied, such as '
-                f'{different[0].rpartition("/")[2]}: copy it again'
+                f'{different[0].rpartition("/")[2]}: copy it again',
+                path=f'{folder}',
             )
         await self.copy_file(entry)
 
@@ -147,7 +148,8 @@ class FolderCopy:
     def _mixing_error(self, name: str) -> AlreadyExistsError:
         return AlreadyExistsError(
             f'{self._target}: holds another dataset, whose {name} would be mixed with the copy of {self._source}, '
-            f'which has none: remove it first'
+            f'which has none: remove it first',
+            path=f'{self._target}',
         )
 
     def target_of(self, entry: Entry) -> PurePath:
@@ -199,7 +201,7 @@ def relative_name(folder: PurePath, key: str) -> str:
         return key
     head = folder.key.rstrip('/') + '/'
     if not key.startswith(head):
-        raise StoreError(f'{folder}: expected entries of this folder in its listing, got {key!r}')
+        raise StoreError(f'{folder}: expected entries of this folder in its listing, got {key!r}', path=f'{folder}')
     return key[len(head) :]
 
 
@@ -295,7 +297,8 @@ async def _check_copy_within(source: PurePath, target: PurePath) -> None:
         await target.store.delete([target.key])
         raise StoreError(
             f'{target}: expected a copy of {source}, {original.size} bytes {original.digests}, got {copy.size} bytes '
-            f'{copy.digests}'
+            f'{copy.digests}',
+            path=f'{target}',
         )
 
 
@@ -327,13 +330,15 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
     # Files without versions can change while they are read.
     if before is not None and ((after := await source.store.stat(source.key)) != before or after.size != info.size):
         raise ObjectChangedError(
-            f'{source}: changed while it was copied, from {info.size} bytes to {after.size}: copy it again'
+            f'{source}: changed while it was copied, from {info.size} bytes to {after.size}: copy it again',
+            path=f'{source}',
         )
     for name in proven(info.digests):
         if digests.found(name) != info.digests[name]:
             raise BadReplyError(
                 f'{source}: expected {info.size} bytes of {name} {info.digests[name]}, as the store reports, got '
-                f'{digests.found(name)}'
+                f'{digests.found(name)}',
+                path=f'{source}',
             )
 
 
@@ -353,5 +358,6 @@ async def _check_written(target: PurePath, size: int, kind: str, digests: Digest
     if info.size != size or crc != digests.found('crc32c'):
         await target.store.delete([target.key])
         raise StoreError(
-            f'{target}: expected {size} bytes of crc32c {digests.found("crc32c")}, the store has {info.size} of {crc}'
+            f'{target}: expected {size} bytes of crc32c {digests.found("crc32c")}, the store has {info.size} of {crc}',
+            path=f'{target}',
         )

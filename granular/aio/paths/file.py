@@ -52,10 +52,13 @@ class File:
             reply = await self._path.store.read(self._path.key, self._position, stop, pinned and pinned.version)
         except OutOfRangeError as error:
             # It had enough bytes when it was opened.
-            raise ObjectChangedError(f'{self._path}: it was replaced while it was being read: {error}') from error
+            raise ObjectChangedError(
+                f'{self._path}: it was replaced while it was being read: {error}', path=f'{self._path}'
+            ) from error
         if reply.size != (self._size if pinned is None else pinned.size):
             raise ObjectChangedError(
-                f'{self._path}: it was replaced while it was being read: {self._size} bytes became {reply.size}'
+                f'{self._path}: it was replaced while it was being read: {self._size} bytes became {reply.size}',
+                path=f'{self._path}',
             )
         self._pinned, self._position = pinned or reply._replace(data=b''), stop
         return reply.data
@@ -129,7 +132,9 @@ class File:
         if self._closed:
             raise ClosedError(f'{self._path}: the file is closed')
         if writing != (self._writer is not None):
-            raise UnsupportedError(f'{self._path}: is open for {"reading" if writing else "writing"} only')
+            raise UnsupportedError(
+                f'{self._path}: is open for {"reading" if writing else "writing"} only', path=f'{self._path}'
+            )
         return self._writer
 
     async def __aenter__(self) -> Self:

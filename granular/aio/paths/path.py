@@ -126,7 +126,7 @@ class Path(PurePath):
         if mode == 'rb':
             stat = await self.stat()
             if stat.is_dir:
-                raise StoreError(f'{self}: is a folder, not a file')
+                raise StoreError(f'{self}: is a folder, not a file', path=f'{self}')
             return await File.open(self, stat.size)
         if mode == 'wb':
             return File(self, 0, await self._store.open_writer(self._key))
@@ -147,7 +147,7 @@ class Path(PurePath):
           NotFoundError: if it does not exist and ``missing_ok`` is false.
         """
         if not missing_ok and (await self.stat()).is_dir:
-            raise StoreError(f'{self}: is a folder: use rmtree')
+            raise StoreError(f'{self}: is a folder: use rmtree', path=f'{self}')
         await self._store.delete([self._key])
 
     async def rmtree(self) -> None:
@@ -158,7 +158,7 @@ class Path(PurePath):
           UnsupportedError: for the root of a bucket or disk.
         """
         if self._key in ('', '.', '/'):
-            raise UnsupportedError(f'{self}: the root of a store cannot be deleted')
+            raise UnsupportedError(f'{self}: the root of a store cannot be deleted', path=f'{self}')
         await self._store.delete_tree(self._key)
 
     async def copy(self, target: 'Path | str', *, progress: Progress | None = None) -> 'Path':
@@ -234,7 +234,9 @@ class Path(PurePath):
         if name:
             return self / name
         if not self._key:
-            raise UnsupportedError(f'{self}: holds names that begin with a slash, whose folder has no path: use rglob')
+            raise UnsupportedError(
+                f'{self}: holds names that begin with a slash, whose folder has no path: use rglob', path=f'{self}'
+            )
         return type(self).of(self._store, f'{self._key}/')
 
 

@@ -280,7 +280,9 @@ class Store(abc.ABC):
         first = max(0, size + start) if start < 0 else start
         end = size if stop is None else stop
         if first > size or end > size:
-            raise OutOfRangeError(f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}')
+            raise OutOfRangeError(
+                f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}', path=self.url(key)
+            )
         return first, end
 
     @abc.abstractmethod
@@ -380,7 +382,7 @@ class Store(abc.ABC):
         return False
 
     def _unsupported(self, operation: str, key: str) -> UnsupportedError:
-        return UnsupportedError(f'{self.url(key)}: this store does not support {operation}')
+        return UnsupportedError(f'{self.url(key)}: this store does not support {operation}', path=self.url(key))
 
 
 class Folders:

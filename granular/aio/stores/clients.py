@@ -74,7 +74,7 @@ class Bucket(Store):
             missing = missing and not page.items and not page.folders
             yield page
         if missing:
-            raise NotFoundError(f'{self.url(key)}: no such folder')
+            raise NotFoundError(f'{self.url(key)}: no such folder', path=self.url(key))
 
     async def stat_folder(self, key: str) -> Stat:
         """Return the metadata of a folder, or of the bucket.
@@ -87,7 +87,7 @@ class Bucket(Store):
             page = await self.page(listing, 1)
             if not key or page.items:
                 return Stat(0, is_dir=True)
-        raise NotFoundError(f'{self.url(key)}: no such {self.noun.removesuffix("s")} or folder')
+        raise NotFoundError(f'{self.url(key)}: no such {self.noun.removesuffix("s")} or folder', path=self.url(key))
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         marked: set[str] = set()  # folders that an object marks, which are listed with what is in them as well
@@ -125,7 +125,7 @@ class Bucket(Store):
         elif exist_ok or not await self._has(key):
             return
         if not exist_ok:
-            raise AlreadyExistsError(f'{self.url(key)}: exists already')
+            raise AlreadyExistsError(f'{self.url(key)}: exists already', path=self.url(key))
 
     async def _has(self, key: str) -> bool:
         try:
@@ -153,5 +153,6 @@ class Bucket(Store):
                 return
         raise StoreError(
             f'{self.url(key)}: has {count} {self.noun} after they were deleted {self.passes} times: another writer '
-            f'adds {self.noun}, or the store does not delete them'
+            f'adds {self.noun}, or the store does not delete them',
+            path=self.url(key),
         )

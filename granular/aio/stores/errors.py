@@ -41,19 +41,23 @@ _BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
 def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
     """Convert exceptions raised in the block to ``GranularError`` subclasses, with the path and the original as cause.
 
+    Errors that are such already, and have no path, get it.
+
     Args:
       name: the path or address.
       foreign: converts an exception of a library, given the path; returns None if it does not know the exception.
     """
     try:
         yield
-    except GranularError:
+    except GranularError as error:
+        error.path = error.path or name
         raise
     except Exception as error:
         converted = foreign(name, error) if foreign is not None else None
         converted = converted or _from_builtin(name, error)
         if converted is None:
             raise
+        converted.path = converted.path or name
         try:
             raise converted from error
         finally:

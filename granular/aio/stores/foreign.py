@@ -54,7 +54,7 @@ class ForeignStore(ThreadedStore):
         def call_now() -> Stat:
             path = self._path(key)
             if not path.exists():
-                raise NotFoundError(f'{self.url(key)}: no such file or folder')
+                raise NotFoundError(f'{self.url(key)}: no such file or folder', path=self.url(key))
             try:
                 with path.open('rb') as file:
                     file.seek(0, io.SEEK_END)
@@ -68,7 +68,7 @@ class ForeignStore(ThreadedStore):
         def call_now(folder: str) -> list[Entry]:
             children = list(self._path(folder).glob('*'))
             if not children and not self._path(folder).exists():
-                raise NotFoundError(f'{self.url(folder)}: no such folder')
+                raise NotFoundError(f'{self.url(folder)}: no such folder', path=self.url(folder))
             entries = [Entry(f'{folder}/{child.name}'.strip('/'), _is_dir(child)) for child in children]
             return sorted(entries, key=lambda entry: entry.key)
 

@@ -71,7 +71,7 @@ class FsspecStore(ThreadedStore):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
         size = info.get('size')
         if size is None:
-            raise StoreError(f'{self.url(key)}: its size is unknown')
+            raise StoreError(f'{self.url(key)}: its size is unknown', path=self.url(key))
         fields = [f'{name} {info[name]}' for name in _VERSION_FIELDS if info.get(name) is not None]
         return size, stand_in(size, *fields)
 
@@ -88,7 +88,7 @@ class FsspecStore(ThreadedStore):
         def call_now(folder: str) -> list[Entry]:
             infos = self._fs.ls(self._path(folder), detail=True)
             if len(infos) == 1 and infos[0]['type'] == 'file' and self._key(infos[0]['name']) == folder:
-                raise NotFoundError(f'{self.url(folder)}: is a file, not a folder')
+                raise NotFoundError(f'{self.url(folder)}: is a file, not a folder', path=self.url(folder))
             entries = [
                 Entry(self._key(info['name']), info['type'] == 'directory', info.get('size') or 0, _modified_of(info))
                 for info in infos

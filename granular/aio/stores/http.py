@@ -47,9 +47,9 @@ class HTTPStore(RemoteStore['HTTPClient']):
                     return Stat(0, is_dir=True)
             except NotFoundError:
                 if answer is None:
-                    raise NotFoundError(f'{name}: no such object (status 404)') from None
+                    raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404) from None
         if answer is None:
-            raise NotFoundError(f'{name}: no such object (status 404)')
+            raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404)
         headers, size = answer.head.headers, answer.head.length
         if 'content-encoding' in headers:
             # The length may be that of the compressed transfer.
@@ -58,7 +58,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
             except OutOfRangeError:
                 size = None
         if size is None:
-            raise StoreError(f'{name}: the server does not report its size')
+            raise StoreError(f'{name}: the server does not report its size', path=name)
         modified = http_date(headers.get('last-modified', ''))
         return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
 
@@ -75,12 +75,12 @@ class HTTPStore(RemoteStore['HTTPClient']):
         answer = await client.call('GET', folder + mark + query, name, lambda answer: _check_page(answer, name))
         kind = answer.head.headers.get('content-type', 'text/html')
         if 'html' not in kind.lower():
-            raise NotFoundError(f'{name}: no such folder: expected a page of links, got {shown(kind)}')
+            raise NotFoundError(f'{name}: no such folder: expected a page of links, got {shown(kind)}', path=name)
         requested = (await client.sign(folder + mark + query))[0]
         children = await offload(_children, answer.body, answer.url, requested)
         for child in children:
             if any(char in child for char in '/?\0'):
-                raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name')
+                raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name', path=name)
         return [Entry(folder + child, is_dir) for child, is_dir in children.items()]
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:

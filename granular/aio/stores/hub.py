@@ -144,7 +144,9 @@ class HubStore(RemoteStore['HubClient']):
         def check(answer: Answer) -> str:
             commit = _parsed(answer, dict, self.root).get('sha')
             if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-                raise BadReplyError(f'{self.root}: expected the commit of {self._revision!r}, got {commit!r:.100}')
+                raise BadReplyError(
+                    f'{self.root}: expected the commit of {self._revision!r}, got {commit!r:.100}', path=self.root
+                )
             return commit
 
         client = await self.client()
@@ -155,7 +157,7 @@ class HubStore(RemoteStore['HubClient']):
                 return commit
         except NotFoundError as error:
             raise BucketNotFoundError(
-                f'{self.root}: no such repository or revision, or it is private: {self._remedy(client)}'
+                f'{self.root}: no such repository or revision, or it is private: {self._remedy(client)}', path=self.root
             ) from error
 
     @contextlib.contextmanager
@@ -166,7 +168,8 @@ class HubStore(RemoteStore['HubClient']):
         except AccessDeniedError as error:
             raise AccessDeniedError(
                 f'{self.root}: access denied: the repository is gated or private, or does not exist: '
-                f'{self._remedy(client)}'
+                f'{self._remedy(client)}',
+                path=self.root,
             ) from error
 
     def _remedy(self, client: 'HubClient') -> str:

@@ -57,7 +57,7 @@ class ThreadedStore(Store):
     def reply_of(self, key: str, data: bytes, first: int, end: int, size: int, version: str) -> Reply:
         """Check the length of the data read, count the request, and return the reply."""
         if len(data) != end - first:
-            raise StoreError(f'{self.url(key)}: expected {end - first} bytes, got {len(data)}')
+            raise StoreError(f'{self.url(key)}: expected {end - first} bytes, got {len(data)}', path=self.url(key))
         metrics = counters.store(self.root.partition('://')[0] or 'file')
         metrics.ok += 1
         metrics.bytes += len(data)
@@ -123,7 +123,10 @@ class ThreadedWriter(ObjectWriter):
     async def close(self) -> None:
         await self._drain(last=True)
         if (size := (await self._store.stat(self._key)).size) != self._size:
-            raise StoreError(f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}')
+            raise StoreError(
+                f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}',
+                path=self._store.url(self._key),
+            )
 
     async def abort(self) -> None:
         def call_now() -> None:

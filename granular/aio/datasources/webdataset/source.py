@@ -158,9 +158,9 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
                 targets[name].append(i)
                 records[name].append(record)
 
-        def locate(field: Field, position: int) -> str:
+        def locate(field: Field, position: int) -> tuple[str, str]:
             i = targets[field.key][position]
-            return f'{self.paths[owners[i]]}: datapoint {self._indices[owners[i]].key(int(numbers[i]))!r}'
+            return f'{self.paths[owners[i]]}', self._indices[owners[i]].key(int(numbers[i]))
 
         values = await codec.decode_records([self._fields[name] for name in targets], list(records.values()), locate)
         for (name, field_targets), column in zip(targets.items(), values, strict=True):

@@ -112,7 +112,9 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
         await client.call(self.url(key), request)
         if not dates or (moment := http_date(dates[-1])) is None:
-            raise BadReplyError(f'{self.url(key)}: expected the time in the Date header, got {dates}')
+            raise BadReplyError(
+                f'{self.url(key)}: expected the time in the Date header, got {dates}', path=self.url(key)
+            )
         return moment.timestamp()
 
     # --- reading
@@ -229,7 +231,9 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             try:
                 properties = await blob.get_blob_properties(**condition, **client.settings)
                 if not properties.etag or properties.size is None:
-                    raise BadReplyError(f'{self.url(key)}: expected the ETag and the size of a blob, got none')
+                    raise BadReplyError(
+                        f'{self.url(key)}: expected the ETag and the size of a blob, got none', path=self.url(key)
+                    )
                 return _blob_of(properties)
             except ResourceNotFoundError as error:
                 if is_missing(error):
@@ -246,7 +250,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         """
         blob = await self._find(key, version) if key else None
         if blob is None:
-            raise NotFoundError(f'{self.url(key)}: no such blob')
+            raise NotFoundError(f'{self.url(key)}: no such blob', path=self.url(key))
         return blob
 
     async def stat(self, key: str) -> Stat:
@@ -260,10 +264,10 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
     async def page(self, listing: Listing, limit: int = 0) -> Page:
         client = await self.client()
-        found = client.container.walk_blobs if listing.delimiter else client.container.list_blobs
+        names = client.container.walk_blobs if listing.delimiter else client.container.list_blobs
 
         async def request() -> Page:
-            pages = found(
+            pages = names(
                 name_starts_with=listing.prefix or None,
                 include=['metadata'],
                 results_per_page=limit or _PAGE,
@@ -272,13 +276,14 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             page = await anext(pages, None)
             items = [] if page is None else [item async for item in page]
             blobs = [_blob_of(item) for item in items if hasattr(item, 'etag')]
-            return Page(
+            found = Page(
                 [Item(blob.name, 0 if blob.is_dir else blob.size, blob.modified, blob.is_dir) for blob in blobs],
                 [item.name for item in items if not hasattr(item, 'etag')],
                 pages.continuation_token or '',
             )
+            return listing.accept(found)
 
-        return listing.accept(await client.call(listing.name, request))
+        return await client.call(listing.name, request)
 
     # --- writing
 
@@ -349,7 +354,9 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
                 copied = (await blob.get_blob_properties(**client.settings)).copy
                 status = copied.status if copied.id == number else 'replaced'
             if status != 'success':
-                raise StoreError(f'{self.url(target)}: the copy of {self.url(source)} ended as {status!r}')
+                raise StoreError(
+                    f'{self.url(target)}: the copy of {self.url(source)} ended as {status!r}', path=self.url(target)
+                )
 
         await client.call(self.url(source), request)
         return True

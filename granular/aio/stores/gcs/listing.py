@@ -17,7 +17,7 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     name = listing.name
     if answer.head.status == 404:
         check_missing(answer, name)
-        raise BucketNotFoundError(f'{name}: no such bucket (status 404)')
+        raise BucketNotFoundError(f'{name}: no such bucket (status 404)', status=404)
     value = document(answer, name)
     fields = ('items', 'prefixes', 'nextPageToken')
     if value.get('kind', 'storage#objects') != 'storage#objects' or not any(key in value for key in ('kind', *fields)):

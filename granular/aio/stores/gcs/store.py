@@ -59,7 +59,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         client = await self.client()
         resource = await client.find_object(key)
         if resource is None:
-            raise NotFoundError(f'{self.url(key)}: no such object')
+            raise NotFoundError(f'{self.url(key)}: no such object', path=self.url(key))
         return ContentInfo(resource.size, resource.generation, resource.digests)
 
     def digest_kind(self, size: int) -> str:

@@ -84,7 +84,7 @@ class GCSWriter(PartWriter):
                 return 'exists'
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
-                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)')
+                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)', status=404)
             return self._matching(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
         await self._publish(
@@ -97,7 +97,7 @@ class GCSWriter(PartWriter):
                 return None
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
-                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)')
+                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)', status=404)
             return gcsreplies.session_of(answer, self._name)
 
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}

@@ -36,7 +36,7 @@ class OpenFile:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
-            raise StoreError(f'{path}: expected a file, got a pipe or a device')
+            raise StoreError(f'{path}: expected a file, got a pipe or a device', path=path)
         self.size: int = info.st_size
         self.version: str = version_of(info)
         self._seen = info
@@ -72,7 +72,7 @@ class OpenFile:
                 self.check(key)
                 size = os.fstat(self.fd).st_size
                 stop = start + len(target)
-                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were requested, but it has {size}')
+                raise OutOfRangeError(f'{key}: bytes {start} to {stop} were requested, but it has {size}', path=key)
             done += count
 
     def check(self, key: str) -> None:

@@ -94,7 +94,7 @@ class FolderLock:
         # The previous holder may have removed the folder, and another one may have been created since.
         if acquired is False or not is_at(self._fd, folder):
             self.release()
-            raise AlreadyExistsError(f'{folder}: another writer is writing it')
+            raise AlreadyExistsError(f'{folder}: another writer is writing it', path=folder)
         self.sure: bool = acquired is not None
         _held.add(self)
 

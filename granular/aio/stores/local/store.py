@@ -137,7 +137,7 @@ class LocalStore(Store):
                 file = open(key, 'ab')  # noqa: SIM115
                 if lock(file.fileno()) is False:
                     file.close()
-                    raise AlreadyExistsError(f'{key}: another writer is writing it')
+                    raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
                 if file.tell() != size:
                     file.truncate(size)
             return file

@@ -48,7 +48,7 @@ def create_temporary(key: str) -> tuple[BinaryIO, str]:
             _discard(file, path, os.getpid())
             raise
         _discard(file, path, os.getpid())  # another process looked at it before it was locked, and may have removed it
-    raise StoreError(f'{key}: failed to create and lock a temporary file, {_TRIES} times')
+    raise StoreError(f'{key}: failed to create and lock a temporary file, {_TRIES} times', path=key)
 
 
 def final_name(name: str) -> str:

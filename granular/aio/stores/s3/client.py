@@ -208,7 +208,7 @@ class S3Client(Client):
         def check(answer: Answer) -> ObjectMetadata:
             status = answer.head.status
             if status == 404 and any(header.startswith('x-amz') for header in answer.head.headers):
-                raise NotFoundError(f'{name}: no such object (status 404)')
+                raise NotFoundError(f'{name}: no such object (status 404)', status=404)
             if status != 200:
                 raise _UnexplainedError(str(status))
             return s3replies.metadata_of(answer.head, name)

@@ -77,7 +77,7 @@ async def _copy_at_once(
 
 def _check_size(target: str, source: str, size: int, copied: int) -> None:
     if size != copied:
-        raise StoreError(f'{target}: expected {size} bytes, as {source} has, got {copied}')
+        raise StoreError(f'{target}: expected {size} bytes, as {source} has, got {copied}', path=target)
 
 
 class _Copier(S3Writer):
