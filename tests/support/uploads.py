@@ -14,13 +14,7 @@ def publish(path: granular.Path, data: bytes) -> None:
 
 async def _publish(path: granular.aio.Path, data: bytes) -> None:
     await ensure_event_loop()
-    writer = await path.store.open_writer(path.key, new=True)
-    try:
-        await writer.write(data)
-        await writer.close()
-    except BaseException:
-        await writer.abort()
-        raise
+    await path.store.write(path.key, data, new=True)
 
 
 def abandon_upload(path: granular.Path, size: int) -> None:

@@ -6,11 +6,11 @@ from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
-from granular._typing import AnyPath
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages

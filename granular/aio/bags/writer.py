@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from granular._typing import AnyPath
 from granular.aio.bags.output import BagOutput
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 
 

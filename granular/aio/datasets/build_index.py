@@ -8,15 +8,15 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._typing import AnyPath
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
-from granular.aio.datasets.dataset import Dataset, ReadOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import index_path, to_nanoseconds
 from granular.aio.datasets.references import References
 from granular.aio.datasets.shards import check_complete, shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.reply import stands_in
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import gather
@@ -152,7 +152,7 @@ class _Builder:
 
     async def _read(self, number: int) -> _Shard:
         folder = self._root / shard_name(number)
-        dataset = Dataset(folder, ReadOptions(), shard_name(number))
+        dataset = Dataset(folder, OpenOptions(), shard_name(number))
         times = await offload(_local_times, folder.key) if folder.store.local else self._times
         await dataset.open_unchanged()
         columns = dataset.columns

@@ -8,11 +8,11 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from granular._typing import AnyPath
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.claims import is_claim
 from granular.aio.datasets.parts_folder import is_parts
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
 from granular.aio.stores.local.locks import is_locked

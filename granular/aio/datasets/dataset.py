@@ -30,7 +30,7 @@ K = TypeVar('K')
 V = TypeVar('V')
 
 
-class ReadOptions(NamedTuple):
+class OpenOptions(NamedTuple):
     """The options of a reader: ``decoders``, ``cache_index``, ``cache_keys`` and ``verify`` of ``DatasetReader``."""
 
     decoders: Decoders = None
@@ -82,7 +82,7 @@ class Dataset:
     directory: Path
     name: str
 
-    def __init__(self, directory: Path, options: ReadOptions, shard: str = '') -> None:
+    def __init__(self, directory: Path, options: OpenOptions, shard: str = '') -> None:
         self.directory, self.name, self._options, self._shard = directory, f'{directory}', options, shard
         self._spec_content = b''
         self._opened_spec: OpenedSpec | None = None

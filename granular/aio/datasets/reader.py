@@ -8,7 +8,7 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 
 from granular import formats
-from granular._typing import AnyPath, Datapoint_co
+from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
@@ -16,8 +16,9 @@ from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, ReadOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.readahead import pages
@@ -176,7 +177,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     ) -> None:
         super().__init__()
         self.directory: Path = Path(directory)
-        self._options = ReadOptions.of(decoders, cache_index, cache_keys, verify)
+        self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._dataset = Dataset(self.directory, self._options)
         self._columns = self._dataset.columns
         self._name = self._dataset.name
@@ -271,7 +272,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return reader
 
 
-def reader_of(dataset: Dataset, options: ReadOptions) -> DatasetReader:
+def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
     """Return a reader of an open dataset."""
     reader = DatasetReader(dataset.directory, **options.arguments())
     reader._dataset, reader._state = dataset.copy(), 'open'

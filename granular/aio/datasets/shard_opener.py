@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, ReadOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
@@ -61,7 +61,7 @@ class ShardOpener:
       numbers: the numbers of all shards, once they are open.
     """
 
-    def __init__(self, directory: Path, options: ReadOptions, steps: tuple[int, int], use_index: bool) -> None:
+    def __init__(self, directory: Path, options: OpenOptions, steps: tuple[int, int], use_index: bool) -> None:
         self._directory, self._name, self._options = directory, f'{directory}', options
         self._steps, self._use_index = steps, use_index
         self.shared: SharedIndex | Snapshot | None = None

@@ -6,18 +6,19 @@ from typing import Any, Self, SupportsIndex
 import numpy as np
 
 from granular import formats
-from granular._typing import AnyPath, Datapoint_co
+from granular._typing import Datapoint_co
 from granular.aio.bags.identity import Identity, reopened
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Mask, read_columns
-from granular.aio.datasets.dataset import ReadOptions
+from granular.aio.datasets.dataset import OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_steps
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
@@ -61,7 +62,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         steps = check_steps(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
-        self._options = ReadOptions.of(decoders, cache_index, cache_keys, verify)
+        self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._choice = {'shardstart': steps[0], 'shardstep': steps[1], 'index': index}
         self._opener = ShardOpener(self.directory, self._options, steps, index)
         self._shards: Shards = ListedShards()

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from granular._typing import AnyPath
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.columns import read_references
-from granular.aio.datasets.dataset import Dataset, ReadOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
@@ -144,7 +144,7 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     for name, identity in files.items():
         if not indexed[name].is_same(identity):
             return f'{name} has version {identity.version} and {identity.size} bytes, the index {indexed[name]}'
-    described = Dataset(reader.directory, ReadOptions())
+    described = Dataset(reader.directory, OpenOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
         for indices in _windows(bag.length):

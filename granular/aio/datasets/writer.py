@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
 from granular import formats
-from granular._typing import AnyPath
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle

@@ -286,9 +286,8 @@ class _Worker:
         """Add a report of the process to the metrics of this one."""
         metrics, added = report
         self._reports.take(metrics)
-        for stage, (count, seconds) in zip(
-            self._stages, added, strict=False
-        ):  # a process that could not load the task reports no stages
+        # A process that could not load the task reports no stages.
+        for stage, (count, seconds) in zip(self._stages, added, strict=False):
             if count:
                 stage.record_time(count, seconds)
 

@@ -191,10 +191,8 @@ class Bridge:
             while not self.ended:
                 try:
                     loop.run_forever()
-                except (
-                    SystemExit,
-                    KeyboardInterrupt,
-                ) as error:  # a callback raised it, as signals reach the main thread
+                except (SystemExit, KeyboardInterrupt) as error:
+                    # A callback raised it, as signals reach the main thread.
                     message = 'a callback on the loop of granular raised an exception that ends programs: ignored'
                     loop.call_exception_handler({'message': message, 'exception': error})
             tasks = asyncio.all_tasks(loop)

@@ -252,7 +252,7 @@ class Interleaving(Flow):
             state['hosts'] = self._hosts
             if not self.in_step:
                 state['uneven'] = True
-        elif self._hosts and not states and not any(number is not None for number in self._open):
+        elif self._hosts and not any(number is not None for number in self._open):
             state['hosts'] = 1  # which no stream names
         return state
 
