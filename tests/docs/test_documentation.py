@@ -14,7 +14,9 @@ from tests.support.interpreters import Interpreter
 from tests.support.pages import Runner, blocks, commands, parse
 
 # The pages of the guide; the index and the folders project and reference are those of the site.
-DOCS = sorted({*(ROOT / 'docs').glob('*.md'), *(ROOT / 'docs/coming-from').glob('*.md')} - {ROOT / 'docs/index.md'})
+DOCS = sorted(
+    {path for folder in ('.', 'coming-from', 'recipes') for path in (ROOT / 'docs' / folder).glob('*.md')} - {ROOT / 'docs/index.md'}
+)
 PAGES = [ROOT / 'README.md', *DOCS]
 RUNNING = [page for page in PAGES if {'python', 'sh', 'console'} & {block.tag for block in blocks(page)}]
 LINKING = sorted([*ROOT.glob('*.md'), *DOCS])

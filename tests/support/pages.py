@@ -11,6 +11,7 @@ block that fails. The tag of a block says how it is run:
 In expected output, ``...`` stands for anything.
 """
 
+import atexit
 import builtins
 import contextlib
 import dataclasses
@@ -35,6 +36,7 @@ from granular import cli
 from granular.cli import planning, transfers  # noqa: F401 - which add commands
 from granular.cli.commands import app
 from tests import ROOT
+from tests.support.forward_proxy import ForwardProxy, away
 
 PROGRAMS = {'aws', 'cd', 'gcloud', 'git', 'make', 'pip', 'python', 'torchrun'}  # appear in examples and are not run
 
@@ -210,7 +212,16 @@ def others():
     return {}
 
 
-SETUP = {'README.md': readme, 'sources.md': sources, 'others.md': others}
+def credentials():
+    """Provide a proxy, and the address of the bucket's server that is reached through it."""
+    proxy = ForwardProxy(pathlib.Path.cwd())
+    atexit.register(proxy.close)
+    return {'proxy_address': proxy.address, 'endpoint': away(os.environ['AWS_ENDPOINT_URL'])}
+
+
+SETUP = {
+    'README.md': readme, 'sources.md': sources, 'others.md': others, 'moving.md': sources, 'credentials.md': credentials,
+}  # fmt: skip
 
 
 def main():
