@@ -161,6 +161,8 @@ def readme():
     folder = pathlib.Path('images/cats')
     folder.mkdir(parents=True)
     (folder / '0.png').write_bytes(granular.encoders['png'](np.zeros((8, 8, 3), np.uint8)))
+    rank = {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'}  # as torchrun sets them
+    os.environ.update(rank)
     steps = iter(range(3))
 
     def train(batch):
