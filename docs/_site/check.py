@@ -23,6 +23,20 @@ SEARCHES = {
     'CorruptBagError': 'reference/errors.html#granular.errors.CorruptBagError',
     'DatasetReader': 'reference/datasets.html#granular.DatasetReader',
     'max_gap': 'reference/paths.html#granular.config.IOConfig',
+    'second epoch': 'recipes/epochs.html#each-epoch-in-another-order',
+    'skip corrupt images': 'recipes/bad-images.html#skip-corrupt-images',
+    'grayscale': 'recipes/bad-images.html#grayscale-transparency-16-bits-cmyk',
+    'class imbalance': 'recipes/class-balance.html',
+    'audio window': 'recipes/audio-video.html#an-audio-window-anywhere',
+    'change mixing weights': 'recipes/text.html#change-the-weights-in-the-middle',
+    'multi node training': 'recipes/several-hosts.html',
+    'proxy': 'recipes/credentials.html#a-bucket-behind-a-proxy',
+    'google credentials': 'recipes/credentials.html',
+    'mds': 'recipes/moving.html#mds',
+    'moto': 'recipes/testing.html',
+    'asyncio': 'recipes/asyncio.html',
+    'batch_size': 'reference/pipelines.html#granular.IterDataset.batch',
+    'num_workers': 'coming-from/others.html#pytorch',
 }
 SHOWN = 3
 BROWSER = next(filter(shutil.which, ('chromium', 'chromium-browser', 'google-chrome')), 'chromium')

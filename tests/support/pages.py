@@ -222,7 +222,8 @@ def credentials():
 
 
 SETUP = {
-    'README.md': readme, 'sources.md': sources, 'others.md': others, 'moving.md': sources, 'credentials.md': credentials,
+    'README.md': readme, 'sources.md': sources, 'others.md': others, 'moving.md': sources,
+    'credentials.md': credentials,
 }  # fmt: skip
 
 
