@@ -11,7 +11,6 @@ block that fails. The tag of a block says how it is run:
 In expected output, ``...`` stands for anything.
 """
 
-import atexit
 import builtins
 import contextlib
 import dataclasses
@@ -29,6 +28,7 @@ from unittest import mock
 
 import click
 import numpy as np
+import pytest
 import typer
 
 import granular
@@ -216,9 +216,15 @@ def others():
 
 def credentials():
     """Provide a proxy, and the address of the bucket's server that is reached through it."""
-    proxy = ForwardProxy(pathlib.Path.cwd())
-    atexit.register(proxy.close)
-    return {'proxy_address': proxy.address, 'endpoint': away(os.environ['AWS_ENDPOINT_URL'])}
+    proxy, endpoint = ForwardProxy(pathlib.Path.cwd()), away(os.environ['AWS_ENDPOINT_URL'])
+
+    def check():
+        proxy.close()
+        once = granular.IOConfig(attempts=1)
+        with pytest.raises(granular.errors.StoreError, match='through the proxy'):
+            granular.Path('s3://my-bucket/hello.txt', endpoint_url=endpoint, config=once).read_bytes()
+
+    return {'proxy_address': proxy.address, 'endpoint': endpoint, 'at_end': check}
 
 
 SETUP = {
@@ -230,11 +236,15 @@ SETUP = {
 def main():
     multiprocessing.set_start_method('fork', force=True)  # the functions of a page cannot be imported
     page = ROOT / sys.argv[1]
-    runner = Runner(page, SETUP.get(page.name, dict)())
+    names = SETUP.get(page.name, dict)()
+    at_end = names.pop('at_end', None)
+    runner = Runner(page, names)
     try:
         runner.run()
     finally:
         runner.close()
+        if at_end is not None:
+            at_end()
 
 
 if __name__ == '__main__':
