@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.formats.plain import Buffer
+from granular.formats.base import Buffer
 
 Words = NDArray[np.uint64]
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import CorruptRecordError, DecodeError
+from granular.formats.base import Buffer
 from granular.formats.checksums import crc32c
-from granular.formats.plain import Buffer
 
 HEADER: Final = 12
 """Bytes before the data of a record."""

@@ -16,7 +16,7 @@ from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
-from granular.formats.plain import Buffer
+from granular.formats.base import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 

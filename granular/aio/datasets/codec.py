@@ -11,9 +11,8 @@ from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
+from granular.formats.base import Decoder, Encoder
 
-Encoder = Callable[[Any], bytes]
-Decoder = Callable[[bytes], Any]
 Encoders = Mapping[str, Encoder] | None
 Decoders = Mapping[str, Decoder] | None
 

@@ -31,7 +31,7 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
-from granular.formats.plain import array_counts, array_head, parse_array_head
+from granular.formats.codecs.arrays import array_counts, array_head, parse_array_head
 from granular.indexing import Ints, check_integer
 
 _HEAD = 64  # bytes; at least those before the data of an array

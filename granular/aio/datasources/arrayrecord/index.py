@@ -12,13 +12,13 @@ import numpy as np
 from granular.aio.datasources.arrayrecord.riegeli import (
     BLOCK,
     BLOCK_HEADER,
-    Buffer,
     fields,
     parse_chunk,
     read_values,
     varints,
 )
 from granular.errors import CorruptError, UnsupportedError
+from granular.formats.base import Buffer
 from granular.indexing import Ints
 
 _MAGIC: Final = 0x71930E704FDAE05E

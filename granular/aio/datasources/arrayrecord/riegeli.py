@@ -18,10 +18,9 @@ from granular._lazy import import_extra
 from granular.aio.runtime.buffers import blank
 from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
+from granular.formats.base import Buffer
 from granular.formats.highwayhash import highwayhash64
 from granular.indexing import Ints
-
-Buffer = bytes | memoryview
 
 BLOCK: Final = 1 << 16
 BLOCK_HEADER: Final = 24

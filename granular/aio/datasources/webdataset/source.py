@@ -13,7 +13,7 @@ from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.formats.plain import decode_bytes, inline_safe
+from granular.formats import decode_bytes, inline_safe
 from granular.indexing import Ints, index_of, indices_of
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None] | None

@@ -1,17 +1,8 @@
-"""Encoders and decoders by type (docs/format.md); those of granular 0.21 and 0.24 have the same bytes.
-
-An encoder converts a value to bytes, a decoder bytes to a value. Users may supply others for any type; all of these are
-plain functions or partials of them, so that readers and writers pickle. To choose a quality, for example::
-
-    encoders = {**granular.encoders, 'jpg': functools.partial(granular.formats.encode_image, format='jpg', quality=95)}
-"""
+"""Codecs of msgpack values, of arrays, and of trees, which are msgpack values with arrays in them."""
 
 import functools
-import json
 import math
 import re
-import struct
-from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
@@ -20,28 +11,7 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_if_installed
 from granular.errors import DecodeError, EncodeError
-from granular.formats.audio import Audio, decode_audio, encode_audio
-from granular.formats.media import (
-    decode_image,
-    decode_video,
-    encode_image,
-    encode_video,
-    image_type,
-    pack_image,
-    unpack_image,
-)
-
-__all__ = [
-    'Audio', 'decode_array', 'decode_audio', 'decode_bool', 'decode_bytes', 'decode_float', 'decode_image',
-    'decode_int', 'decode_json', 'decode_msgpack', 'decode_tree', 'decode_utf8', 'decode_video', 'decoders',
-    'encode_array', 'encode_audio', 'encode_bool', 'encode_bytes', 'encode_float', 'encode_image',
-    'encode_image_file', 'encode_int', 'encode_json', 'encode_msgpack', 'encode_tree', 'encode_utf8',
-    'encode_video', 'encoders', 'inline_safe', 'pack_image', 'unpack_image',
-]  # fmt: skip
-
-Encoder = Callable[[Any], bytes]
-Decoder = Callable[[bytes], Any]
-Buffer = bytes | bytearray | memoryview
+from granular.formats.base import Buffer, Codec
 
 _ARRAY_KINDS: Final = 'biufcmMSUV'
 # The accepted values of `dtype.str`. numpy accepts far more: fields, sub-arrays, names, objects.
@@ -50,160 +20,7 @@ _DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]
 _EXTENSION: Final = re.compile(r'(bfloat|float|u?int|b?complex)[0-9]{1,3}(_[a-z0-9]{1,20})?')
 _DIMENSIONS: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
-_DOUBLE: Final = struct.Struct('<d')
 _HEADERS: Final = 16  # array headers in msgpack, above which claimed lengths are verified before lists are allocated
-
-
-# --- plain values -----------------------------------------------------------------------------------------------------
-
-
-def encode_bytes(value: Buffer) -> bytes:
-    """Encode bytes, unchanged."""
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise EncodeError(f'expected bytes, got {type(value).__name__}')
-    return bytes(value)
-
-
-def decode_bytes(buffer: Buffer) -> bytes:
-    """Decode bytes, unchanged."""
-    return bytes(buffer)
-
-
-def encode_utf8(value: str) -> bytes:
-    """Encode text as UTF-8."""
-    if not isinstance(value, str):
-        raise EncodeError(f'expected str, got {type(value).__name__}')
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        raise EncodeError(f'text with a lone surrogate at {error.start} cannot be encoded as UTF-8') from error
-
-
-def encode_image_file(value: Buffer) -> bytes:
-    """Encode the bytes of an image file (JPEG, PNG, WebP, GIF or BMP), unchanged."""
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise EncodeError(f'expected the bytes of an image file, got {type(value).__name__}')
-    data = bytes(value)
-    if not image_type(data):
-        raise EncodeError(f'expected a JPEG, PNG, WebP, GIF or BMP file, got {len(data)} bytes from {data[:8]!r} on')
-    return data
-
-
-def decode_utf8(buffer: Buffer) -> str:
-    """Decode text from UTF-8."""
-    try:
-        return str(buffer, 'utf-8')
-    except UnicodeDecodeError as error:
-        raise DecodeError(f'{len(buffer)} bytes are not UTF-8: {error.reason} at {error.start}') from error
-
-
-def encode_int(value: Any, size: int | None = None, signed: bool = True) -> bytes:
-    """Encode an integer, little-endian.
-
-    Args:
-      value: a Python or numpy integer.
-      size: the number of bytes; None for the fewest that hold it with a sign, at most 16.
-      signed: True for two's complement, False for no sign.
-
-    Raises:
-      EncodeError: if it is not an integer, or does not fit.
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise EncodeError(f'expected an integer, got {type(value).__name__}')
-    number = int(value)
-    # One bit for the sign, which the decoder expects; granular 0.21 refuses numbers whose top bit would be taken for
-    # one.
-    width = (number if number >= 0 else ~number).bit_length() // 8 + 1 if size is None else size
-    if width > 16:
-        raise EncodeError(f'expected an integer of 127 bits or fewer, got {number.bit_length()} bits')
-    try:
-        return number.to_bytes(width, 'little', signed=signed)
-    except OverflowError:
-        raise EncodeError(f'{number} does not fit in {width} {"signed" if signed else "unsigned"} bytes') from None
-
-
-def decode_int(buffer: Buffer, size: int | None = None, signed: bool = True) -> int:
-    """Decode an integer from ``size`` little-endian bytes, or from any number up to 16 if ``size`` is None."""
-    if len(buffer) > 16 or (size is not None and len(buffer) != size):
-        raise DecodeError(f'expected an integer of {size or "up to 16"} bytes, got {len(buffer)}')
-    return int.from_bytes(buffer, 'little', signed=signed)
-
-
-def encode_float(value: Any) -> bytes:
-    """Encode a number as 8 bytes, an IEEE 754 double, little-endian.
-
-    Args:
-      value: a Python or numpy float or integer that a double represents exactly.
-
-    Raises:
-      EncodeError: if it is not a number, or not exactly a double.
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, float | int | np.floating | np.integer):
-        raise EncodeError(f'expected a float, got {type(value).__name__}')
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if number != value and not math.isnan(number):
-        raise EncodeError(f'{type(value).__name__} {value!r:.80} is not exactly a double')
-    return _DOUBLE.pack(number)
-
-
-def decode_float(buffer: Buffer) -> float:
-    """Decode a float from 8 bytes."""
-    if len(buffer) != _DOUBLE.size:
-        raise DecodeError(f'expected a float of {_DOUBLE.size} bytes, got {len(buffer)}')
-    number: float = _DOUBLE.unpack(buffer)[0]
-    return number
-
-
-def encode_bool(value: bool | np.bool_) -> bytes:
-    """Encode a Python or numpy bool as one byte, 0 or 1."""
-    if not isinstance(value, bool | np.bool_):
-        raise EncodeError(f'expected a bool, got {type(value).__name__}')
-    return b'\x01' if value else b'\x00'
-
-
-def decode_bool(buffer: Buffer) -> bool:
-    """Decode a bool from one byte, 0 or 1."""
-    if (byte := bytes(buffer)) not in (b'\x00', b'\x01'):
-        raise DecodeError(f'expected a bool, one byte of 0 or 1, got {len(byte)} bytes from {byte[:8]!r} on')
-    return byte == b'\x01'
-
-
-def encode_json(value: Any) -> bytes:
-    """Encode None, bool, int, float, str, lists, and dicts with keys of type str as JSON in UTF-8, without spaces.
-
-    Tuples are decoded as lists.
-
-    Raises:
-      EncodeError: for other values and keys, and for NaN and infinities, which JSON does not have.
-    """
-    try:
-        _check_json_keys(value)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(',', ':')).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise EncodeError(f'{type(value).__name__} cannot be encoded as JSON: {error}') from error
-
-
-def decode_json(buffer: Buffer) -> Any:
-    """Decode JSON in UTF-8; also ``NaN`` and ``Infinity``, which other programs may have written."""
-    try:
-        return json.loads(str(buffer, 'utf-8'))
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(f'{len(buffer)} bytes are not JSON: {error}') from error
-
-
-def _check_json_keys(value: Any) -> None:
-    """Reject keys that are not str, which JSON would turn into others: 1 into '1'."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f'expected keys of type str, got {key!r:.80}')
-            _check_json_keys(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _check_json_keys(item)
 
 
 def encode_msgpack(value: Any) -> bytes:
@@ -239,9 +56,6 @@ def unpack(buffer: Buffer, **options: Any) -> Any:
 
 
 UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
-
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
 
 
 def encode_array(value: Any) -> bytes:
@@ -437,57 +251,8 @@ def _unpack_tree(value: Any) -> Any:
     return value
 
 
-# --- by type ----------------------------------------------------------------------------------------------------------
-
-encoders: dict[str, Encoder] = {
-    'bytes': encode_bytes,
-    'utf8': encode_utf8,
-    'msgpack': encode_msgpack,
-    'int': encode_int,
-    'float': encode_float,
-    'bool': encode_bool,
-    'json': encode_json,
-    'i64': functools.partial(encode_int, size=8, signed=True),
-    'u64': functools.partial(encode_int, size=8, signed=False),
-    'array': encode_array,
-    'tree': encode_tree,
-    'jpg': functools.partial(encode_image, format='jpg'),
-    'png': functools.partial(encode_image, format='png'),
-    'wav': functools.partial(encode_audio, format='wav'),
-    'flac': functools.partial(encode_audio, format='flac'),
-    'mp4': functools.partial(encode_video, format='mp4', codec='h264'),
-    'webm': functools.partial(encode_video, format='webm', codec='vp9'),
+CODECS: Final = {
+    'msgpack': Codec(encode_msgpack, decode_msgpack, 'tree', light=True),
+    'array': Codec(encode_array, decode_array, 'array', light=True),
+    'tree': Codec(encode_tree, decode_tree, 'tree', light=True),
 }
-
-decoders: dict[str, Decoder] = {
-    'bytes': decode_bytes,
-    'utf8': decode_utf8,
-    'msgpack': decode_msgpack,
-    'int': decode_int,
-    'float': decode_float,
-    'bool': decode_bool,
-    'json': decode_json,
-    'i64': functools.partial(decode_int, size=8, signed=True),
-    'u64': functools.partial(decode_int, size=8, signed=False),
-    'array': decode_array,
-    'tree': decode_tree,
-    'jpg': decode_image,
-    'png': decode_image,
-    'wav': decode_audio,
-    'flac': decode_audio,
-    'mp4': decode_video,
-    'webm': decode_video,
-}
-
-_LIGHT: Final[tuple[Callable[..., Any], ...]] = (
-    *(encode_bytes, encode_image_file, encode_utf8, encode_int, encode_msgpack, encode_array, encode_tree),
-    *(encode_float, encode_bool, encode_json, decode_float, decode_bool, decode_json),
-    *(decode_bytes, decode_utf8, decode_int, decode_msgpack, decode_array, decode_tree),
-)
-
-
-def inline_safe(fn: Callable[..., Any]) -> bool:
-    """Return whether a function is ours and cheap enough for an event loop: not for images, audio or videos."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return any(fn is light for light in _LIGHT)
