@@ -13,7 +13,7 @@ from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.formats.display import Samples, html_summary
 from granular.sync.iteration import Iteration
 
-A = TypeVar('A', bound=AsyncResource)
+A = TypeVar('A', bound=Any)
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
 _SAMPLES: Final = 3
 
@@ -66,7 +66,8 @@ def passed_on(member: Any) -> Any:
 def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], None]]:
     """Make the constructor of a ``Blocking`` class of that of its async counterpart, with its types and signature.
 
-    It decorates an empty ``__init__``, because type checkers take no other assignment for a constructor.
+    It decorates an empty ``__init__``, because type checkers take no other assignment for a constructor. The class has
+    the docstring of its counterpart, too, unless it has its own.
 
     ::
 
@@ -80,6 +81,7 @@ def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Ca
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
             self._open(core(*args, **kwargs))
 
+        construct.__dict__['core'] = core
         return construct
 
     return decorate
@@ -93,6 +95,12 @@ class Blocking:
     """
 
     aio: Any
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        core = getattr(cls.__init__, 'core', None)
+        if core is not None and cls.__doc__ is None:
+            cls.__doc__ = sync_doc(core)
 
     def _open(self, counterpart: Any) -> None:
         self.aio = counterpart
@@ -125,10 +133,7 @@ class SyncObject(Blocking, Generic[A]):
             run(counterpart.abort())  # an interrupt may have come after it was opened
             raise
 
-    @property
-    def closed(self) -> bool:
-        """True once the object is closed."""
-        return self.aio.closed
+    closed: bool = passed_on(AsyncResource.closed)
 
     def close(self) -> None:
         """Close the object. Closing it again has no effect."""
@@ -168,8 +173,6 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
 
     If the data was replaced in between, reopening raises ``ObjectChangedError``.
     """
-
-    aio: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
         return reopened, (type(self), self.aio)

@@ -44,19 +44,11 @@ __all__ = [
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
-    __doc__ = sync_doc(arrayrecord.ArrayRecordDataSource)
-
-    aio: arrayrecord.ArrayRecordDataSource
-
     @constructing(arrayrecord.ArrayRecordDataSource)
     def __init__(self) -> None: ...
 
 
 class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co], Datapoint_co]):
-    __doc__ = sync_doc(parquet.ParquetDataSource)
-
-    aio: parquet.ParquetDataSource[Datapoint_co]
-
     @constructing(parquet.ParquetDataSource)
     def __init__(self) -> None: ...
 
@@ -64,10 +56,6 @@ class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co],
 
 
 class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batched):
-    __doc__ = sync_doc(tfrecord.TFRecordDataSource)
-
-    aio: tfrecord.TFRecordDataSource
-
     @constructing(tfrecord.TFRecordDataSource)
     def __init__(self) -> None: ...
 
@@ -79,10 +67,6 @@ class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batch
 
 
 class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datapoint_co], Datapoint_co]):
-    __doc__ = sync_doc(webdataset.WebDatasetDataSource)
-
-    aio: webdataset.WebDatasetDataSource[Datapoint_co]
-
     @constructing(webdataset.WebDatasetDataSource)
     def __init__(self) -> None: ...
 
@@ -90,10 +74,6 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
 
 
 class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window], Batched):
-    __doc__ = sync_doc(token_windows.TokenWindows)
-
-    aio: token_windows.TokenWindows
-
     @constructing(token_windows.TokenWindows)
     def __init__(self) -> None: ...
 
