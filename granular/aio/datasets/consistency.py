@@ -40,11 +40,8 @@ class OpenedSpec:
         self._settled = not directory.store.versions_repeat or _age(first) > _SETTLED
 
     async def check(self, refs: Bag | None, bags: Sequence[Bag]) -> None:
-        """Check that the dataset is unchanged.
-
-        Raises:
-          ObjectChangedError: if it was replaced.
-          NotFoundError: if it was removed.
+        """Check that the dataset is unchanged; raise ``ObjectChangedError`` if it was replaced, and ``NotFoundError``
+        if it was removed.
         """
         if self._local:  # on a disk, the references are opened after the spec
             await self._check_spec()

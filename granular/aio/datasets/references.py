@@ -74,10 +74,8 @@ async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints,
 
 
 def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:
-    """Return the first record and the number of records that a mask selects of a sequence, clipped to its length.
-
-    Raises:
-      OutOfRangeError: for a range that begins beyond the end of the sequence.
+    """Return the first record and the number of records that a mask selects of a sequence, clipped to its length; raise
+    ``OutOfRangeError`` for a range that begins beyond the end of the sequence.
     """
     if selection is True:
         return first, count

@@ -140,11 +140,8 @@ class ShardOpener:
         return Dataset(self._directory / name, self._options, name)
 
     def _choose(self, numbers: list[int]) -> list[int]:
-        """Return the shards to read, given all shards.
-
-        Raises:
-          CorruptDatasetError: if shards are missing.
-          NotFoundError: if there are none to read.
+        """Return the shards to read, given all shards; raise ``CorruptDatasetError`` if shards are missing, and
+        ``NotFoundError`` if there are none to read.
         """
         check_complete(self._name, numbers)
         start, step = self._steps
@@ -170,9 +167,7 @@ class ShardOpener:
 
     def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
-
-        Raises:
-          ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
+        Raise ``ObjectChangedError`` if the snapshot was pickled with the reader, and there are other shards now.
         """
         if snapshot is None or snapshot.folders.keys() == set(names):
             return snapshot

@@ -126,10 +126,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
-        self._check_open()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _shards=self._shards.copy())
-        return reader
+        return self._copied(_shards=self._shards.copy())
 
     # --- reading
 
@@ -166,10 +163,8 @@ AnyReader = DatasetReader[Any] | ShardedDatasetReader[Any]
 
 
 def columns_of_shards(reader: AnyReader) -> list[Columns]:
-    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones.
-
-    Raises:
-      ClosedError: if it is closed, or not open yet.
+    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones. Raise
+    ``ClosedError`` if it is closed, or not open yet.
     """
     if isinstance(reader, DatasetReader):
         return [columns_of(reader)]
@@ -186,12 +181,7 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
     """Open shards that are not those in the index by their own tables, before their columns are read directly.
 
-    Args:
-      reader: the reader.
-      positions: the shards, by position among those that are read; by default all.
-
-    Returns:
-      Whether there were any.
+    Returns whether there were any. The positions are those among the shards that are read; by default all.
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False

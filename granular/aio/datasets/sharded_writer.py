@@ -133,12 +133,7 @@ class ShardedDatasetWriter(DatapointWriter):
                 raise
 
     async def _resume(self, existing: list[int], alone: bool = True) -> None:
-        """Find where the previous writer stopped.
-
-        Args:
-          existing: the numbers of the existing shards.
-          alone: False if another writer is writing shards, or was killed.
-        """
+        """Find where the previous writer stopped; ``alone`` is False if another one is writing, or was killed."""
         self._appends = bool(existing)
         if alone and await all_finished(self.directory, existing):
             self._readable = len(existing)
@@ -320,10 +315,8 @@ class ShardedDatasetWriter(DatapointWriter):
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:
-    """Return the number of datapoints of a shard; None if the shard is not finished.
-
-    Raises:
-      SpecError: if the shard has another spec or layout.
+    """Return the number of datapoints of a shard; None if the shard is not finished. Raise ``SpecError`` if the shard
+    has another spec or layout.
     """
     if not await (folder / 'spec.json').exists():
         return None

@@ -421,14 +421,11 @@ class Methods(Adapter):
 
 
 def fields_of(dataset: Any) -> Fields:
-    """Convert an object to a dataset of fields.
+    """Convert an object to a dataset of fields; raise ``InvalidArgumentError`` if the object has no fields.
 
     Accepts datasets of fields, objects with ``getitem_...`` methods, readers, and MapDatasets.
 
     For pipelines and objects whose ``fetch`` has a ``mask``, the fields are the keys of their datapoints.
-
-    Raises:
-      InvalidArgumentError: if the object has no fields.
     """
     if isinstance(dataset, Fields):
         return dataset
@@ -447,13 +444,8 @@ def fields_of(dataset: Any) -> Fields:
 
 
 async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-    """Return, for each field, its values in the order of the indices, which are integers >= 0.
-
-    Args:
-      dataset: the dataset.
-      fields: the fields.
-      indices: the datapoints.
-      ctxs: a dict for each of them.
+    """Return, for each field, its values in the order of the indices, which are integers >= 0; each has a dict in
+    ``ctxs``.
     """
     return await dataset._load(fields, indices, ctxs)
 
@@ -478,10 +470,8 @@ def original(dataset: Any) -> Any:
 
 
 def default_label(dataset: Fields) -> str:
-    """Return the field of the labels where none is named: ``label``, or ``class``, which is KappaData's name.
-
-    Raises:
-      InvalidArgumentError: if the dataset has both.
+    """Return the field of the labels where none is named: ``label``, or ``class``, which is KappaData's name. Raise
+    ``InvalidArgumentError`` if the dataset has both.
     """
     names = dataset.fields or ()
     if 'class' in names and 'label' in names:

@@ -90,10 +90,8 @@ def array_head(dtype: np.dtype[Any], count: int) -> bytes:
 
 
 def parse_array_head(start: Buffer) -> np.dtype[Any]:
-    """Return the dtype of an encoded array of one dimension, from its first bytes.
-
-    Raises:
-      DecodeError: if these are not the first bytes of such an array.
+    """Return the dtype of an encoded array of one dimension, from its first bytes; raise ``DecodeError`` if these are
+    not the first bytes of such an array.
     """
     unpacker = msgpack.Unpacker(max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
     try:
@@ -108,13 +106,9 @@ def parse_array_head(start: Buffer) -> np.dtype[Any]:
 
 
 def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
-    """Return how many values encoded arrays of one dimension have; -1 if no such array has this size.
+    """Return how many values encoded arrays of one dimension have, by their bytes; -1 if no such array has this size.
 
     The bytes before the data grow with the number of values, so each size belongs to one number at most.
-
-    Args:
-      sizes: the bytes of the encoded arrays.
-      dtype: their dtype.
     """
     counts = np.full(len(sizes), -1, np.int64)
     shortest = len(array_head(dtype, 0))
@@ -154,10 +148,8 @@ def decode_tree(buffer: Buffer) -> Any:
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes.
-
-    Raises:
-      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
+    """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes. Raise ``EncodeError`` for
+    arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
@@ -172,9 +164,7 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
     """Return the text by which an encoded array names its dtype: ``dtype.str``, or the name of a type of ml_dtypes.
-
-    Raises:
-      EncodeError: for a dtype that no text describes.
+    Raise ``EncodeError`` for a dtype that no text describes.
     """
     if dtype.type.__module__ == 'ml_dtypes':
         return dtype.name
@@ -207,10 +197,8 @@ def _extension_dtype(name: str) -> np.dtype[Any]:
 
 
 def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
-    """Return an array over the bytes of its data, writable if they are.
-
-    Raises:
-      ValueError: if the arguments do not describe an array.
+    """Return an array over the bytes of its data, writable if they are; raise ``ValueError`` if the arguments do not
+    describe an array.
     """
     kind = _dtype(dtype)
     if (

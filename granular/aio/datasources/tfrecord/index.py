@@ -70,11 +70,8 @@ class Scanner(HeaderScanner):
         self._stops: list[int] = []
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``.
-
-        Raises:
-          CorruptRecordError: if the checksum of a length is wrong, or the file ends before its records do.
-          UnsupportedError: if it is compressed.
+        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptRecordError`` if the checksum
+        of a length is wrong, or the file ends before its records do, and ``UnsupportedError`` if it is compressed.
         """
         if start == 0 and (kind := compression_of(data)):
             raise UnsupportedError(
@@ -110,11 +107,7 @@ def pack(index: Index) -> tuple[Any, list[Ints]]:
 
 
 def unpack(head: Any, stops: Ints) -> Index:
-    """Convert the output of ``pack`` back into an index.
-
-    Raises:
-      ValueError: if it is not the output of ``pack``.
-    """
+    """Convert the output of ``pack`` back into an index; raise ``ValueError`` if it is not the output of ``pack``."""
     size, version = head
     if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
         raise ValueError('expected increasing positions up to the end of the file')
@@ -146,10 +139,8 @@ class Records:
         return self._inflater is None or not self._inflater.pending
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the records that end in some more bytes, or if there are none, in the rest of earlier ones.
-
-        Raises:
-          CorruptRecordError: if a record is damaged.
+        """Return the records that end in some more bytes, or if there are none, in the rest of earlier ones; raise
+        ``CorruptRecordError`` if a record is damaged.
         """
         self._buffer += data if self._inflater is None else self._inflater.feed(data)
         records: list[bytes] = []
@@ -197,11 +188,7 @@ class Records:
             )
 
     def finish(self) -> None:
-        """Check that the file ended after a record.
-
-        Raises:
-          CorruptError: if it did not.
-        """
+        """Check that the file ended after a record; raise ``CorruptError`` if it did not."""
         if self._inflater is not None:
             self._inflater.finish(self.record)
         if self._buffer:

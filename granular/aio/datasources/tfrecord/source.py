@@ -50,9 +50,9 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     async def _read_indices(self) -> list[Index]:
         return await index_files(self.paths, 'TFRecord', Scanner, pack, unpack)
 
-    @property
-    def _read_size(self) -> int:
-        return self.size - OVERHEAD * len(self)
+    async def _reading(self) -> tuple[int, bool]:
+        size, local = await super()._reading()
+        return size - OVERHEAD * len(self), local
 
     # --- reading
 

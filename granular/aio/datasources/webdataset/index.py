@@ -86,11 +86,9 @@ class Scanner(HeaderScanner):
         return SCAN if self._wide else super().window()
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``.
-
-        Raises:
-          CorruptError: if a header is missing, or the file ends before its members do.
-          UnsupportedError: if it is compressed, or has a member in a form that cannot be read by range.
+        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptError`` if a header is missing,
+        or the file ends before its members do, and ``UnsupportedError`` if it is compressed, or has a member in a form
+        that cannot be read by range.
         """
         if start == 0:
             self._check_kind(data, size)
@@ -224,11 +222,7 @@ def pack(index: Index) -> tuple[Any, list[Ints]]:
 
 
 def unpack(head: Any, tables: list[Ints]) -> Index:
-    """Convert the output of ``pack`` back into an index.
-
-    Raises:
-      ValueError: if it is not the output of ``pack``.
-    """
+    """Convert the output of ``pack`` back into an index; raise ``ValueError`` if it is not the output of ``pack``."""
     size, version, keys, fields = head
     key_stops, stops, field, starts, sizes = tables
     datapoints, members = len(stops), len(field)
