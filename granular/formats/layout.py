@@ -137,7 +137,7 @@ def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) ->
     """
     sequence = [is_sequence(kind) for kind in spec.values()]
     flat: list[tuple[int, ...]] = []
-    # Accept only numbers, in lists no longer than the spec, or than two: a list that claims to be longer is not
+    # Accept only numbers, in lists no longer than the spec, or than two: a list declared as longer is not
     # allocated.
     unpack = functools.partial(
         msgpack.unpackb, max_array_len=max(2, len(sequence)), max_map_len=0, max_ext_len=0, max_bin_len=0, max_str_len=0

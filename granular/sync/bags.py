@@ -3,7 +3,8 @@
 from typing import Self
 
 from granular.aio.bags import reader, writer
-from granular.sync.base import RecordReader, SyncObject, blocking, constructing, copy_of, passed_on
+from granular.sync.base import SyncObject, blocking, constructing, passed_on
+from granular.sync.readers import RecordReader, copy_of
 
 
 class BagReader(RecordReader[reader.BagReader, bytes]):

@@ -2,7 +2,8 @@
 
 from granular._typing import Datapoint_co
 from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
-from granular.sync.base import A, DatapointReader, SyncObject, blocking, constructing, passed_on
+from granular.sync.base import A, SyncObject, blocking, constructing, passed_on
+from granular.sync.readers import DatapointReader
 
 
 class Datasets(DatapointReader[A, Datapoint_co]):

@@ -18,18 +18,9 @@ from granular.aio.datasources.webdataset import source as webdataset
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
 from granular.sync.bags import BagReader
-from granular.sync.base import (
-    Batched,
-    DatapointReader,
-    RecordReader,
-    blocking,
-    constructing,
-    copy_of,
-    passed_on,
-    reopened,
-    sync_doc,
-)
+from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+from granular.sync.readers import DatapointReader, RecordReader, copy_of
 
 __all__ = [
     'ArrayRecordDataSource',
@@ -94,6 +85,7 @@ _CLASSES: Final[Mapping[str, Any]] = {
 }
 
 
+@documented_by(detect.open)
 def open(  # noqa: A001
     path: AnyPath | Sequence[AnyPath],
     decoders: Decoders = formats.decoders,
@@ -101,6 +93,3 @@ def open(  # noqa: A001
 ) -> Opened:
     counterpart = run(detect.open(path, decoders, **options))
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
-
-
-open.__doc__ = sync_doc(detect.open)

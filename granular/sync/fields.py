@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, Generic, Self, SupportsIndex, cast
 
 from granular.aio.fields import fields as core
-from granular.aio.fields import mode_wrapper, wrappers
+from granular.aio.fields import interface, mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
 from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
@@ -28,7 +28,7 @@ __all__ = [
     'SubsetWrapper',
 ]
 
-_LOADING: Final = ('getitem_', 'getitems_', 'getall_')
+_LOADING: Final = (interface.ONE, interface.MANY, interface.ALL)
 
 
 class Disposable(Blocking, Nested, Generic[A]):
@@ -61,7 +61,7 @@ class Fields(Disposable[A]):
       aio: the async counterpart, which does the work.
     """
 
-    fields: tuple[str, ...] | None = passed_on(core.Fields.fields)
+    fields: tuple[str, ...] | None = passed_on(interface.Fields.fields)
 
     @property
     def parents(self) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ class Fields(Disposable[A]):
         return bool(self.aio.has(field))
 
     def __getitem__(self, index: Any) -> Any:
-        raise core.no_elements(self)
+        raise interface.no_elements(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'aio':
@@ -121,7 +121,7 @@ class FieldWrapper(core.FieldWrapper):
         return _blocking(core.fields_of(self)._load_all, field)
 
 
-class _Wrapped(Fields[core.Fields]):
+class _Wrapped(Fields[interface.Fields]):
     """The dataset that a wrapper wraps."""
 
     def __init__(self, dataset: Any) -> None:

@@ -14,8 +14,6 @@ from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
 
-Step = Callable[[], Awaitable[None]]
-
 _ATTEMPTS: Final = 3
 _SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
 
@@ -95,7 +93,7 @@ async def open_as_one(
         return
 
 
-async def _failure_of(open_once: Step) -> Exception | None:
+async def _failure_of(open_once: Callable[[], Awaitable[None]]) -> Exception | None:
     try:
         await open_once()
     except (CorruptError, NotFoundError) as error:

@@ -16,7 +16,7 @@ from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
-from granular.aio.datasets.shards import check_steps
+from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open
@@ -59,12 +59,12 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         index: bool = True,
     ) -> None:
         super().__init__()
-        steps = check_steps(shardstart, shardstep)
+        series = check_series(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
-        self._choice = {'shardstart': steps[0], 'shardstep': steps[1], 'index': index}
-        self._opener = ShardOpener(self.directory, self._options, steps, index)
+        self._choice = {'shardstart': series[0], 'shardstep': series[1], 'index': index}
+        self._opener = ShardOpener(self.directory, self._options, series, index)
         self._shards: Shards = ListedShards()
         self._expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)

@@ -11,7 +11,7 @@ from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.reader import DatasetReader, columns_of
-from granular.aio.datasets.shards import check_complete, check_steps, shards_in, shards_of
+from granular.aio.datasets.shards import check_complete, check_series, shards_in, shards_of
 from granular.aio.datasets.writer import (
     DatapointWriter,
     DatasetWriter,
@@ -82,7 +82,7 @@ class ShardedDatasetWriter(DatapointWriter):
         index: bool = False,
     ) -> None:
         super().__init__(Path(directory), spec, layout)
-        shardstart, shardstep = check_steps(shardstart, shardstep)
+        shardstart, shardstep = check_series(shardstart, shardstep)
         shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')

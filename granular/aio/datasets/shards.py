@@ -35,6 +35,6 @@ def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: i
         raise CorruptDatasetError(f'{name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: {hint}')
 
 
-def check_steps(start: int, step: int) -> tuple[int, int]:
+def check_series(start: int, step: int) -> tuple[int, int]:
     """Return the arguments that select every ``step``-th shard from ``start`` on, as ``int``."""
     return check_integer('shardstart', start, 0), check_integer('shardstep', step, 1)

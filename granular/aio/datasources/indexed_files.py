@@ -8,7 +8,8 @@ import numpy as np
 
 from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
-from granular.aio.datasources.scanning import Index, forget_indices
+from granular.aio.datasources.header_scanner import Index
+from granular.aio.datasources.scanning import forget_indices
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.tasks import gather

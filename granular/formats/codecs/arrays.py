@@ -20,7 +20,7 @@ _DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]
 _EXTENSION: Final = re.compile(r'(bfloat|float|u?int|b?complex)[0-9]{1,3}(_[a-z0-9]{1,20})?')
 _DIMENSIONS: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
-_HEADERS: Final = 16  # array headers in msgpack, above which claimed lengths are verified before lists are allocated
+_HEADERS: Final = 16  # array headers in msgpack, above which declared lengths are verified before lists are allocated
 
 
 def encode_msgpack(value: Any) -> bytes:

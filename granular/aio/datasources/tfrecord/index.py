@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -62,8 +63,10 @@ def compression_of(data: bytes) -> str:
     return 'zlib' if data[:1] == b'\x78' and len(data) > 1 and int.from_bytes(data[:2], 'big') % 31 == 0 else ''
 
 
-class Scanner(HeaderScanner):
+class Scanner(HeaderScanner[Index]):
     """Parses the headers of records."""
+
+    kind = 'TFRecord'
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -100,18 +103,18 @@ class Scanner(HeaderScanner):
         """Return the index of the records parsed so far."""
         return Index(size, version, np.array(self._stops, np.int64))
 
+    @staticmethod
+    def to_tables(index: Index) -> tuple[Any, list[Ints]]:
+        """Convert an index into a head, for msgpack, and its table."""
+        return (index.size, index.version), [index.stops]
 
-def pack(index: Index) -> tuple[Any, list[Ints]]:
-    """Convert an index into a head, for msgpack, and its table."""
-    return (index.size, index.version), [index.stops]
-
-
-def unpack(head: Any, stops: Ints) -> Index:
-    """Convert the output of ``pack`` back into an index; raise ``ValueError`` if it is not the output of ``pack``."""
-    size, version = head
-    if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
-        raise ValueError('expected increasing positions up to the end of the file')
-    return Index(size, version, stops)
+    @staticmethod
+    def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
+        """Convert the output of ``to_tables`` back into an index; raise ``ValueError`` if it is not that."""
+        (size, version), (stops,) = head, tables
+        if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
+            raise ValueError('expected increasing positions up to the end of the file')
+        return Index(size, version, stops)
 
 
 class Records:

@@ -11,7 +11,7 @@ from granular.aio.datasets.codec import Field
 from granular.aio.datasources.arguments import Paths
 from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.scanning import index_files
-from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
+from granular.aio.datasources.webdataset.index import Index, Scanner
 from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats import decode_bytes, inline_safe
 from granular.indexing import Ints
@@ -63,7 +63,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         return self.paths, self._decoders
 
     async def _read_indices(self) -> list[Index]:
-        return await index_files(self.paths, 'tar', Scanner, _packed, _unpacked)
+        return await index_files(self.paths, Scanner)
 
     async def _open(self) -> None:
         await super()._open()
@@ -144,15 +144,3 @@ def _field(name: str, decoders: Decoders, source: str) -> Field:
     if not callable(fn):
         raise InvalidArgumentError(f'{source}: expected a function to decode field {name!r}, got {fn!r:.100}')
     return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
-
-
-def _packed(index: Index) -> tuple[Any, list[Ints]]:
-    head, tables = pack(index)
-    return (head, [len(table) for table in tables]), tables
-
-
-def _unpacked(rows: Any, numbers: Ints) -> Index:
-    head, counts = rows
-    if sum(counts) != len(numbers):
-        raise ValueError('expected tables of the lengths in the head')
-    return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
