@@ -12,7 +12,7 @@ import numpy as np
 from granular._redact import hidden
 from granular.errors import DecodeError, GranularError
 from granular.formats import decode_json, decode_tree, decoders
-from granular.formats.plain import UNPACKING, array_of, dtype_text
+from granular.formats.codecs.arrays import UNPACKING, array_of, dtype_text
 from granular.view.kinds import MAGIC, family_of
 from granular.view.sources import Value
 
