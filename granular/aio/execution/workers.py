@@ -313,7 +313,7 @@ class _Worker:
         if code == 1:
             hint = ": its traceback is on stderr; a script that starts processes needs if __name__ == '__main__':"
         elif code == -signal.SIGKILL:
-            hint = ': usually for lack of memory'
+            hint = ': usually for lack of memory: use fewer workers, smaller batches or less prefetching'
         process = self._process
         return WorkerError(
             f'worker process {process.name} (pid {process.pid}) {how} before it computed item {position[0]}{hint}'
