@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-import numpy as np
-
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -27,12 +25,12 @@ from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
+    FlatMapFunction,
+    IndexedFunction,
+    MapFunction,
     MultiprocessingOptions,
-    RandomMapTransform,
+    Predicate,
+    RandomFunction,
     ShardOptions,
     Transformation,
     apply,
@@ -170,21 +168,16 @@ class IterDataset(Generic[Element_co]):
         """
         return self._of(SeededStream(self._stream, check_seed(seed)))
 
-    def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'IterDataset[T]':
+    def map(self, transform: MapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
         return IterDataset(ElementFunction(self._stream, 'map', transform))
 
-    def map_with_index(
-        self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
-    ) -> 'IterDataset[T]':
+    def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
         return IterDataset(ElementFunction(self._stream, 'map_with_index', transform))
 
     def random_map(
-        self,
-        transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
-        *,
-        seed: int | Sequence[int] | None = None,
+        self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
         if seed is None:
@@ -193,13 +186,11 @@ class IterDataset(Generic[Element_co]):
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
         return IterDataset(ElementFunction(self._stream, 'random_map', transform, check_seed(seed)))
 
-    def filter(self, transform: FilterTransform[Element_co] | Callable[[Element_co], bool]) -> Self:
+    def filter(self, transform: Predicate[Element_co]) -> Self:
         """Keep the elements for which a function returns True."""
         return self._of(ElementFunction(self._stream, 'filter', transform))
 
-    def flat_map(
-        self, transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]]
-    ) -> 'IterDataset[T]':
+    def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
         return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))

@@ -20,11 +20,11 @@ from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
-    RandomMapTransform,
+    FlatMapFunction,
+    IndexedFunction,
+    MapFunction,
+    Predicate,
+    RandomFunction,
     ReadOptions,
     ShardOptions,
     Transformation,
@@ -229,20 +229,15 @@ class MapOperations(abc.ABC, Generic[Element_co]):
 
     # --- elements
 
-    def map(self, transform: MapTransform | Callable[[Any], Any]) -> Any:
+    def map(self, transform: MapFunction[Any, Any]) -> Any:
         """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
         return self._derive(elements.Map(self._node, transform))
 
-    def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Any:
+    def map_with_index(self, transform: IndexedFunction[Any, Any]) -> Any:
         """Apply a function to each index and element: ``transform(index, element)``."""
         return self._derive(elements.MapWithIndex(self._node, transform))
 
-    def random_map(
-        self,
-        transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
-        *,
-        seed: int | Sequence[int] | None = None,
-    ) -> Any:
+    def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
         """Apply a function to each element and a random generator, which depends only on seed and index.
 
         ::
@@ -251,9 +246,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
         """
         return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
 
-    def flat_map(
-        self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]], *, max_fan_out: int | None = None
-    ) -> Any:
+    def flat_map(self, transform: FlatMapFunction[Any, Any], *, max_fan_out: int | None = None) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
 
         ::
@@ -275,7 +268,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
             )
         return self._derive(elements.FlatMap(self._node, transform, max_fan_out))
 
-    def filter(self, transform: FilterTransform[Any] | Callable[[Any], bool]) -> Self:
+    def filter(self, transform: Predicate[Any]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._derive(elements.Filter(self._node, transform))
 
@@ -414,21 +407,13 @@ class MapDataset(MapOperations[Element_co]):
         def concatenate(cls, datasets: Sequence[MapOperations[T]]) -> 'MapDataset[T]': ...
         @classmethod
         def zip(cls, datasets: Sequence[MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
-        def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'MapDataset[T]': ...
-        def map_with_index(
-            self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
-        ) -> 'MapDataset[T]': ...
+        def map(self, transform: MapFunction[Element_co, T]) -> 'MapDataset[T]': ...
+        def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'MapDataset[T]': ...
         def random_map(
-            self,
-            transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
-            *,
-            seed: int | Sequence[int] | None = None,
+            self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
         ) -> 'MapDataset[T]': ...
         def flat_map(
-            self,
-            transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]],
-            *,
-            max_fan_out: int | None = None,
+            self, transform: FlatMapFunction[Element_co, T], *, max_fan_out: int | None = None
         ) -> 'MapDataset[T]': ...
         @overload
         def batch(

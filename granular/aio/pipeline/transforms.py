@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from granular._typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
+In = TypeVar('In')
+Out = TypeVar('Out')
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 
@@ -125,6 +127,11 @@ class Batch:
         object.__setattr__(self, 'batch_size', check_integer('batch_size', self.batch_size, 1))
 
 
+MapFunction = MapTransform[In, Out] | Callable[[In], Out]
+IndexedFunction = MapWithIndexTransform[In, Out] | Callable[[int, In], Out]
+RandomFunction = RandomMapTransform[In, Out] | Callable[[In, np.random.Generator], Out]
+Predicate = FilterTransform[In] | Callable[[In], bool]
+FlatMapFunction = FlatMapTransform[In, Out] | Callable[[In], Sequence[Out]]
 Transformation = (
     MapTransform | MapWithIndexTransform | RandomMapTransform | FilterTransform | FlatMapTransform | Batch
     | Callable[[Any], Any]
