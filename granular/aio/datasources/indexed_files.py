@@ -11,7 +11,7 @@ from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, n
 from granular.aio.datasources.header_scanner import Index
 from granular.aio.datasources.scanning import forget_indices
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
@@ -44,9 +44,8 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if pickling_for_worker.get() and self._indices:
-            return _shared, (type(self), self._arguments(), self._indices)
-        return type(self), self._arguments()
+        shared = {'_indices': self._indices} if pickling_for_worker.get() else {}
+        return restored, (type(self), self._arguments(), {}, shared)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -192,10 +191,3 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
         """Return the fields that a mask selects."""
         available = self._available
         return available if mask is None else names_in(mask, available, self._named, self._name)
-
-
-def _shared(kind: type[IndexedFiles[Any, Any]], arguments: tuple[Any, ...], indices: list[Any]) -> Any:
-    """Unpickle a source in a worker process, with the indices that its parent has read."""
-    source = kind(*arguments)
-    source._indices = indices
-    return source
