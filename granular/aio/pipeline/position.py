@@ -56,14 +56,15 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int}
+_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'waiting': list}
 
 
 def same_position(one: Any, other: Any) -> bool:
     """Return whether two states, as plain JSON, are of one position.
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
-    the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are.
+    the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are, and one
+    of an earlier release does not name streams that wait.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         left, right = _compared(one), _compared(other)
