@@ -96,7 +96,6 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         return run(self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
-        """Return the elements at many indices, in the order requested, with concurrent reads."""
         return run(self._node.fetch(integers_of(indices, 'fetch')))
 
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:

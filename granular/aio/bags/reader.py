@@ -126,11 +126,6 @@ class BagReader(OpenedDataSource[bytes]):
         return (await self._fetch(np.array([position])))[0]
 
     async def fetch(self, indices: Any) -> list[bytes]:
-        """Return the records at many indices, in the order requested; neighbouring ones share a request.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-        """
         if self._state != 'open':
             await self._ensure_open()
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))

@@ -83,7 +83,11 @@ class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
 
     @abc.abstractmethod
     async def fetch(self, indices: Any) -> list[Any]:
-        """Return many datapoints, in the order of the indices, read concurrently."""
+        """Return many datapoints, in the order of the indices, read concurrently; neighbouring ones share a request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+        """
 
     async def _reading(self) -> tuple[int, bool]:
         """Return about how many bytes all datapoints take, and whether they are read without waiting."""

@@ -24,6 +24,7 @@ from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
 from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
+    Chain,
     DatasetOptions,
     FlatMapFunction,
     IndexedFunction,
@@ -33,18 +34,16 @@ from granular.aio.pipeline.transforms import (
     RandomFunction,
     ShardOptions,
     Transformation,
-    apply,
 )
 from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
-from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
 
-class IterDataset(Generic[Element_co]):
+class IterDataset(Chain, Generic[Element_co]):
     """A stream of elements, for ``for`` or ``async for``; create one with ``MapDataset.to_iter_dataset``.
 
     Operations return a new stream; nothing is read before iteration::
@@ -429,13 +428,8 @@ class IterDataset(Generic[Element_co]):
         return self._of(stream)
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
-        """Apply one transformation, or several in order."""
-        applied: IterDataset[Any] = apply(self, transformations)
+        applied: IterDataset[Any] = super().apply(transformations)
         return applied
-
-    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
-        return func(self, *args, **kwargs)
 
     def __iter__(self) -> blocking_iterator.DatasetIterator[Element_co]:
         return blocking_iterator.DatasetIterator(self._stream)
@@ -445,9 +439,6 @@ class IterDataset(Generic[Element_co]):
 
     def __str__(self) -> str:
         return format_pipeline(self._stream)
-
-    def _repr_html_(self) -> str:
-        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'

@@ -20,6 +20,7 @@ from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
+    Chain,
     FlatMapFunction,
     IndexedFunction,
     MapFunction,
@@ -28,11 +29,9 @@ from granular.aio.pipeline.transforms import (
     ReadOptions,
     ShardOptions,
     Transformation,
-    apply,
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.formats.display import html_lines
 from granular.indexing import Ints, Seed, check_index, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
@@ -41,7 +40,7 @@ T = TypeVar('T')
 _datasets: 'weakref.WeakValueDictionary[int, MapOperations[Any]]' = weakref.WeakValueDictionary()  # by their sources
 
 
-class MapOperations(abc.ABC, Generic[Element_co]):
+class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
 
     Those that change the type of the elements return Any here: the MapDatasets of both APIs declare which of their own
@@ -296,14 +295,6 @@ class MapOperations(abc.ABC, Generic[Element_co]):
         """
         return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
 
-    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
-        """Apply one transformation, or several in order."""
-        return apply(self, transformations)
-
-    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
-        return func(self, *args, **kwargs)
-
     def to_iter_dataset(
         self,
         read_options: ReadOptions | None = None,
@@ -336,9 +327,6 @@ class MapOperations(abc.ABC, Generic[Element_co]):
 
     def __str__(self) -> str:
         return format_pipeline(self._node)
-
-    def _repr_html_(self) -> str:
-        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
