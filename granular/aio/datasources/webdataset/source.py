@@ -13,7 +13,6 @@ from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.formats import decode_bytes, inline_safe
 from granular.indexing import Ints
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
@@ -88,7 +87,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
     @property
     def _available(self) -> tuple[str, ...]:
-        return KEY, *self._fields
+        return self.fields
 
     async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
         columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -138,9 +137,5 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
 def _field(name: str, decoders: Decoders, source: str) -> Field:
     table = decoders or {}
-    fn = table.get(name, table.get(name.rpartition('.')[2], codec.raw))
-    if fn is None or fn is decode_bytes:
-        fn = codec.raw
-    if not callable(fn):
-        raise InvalidArgumentError(f'{source}: expected a function to decode field {name!r}, got {fn!r:.100}')
-    return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
+    fn = table.get(name, table.get(name.rpartition('.')[2]))
+    return codec.field_of(name, name, False, fn, f'{source}: expected a function to decode field {name!r}')
