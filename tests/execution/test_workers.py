@@ -568,7 +568,7 @@ def test_no_worker_outlives_the_program(tmp_path, method, how):
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=250)
         ended, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     if how == 'exit':

@@ -236,7 +236,7 @@ def python(code, *args, **environment):
     command = [sys.executable, '-W', 'error', '-c', textwrap.dedent(code), *args]
     inherited = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=50, env={**inherited, **environment}, check=False
+        command, capture_output=True, text=True, timeout=250, env={**inherited, **environment}, check=False
     )
 
 

@@ -32,4 +32,4 @@ def program(command: Sequence[Any], **options: Any) -> Iterator[subprocess.Popen
 def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own, in development mode, with warnings as errors."""
     command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
