@@ -412,7 +412,7 @@ class Download(Exchange):
 
     def _beyond(self, size: int) -> OutOfRangeError:
         actual = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
-        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were asked for, {actual}')
+        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were requested, {actual}')
 
 
 def _reply(data: bytes, start: int, size: int, version: str | None, head: Head) -> Reply:
