@@ -3,13 +3,12 @@
 import itertools
 import json
 import random
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
+from tests.support.interpreters import Interpreter
 from tests.support.programs import run_python
 from tests.support.tables import pairwise
 
@@ -131,7 +130,7 @@ def test_spawned_processes_read(dataset, tmp_path):
             expected = float(next(granular.Loader(granular.sources.Epochs(reader), 8))['x'].sum())
             process = context.Process(target=worker.first, args=(reader, queue))
             process.start()
-            assert queue.get(timeout=30) == expected
+            assert queue.get(timeout=250) == expected
             process.join(20)
             assert process.exitcode == 0
         queue.close()
@@ -261,6 +260,15 @@ if end == 'os._exit':
     threading.Thread(target=os._exit, args=(9,)).start()
     go_on.wait()
 """
+
+
+@pytest.fixture(scope='module')
+def plain_interpreter():
+    """An interpreter without development mode, in which asyncio logs slow callbacks of worker processes."""
+    with Interpreter('aiohttp', 'numpy', options=['-W', 'ignore::DeprecationWarning']) as interpreter:
+        yield interpreter
+
+
 CODES = {'normal': 0, 'exception': 1, 'sys.exit': 7, 'os._exit': 9}
 
 
@@ -272,10 +280,8 @@ CODES = {'normal': 0, 'exception': 1, 'sys.exit': 7, 'os._exit': 9}
         if row[0] in ('loads', 'streams') or row[1] == 'threads'
     ),
 )
-def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, end, tmp_path):
-    # Not in development mode, in which asyncio logs slow callbacks of worker processes while the machine is busy.
-    command = [sys.executable, '-W', 'ignore::DeprecationWarning', '-c', WORK, tmp_path, work, method, end]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, end, tmp_path, plain_interpreter):
+    done = plain_interpreter.run(WORK, str(tmp_path), work, method, end)
     errors = done.stderr
     if end == 'exception':
         assert errors.count('Traceback') == 1
