@@ -207,9 +207,9 @@ class Loop(Interrupt):
         signal.signal(signal.SIGINT, self._before)
 
 
-def points(count: int) -> range:
-    """Return the points at which a block that has ``count`` of them is interrupted."""
-    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 12)))
+def points(count: int, few: bool = False) -> range:
+    """Return the points at which a block that has ``count`` of them is interrupted; ``few`` if it starts processes."""
+    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 3 if few else 8)))
 
 
 @pytest.fixture(scope='module')

@@ -94,13 +94,8 @@ class InMemoryDataSource:
         """Return the elements at many indices, in the order requested; negative indices count from the end."""
         return [self._read(position) for position in indices_of(indices, self._length, repr(self)).tolist()]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # PyTorch's DataLoader calls this method to get a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # Grain's loaders call this one.
-        return self.fetch(indices)
+    # PyTorch's DataLoader and Grain's loaders get a batch by these names.
+    __getitems__ = _getitems = fetch
 
     def _read(self, position: int) -> Any:
         try:
