@@ -279,7 +279,7 @@ def test_interrupted_program_is_resumed(name: str, kind: Any, place: str, origin
     remove(root, whole)
     before = descriptors()
     with unraisable(monkeypatch) as ignored:
-        for at in points(counted.count):
+        for at in points(counted.count, 'processes' in name):
             interrupt = kind(at)
             try:
                 with interrupt:
