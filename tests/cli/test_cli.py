@@ -10,6 +10,7 @@ import pytest
 
 import granular
 from granular.errors import GranularError
+from tests.support.files import FILES, FORMATS
 
 SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
 
@@ -70,11 +71,25 @@ def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
-@pytest.mark.parametrize('command', [('info',), ('cat', 0), ('plan',), ('verify',), ('index',)])
+@pytest.mark.parametrize('command', [('plan',), ('verify',), ('index',)])
 def test_commands_of_datasets_name_those_of_other_files(granular_cli, tmp_path, command):
     (tmp_path / 'rows.parquet').write_bytes(b'PAR1')
     code, _, err = granular_cli(command[0], tmp_path / 'rows.parquet', *command[1:])
     assert (code, 'rows.parquet: is a file of the format parquet' in err, 'granular convert' in err) == (1, True, True)
+
+
+@pytest.mark.parametrize('suffix', FILES)
+def test_info_and_cat_take_what_open_takes(granular_cli, tmp_path, suffix):
+    for number, start in enumerate((0, 3)):
+        (tmp_path / f'{number}.{suffix}').write_bytes(FILES[suffix](range(start, start + 3)))
+    for path, count in ((tmp_path / f'*.{suffix}', 6), (tmp_path / f'1.{suffix}', 3), (tmp_path, 6)):
+        facts = json.loads(granular_cli('info', path, '--json')[1])
+        assert (f'{facts["kind"]}DataSource', facts['datapoints']) == (FORMATS[suffix].source, count)
+        assert granular_cli('info', path)[0] == 0
+        code, out, _ = granular_cli('cat', path, -1, '--json')
+        assert (code, list(facts['keys'])) == (0, list(json.loads(out)))
+    code, _, err = granular_cli('info', tmp_path / 'nope')
+    assert (code, f'{tmp_path}/nope: no such file or folder' in err) == (1, True)
 
 
 def test_copy_refuses_to_overwrite_by_default(granular_cli, path, tmp_path):
@@ -99,7 +114,8 @@ def test_copy_and_info_of_a_bucket(granular_cli, path, fakegcs):
 
 @pytest.mark.parametrize(
     ('args', 'match'),
-    [(('info', '/nowhere/x'), 'spec.json'), (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
+    [(('info', '/nowhere/x'), 'no such file or folder'),
+     (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
      (('copy', '/nowhere/x', '/tmp/y'), 'nowhere'), (('info', 'nosuch://x'), 'nosuch'),
      (('demo', '--store', 'x'), 'store')],
 )  # fmt: skip
@@ -132,7 +148,8 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     args = ('convert', tmp_path / 'images', tmp_path / 'ds', '--shardlen', 2, '--spec', 'label=i64')
     code, out, err = granular_cli(*args, '--dry-run')
     assert (code, err) == (0, '')
-    assert out.splitlines()[:3] == ['class: utf8', 'image: png', 'label: i64']
+    reason = '(of 3 sampled: 3'
+    assert out.splitlines()[:3] == [f'class: utf8 {reason} utf8)', f'image: png {reason} png)', 'label: i64 (given)']
     assert f'would write 3 datapoints of {tmp_path}/images (images) in 2 shards to {tmp_path}/ds' in out
     assert not (tmp_path / 'ds').exists()
     code, out, err = granular_cli(*args)
