@@ -152,23 +152,32 @@ def copy(
 
 @app.command()
 @with_store_options
-def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Read all of a dataset and list its problems: structure, references, and records that have checksums."""
+def verify(
+    open_path: OpenPath,
+    url: Address,
+    decode: Annotated[bool, typer.Option('--decode', help='Decode all records, too.')] = False,
+    as_json: Json = False,
+) -> None:
+    """Read all of a dataset and list its problems: structure, references, checksums, and with --decode, values."""
     path = open_path(url)
     refuse_other_formats(path)
     with show_bytes(Console(stderr=True), 'verify', path) as advance:
-        report = granular.verify(path, advance)
+        report = granular.verify(path, advance, granular.decoders if decode else None)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
         for problem in report.problems:
             location = problem.path if problem.record is None else f'{problem.path}: record {problem.record}'
             typer.echo(printable(f'{location}: {problem.message}'))
-        checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
         typer.echo(
             f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
-            f'{checked}, {report.bytes:,} bytes'
+            f'{report.checked:,} compared with a checksum, {report.decoded:,} decoded, {report.bytes:,} bytes'
         )
+        if report.undecoded:
+            why = 'no decoder of their types' if decode else 'pass --decode'
+            typer.echo(printable(f'not looked at: the values of {", ".join(report.undecoded)} ({why})'))
+        if unchecked := report.records - report.checked:
+            typer.echo(f'not looked at: the bytes of {unchecked:,} records, which were written without checksums')
     if report.problems:
         raise typer.Exit(1)
 

@@ -177,3 +177,27 @@ def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     assert json.loads(granular_cli('info', tmp_path / 'ds2', '--json')[1])['datapoints'] == 5
     granular_cli('copy-to-local', tmp_path / 'train.zip', tmp_path / 'kept.zip', '--keep-archives')
     assert (tmp_path / 'kept.zip').read_bytes() == (tmp_path / 'train.zip').read_bytes()
+
+
+def test_verify_decodes_or_says_that_it_did_not(granular_cli, tmp_path):
+    file = granular.encoders['jpg'](np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    spec = {'image': 'jpg', 'label': 'int', 'mine': 'mine'}
+    with granular.ShardedDatasetWriter(
+        tmp_path / 'x', spec, {**granular.encoders, 'mine': bytes}, shardlen=4
+    ) as writer:
+        for i in range(10):
+            writer.append({'image': file[: len(file) // 2] if i in (2, 7) else file, 'label': i, 'mine': b'?'})
+    code, out, _ = granular_cli('verify', tmp_path / 'x')
+    assert (code, 'no problems' in out, '40 compared with a checksum, 0 decoded' in out) == (0, True, True)
+    assert 'not looked at: the values of image, label, mine (pass --decode)\n' in out
+    code, out, _ = granular_cli('verify', tmp_path / 'x', '--decode')
+    lines = out.splitlines()
+    assert (code, len(lines)) == (1, 4)
+    for line, (shard, record) in zip(lines, [('000000', 2), ('000001', 3)], strict=False):
+        assert line.startswith(f'{tmp_path}/x/{shard}/image.bag: record {record}: is not decoded: ')
+    assert lines[2].startswith('2 problems: 10 datapoints, 40 records, 40 compared with a checksum, 20 decoded')
+    assert lines[3] == 'not looked at: the values of mine (no decoder of their types)'
+    with granular.DatasetWriter(tmp_path / 'bare', {'n': 'int'}, checksums=False) as writer:
+        writer.append({'n': 1})
+    out = granular_cli('verify', tmp_path / 'bare', '--decode')[1]
+    assert 'not looked at: the bytes of 1 records, which were written without checksums' in out
