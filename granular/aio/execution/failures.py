@@ -21,7 +21,7 @@ OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
 _RECENT: Final = 1000
 _REASONS: Final = 100  # reasons that a summary tells apart
-_NUMBER: Final = re.compile(r'\d+')
+_VALUE: Final = re.compile(r"""\bb'[^']*'|\bb"[^"]*"|\d+""")  # what differs between errors of one reason
 
 
 capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
@@ -131,13 +131,14 @@ class Errors:
         return call_user(self.on_error, failure.index, failure.error) if callable(self.on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
-        """Count and log datapoints that failed."""
+        """Count datapoints that failed, and log the first one of each reason."""
         for number, message in failed:
             self.count += 1
             self.recent.append((number, message))
-            logger.warning('the datapoint at %s %d failed: %s', self._unit, number, message)
-            reason = _NUMBER.sub('…', message)
+            reason = _VALUE.sub('…', message)
             known = reason in self._reasons or len(self._reasons) < _REASONS
+            level = logging.WARNING if known and reason not in self._reasons else logging.DEBUG
+            logger.log(level, 'the datapoint at %s %d failed: %s', self._unit, number, message)
             self._reasons[reason if known else 'other reasons'] += 1
 
     def summarise(self) -> None:
