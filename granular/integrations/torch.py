@@ -162,9 +162,6 @@ class Dataset(_Dataset):  # type: ignore[misc]
         failed = [one for one in out if type(one) is Failure]
         if failed and not self.errors.count:  # in the process that has the failures, at its end
             Finalize(self, self.errors.summarise, exitpriority=0)
-        for failure in failed:
-            if self.errors.raises_for(failure):
-                raise failure.error
         self.errors.report([outline(failure) for failure in failed])
         values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
         rest = [value for value in values if value is not None]
@@ -176,9 +173,13 @@ class Dataset(_Dataset):  # type: ignore[misc]
         await ensure_event_loop()  # in whose context the variable is set
         before = capturing.set(True)
         try:
-            return await self._node.fetch(indices)
+            out = await self._node.fetch(indices)
         finally:
             capturing.reset(before)
+        for one in out:
+            if type(one) is Failure and self.errors.raises_for(one):
+                raise one.error
+        return out
 
 
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:

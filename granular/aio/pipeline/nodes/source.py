@@ -254,11 +254,13 @@ class _Adapter(Source):
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
                 raise
-            steps = np.asarray(indices)
-            if len(steps) == 1:
-                return [Failure(int(steps[0]), error)]
-            halves = np.array_split(steps, 2)
-            return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
+            failed = error
+        # Behind the handler, in which the errors of the halves would have this one as their context.
+        steps = np.asarray(indices)
+        if len(steps) == 1:
+            return [Failure(int(steps[0]), failed)]
+        halves = np.array_split(steps, 2)
+        return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
 
 
 class Fetching(_Adapter):
