@@ -16,7 +16,7 @@ from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.config import IOConfig, Merge, MiB, store_defaults
-from granular.errors import OutOfRangeError, UnsupportedError
+from granular.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from granular.indexing import Ints
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
@@ -156,7 +156,7 @@ class Store(abc.ABC):
     Args:
       root: the beginning of the addresses of its files, such as ``s3://bucket``.
       config: the settings.
-      options: the user's options, such as ``endpoint_url``.
+      options: the user's options, such as ``endpoint_url``, of ``option_names`` (empty if any are accepted).
     """
 
     local = False
@@ -168,10 +168,15 @@ class Store(abc.ABC):
     versions_repeat = True
     """True if a file that is rewritten with the same bytes may have the same version."""
 
+    option_names: Sequence[str] = ()
+
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
         self.config = config
         self.options: dict[str, Any] = dict(options)
+        if self.option_names and (unknown := sorted(options.keys() - set(self.option_names))):
+            names = ', '.join(sorted(self.option_names))
+            raise InvalidArgumentError(f'{root}: unknown options {unknown}: expected some of {names}')
         protect(_secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 

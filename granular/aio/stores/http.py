@@ -13,7 +13,7 @@ from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.links import links_of
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import MiB
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
+from granular.errors import BadReplyError, NotFoundError, OutOfRangeError, StoreError
 
 _MAX_PAGE: Final = 16 * MiB
 
@@ -21,6 +21,7 @@ _MAX_PAGE: Final = 16 * MiB
 class HTTPStore(RemoteStore['HTTPClient']):
     """A host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
+    option_names = ('headers', 'tls_verify')
     is_bucket = False
 
     def _space(self) -> str:
@@ -93,8 +94,6 @@ class HTTPClient(Client):
 
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
-        if unknown := sorted(set(store.options) - {'headers', 'tls_verify'}):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected headers or tls_verify')
         self._store = store
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:

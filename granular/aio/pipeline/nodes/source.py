@@ -27,6 +27,7 @@ from granular.aio.runtime.user_functions import (
     refuse_coroutine_function,
 )
 from granular.errors import (
+    ClosedError,
     InvalidArgumentError,
     OutOfRangeError,
     UnknownKeyError,
@@ -278,7 +279,17 @@ class Fetching(_Adapter):
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self._source) or self._mask is not None:
             return None
+        if isinstance(spec := _known_spec(self._source), Mapping) and (unknown := sorted(set(fields) - set(spec))):
+            raise UnknownKeyError(f'{self._source!r}: select has {unknown}, the spec has {list(spec)}')
         return type(self)(self._source, tuple(fields))
+
+
+def _known_spec(source: Any) -> Any:
+    """Return the spec of a reader that is open; None for others."""
+    try:
+        return getattr(source, 'spec', None)
+    except ClosedError:
+        return None
 
 
 async def _awaited(

@@ -27,7 +27,6 @@ from granular.errors import (
     StoreError,
 )
 
-_OPTIONS: Final = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
 _OBJECT_FIELDS: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
 _PAGE_FIELDS: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
 T = TypeVar('T')
@@ -38,8 +37,6 @@ class GCSClient(Client):
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
-        if unknown := sorted(set(store.options) - set(_OPTIONS)):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
         self._token_lock = asyncio.Lock()
         self._store = store
         self.base: str = address(store.root, store.endpoint)
