@@ -16,7 +16,7 @@ from granular._lazy import import_extra
 from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
 from granular.aio.conversion.infer import JSONText
 from granular.aio.datasources.arguments import refuse_gaps
-from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
+from granular.aio.datasources.detect import CLASSES, ENDINGS, PACKED, UNPACK, format_of, remedy_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.paths.path import Path, is_pattern, matches_of
@@ -301,6 +301,8 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     except NotFoundError as error:
         if format:
             raise
+        if remedy := await remedy_of(folder, sorted(names)):
+            raise NotFoundError(f'{folder}: {remedy}') from None
         raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format') from None
     return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
 
@@ -315,6 +317,8 @@ def _format_of(paths: Sequence[Path]) -> str:
         raise InvalidArgumentError(
             f'{paths[0]} and {len(paths) - 1} more: expected files of one format, got {", ".join(sorted(kinds))}'
         )
+    if packed := [path for path in paths if path.name.endswith(PACKED)]:
+        raise InvalidArgumentError(f'{packed[0]}: {UNPACK}')
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
             f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
