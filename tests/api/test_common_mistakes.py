@@ -58,7 +58,7 @@ MISTAKES = {
     ),
     'option_of_another_library_in_a_path': (
         lambda: granular.Path('s3://bucket/data', endpoint='http://localhost'),
-        r"s3://bucket: unknown options \['endpoint'\]: expected some of anon, .*endpoint_url",
+        r"s3://bucket: unknown options \['endpoint'\]: expected some of .*endpoint_url",
     ),
     'filter_before_a_loader': (
         lambda: granular.Loader(dataset.map(lambda i: {'i': i}).filter(lambda one: one['i'] % 2), 2),

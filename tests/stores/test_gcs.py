@@ -619,7 +619,7 @@ def test_missing_bucket_is_named_in_the_error(fakegcs):
 
 def test_unknown_options_are_named_in_the_error(fakegcs):
     with pytest.raises(
-        InvalidArgumentError, match=r"unknown options \['block_size', 'retries'\]: expected some of anon, "
+        InvalidArgumentError, match=r"unknown options \['block_size', 'retries'\]: expected some of ..anon', "
     ):
         granular.Path('gs://bucket/x', block_size=5, retries=1, **fakegcs.options)
 

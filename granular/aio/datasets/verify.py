@@ -8,7 +8,7 @@ import numpy as np
 
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
-from granular.aio.datasets.codec import Decoder, Decoders, describe_error
+from granular.aio.datasets.codec import Decoders, describe_error
 from granular.aio.datasets.columns import read_references
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
@@ -22,11 +22,12 @@ from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import CorruptError, NotFoundError, UnsupportedError
+from granular.formats.base import Decoder
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import element, shard_name
 from granular.indexing import Ints
 
-_WINDOW = 1 << 15  # datapoints whose references are checked at a time
+_SPAN = 1 << 15  # datapoints whose references are checked at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,11 +157,11 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     described = Dataset(reader.directory, OpenOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
-        for indices in _windows(bag.length):
+        for indices in _spans(bag.length):
             own, other = [(await read_limits([(b, indices)]))[0] for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
                 return f'{key}.bag has other limits than the index, of records {indices[0]} to {indices[-1]}'
-    for indices in _windows(0 if columns.refs is None else columns.length):
+    for indices in _spans(0 if columns.refs is None else columns.length):
         own, other = [(await read_references([(c, indices)]))[0] for c in (columns, described.columns)]
         filled = own[1] > 0  # an empty sequence has no first record
         if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
@@ -168,9 +169,9 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     return None
 
 
-def _windows(count: int) -> Iterator[Ints]:
+def _spans(count: int) -> Iterator[Ints]:
     """Yield the indices of so many datapoints or records, some at a time."""
-    return (np.arange(start, min(start + _WINDOW, count)) for start in range(0, count, _WINDOW))
+    return (np.arange(start, min(start + _SPAN, count)) for start in range(0, count, _SPAN))
 
 
 async def _verify_dataset(
@@ -198,7 +199,7 @@ async def _verify_dataset(
 
 async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
     """Check that the references of all datapoints point to existing records."""
-    for indices in _windows(len(reader)):
+    for indices in _spans(len(reader)):
         try:
             await columns_of(reader).check_references(indices)
         except CorruptError as error:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular._redact import protect, without_user
@@ -174,9 +174,8 @@ class Store(abc.ABC):
         self.root = root
         self.config = config
         self.options: dict[str, Any] = dict(options)
-        if self.option_names and (unknown := sorted(options.keys() - set(self.option_names))):
-            names = ', '.join(sorted(self.option_names))
-            raise InvalidArgumentError(f'{root}: unknown options {unknown}: expected some of {names}')
+        if self.option_names:
+            check_options(root, self.options, self.option_names)
         protect(_secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 
@@ -407,6 +406,16 @@ class Folders:
         new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
         self._last = key
         return new
+
+
+def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
+    """Check the names of options.
+
+    Raises:
+      InvalidArgumentError: if one is unknown.
+    """
+    if unknown := sorted(set(options) - set(known)):
+        raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}')
 
 
 def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Read-only files on a web server; the links of a folder's page are its listing."""
 
+import contextlib
 import hashlib
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -43,12 +44,9 @@ class HTTPStore(RemoteStore['HTTPClient']):
             answer = None
         # A server's HTML page for a folder, with or without the trailing slash, is its listing.
         if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
-            try:
+            with contextlib.suppress(NotFoundError):
                 if await self._entries(key):
                     return Stat(0, is_dir=True)
-            except NotFoundError:
-                if answer is None:
-                    raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404) from None
         if answer is None:
             raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404)
         headers, size = answer.head.headers, answer.head.length

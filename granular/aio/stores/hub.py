@@ -234,9 +234,7 @@ class HubStore(RemoteStore['HubClient']):
         if request.version is not None or not size:
             return request
         for start, stop in zip(request.starts, request.stops, strict=True):
-            if stop > size:
-                name = self.url(request.key)
-                raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, but it has {size}')
+            self.check_range(request.key, start, stop, size)
         return request._replace(version=(await self.read(request.key, 0, 1)).version)
 
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:

@@ -22,6 +22,8 @@ OPTIONS: Final = (
     'account_name', 'account_key', 'account_host', 'anon', 'client_id', 'client_secret', 'connection_string',
     'credential', 'endpoint_url', 'sas_token', 'tenant_id',
 )  # fmt: skip
+"""Names of the options of a container."""
+
 # The first that is given is used.
 _LOGINS: Final = ('connection_string', 'account_key', 'sas_token', 'credential', 'client_id', 'anon')
 # adlfs reads these variables itself, and prefers them to tokens.

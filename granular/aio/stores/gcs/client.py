@@ -39,7 +39,7 @@ class GCSClient(Client):
         super().__init__()
         self._token_lock = asyncio.Lock()
         self._store = store
-        self.base: str = address(store.root, store.endpoint)
+        self.base: str = endpoints.check(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)
@@ -229,22 +229,6 @@ class GCSClient(Client):
         if not await self.has_bucket():
             raise StoreError(f'{name}: the store reports that the bucket exists, and that it does not')
         return False
-
-
-def address(root: str, endpoint: str) -> str:
-    """Return the URL of the server, without a trailing slash.
-
-    Raises:
-      InvalidArgumentError: if the endpoint is not an http(s) URL, or has credentials, a query or a fragment.
-    """
-    try:
-        parts = urllib.parse.urlsplit(endpoint)
-        valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError):
-        valid = False
-    if not valid or parts.username or parts.password or parts.query or parts.fragment:
-        raise endpoints.refused(root, endpoint)
-    return endpoint.rstrip('/')
 
 
 def is_emulator(endpoint: str) -> bool:
