@@ -31,6 +31,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
       tls_verify: False to skip the verification of certificates, or the file of the authorities to trust.
     """
 
+    option_names = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
     version_header = 'x-goog-generation'
     versions_repeat = False
     variables = ('GOOGLE_APPLICATION_CREDENTIALS', 'GOOGLE_CLOUD_PROJECT', 'CLOUDSDK_CONFIG', 'GCE_METADATA_HOST')
