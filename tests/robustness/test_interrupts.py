@@ -307,3 +307,22 @@ def remove(*folders: granular.Path) -> None:
     for folder in folders:
         if folder.exists():
             folder.rmtree()
+
+
+@pytest.mark.filterwarnings('ignore')  # writers that were not closed
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_interrupted_publication_in_a_bucket_is_withdrawn(layout: str, originals: Any) -> None:
+    # A request that was cut there would be carried out later, behind the one that removes what it has made.
+    root = originals['bucket'] / f'publication, {layout}'
+    with Loop() as counted:
+        write_dataset(root, layout)
+    remove(root)
+    for at in range(counted.count // 4, counted.count, counted.count // 50):
+        interrupt = Loop(at)
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            write_dataset(root, layout)
+        try:
+            write_dataset(root, layout)
+        except AlreadyExistsError as error:  # it was published before the interrupt
+            assert 'another writer' not in str(error), f'point {at}: {interrupt.where}'
+        remove(root)
