@@ -30,6 +30,7 @@ SPEC = {'n': 'int', 'x': 'bytes'}
 COUNT = 7
 POINTS = [{'n': i * i, 'x': bytes([i]) * (i * 37 % 50)} for i in range(COUNT)]
 RESUME = dis.opmap['RESUME']
+CALLBACKS = ('finalize.__call__', 'WeakSet.__init__.<locals>._remove')  # of weak references
 
 
 # --- programs, which resume what is there
@@ -177,8 +178,8 @@ class Interrupt:
             if code[position] != RESUME or code[position + 1] > 1:
                 return False
         caller = frame
-        while caller is not None:  # Python itself ignores what is raised in finalizers
-            if caller.f_code.co_name == '__del__' or caller.f_code.co_qualname == 'finalize.__call__':
+        while caller is not None:  # Python itself ignores what is raised in finalizers and callbacks
+            if caller.f_code.co_name == '__del__' or caller.f_code.co_qualname in CALLBACKS:
                 return False
             caller = caller.f_back
         while frame is not None and len(self.where) < 12:
@@ -233,7 +234,7 @@ class Loop(Interrupt):
 
 def points(count: int, few: bool = False) -> range:
     """Return the points at which a block that has ``count`` of them is interrupted; ``few`` if it starts processes."""
-    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 3 if few else 8)))
+    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 3 if few else 12)))
 
 
 @pytest.fixture(scope='module')
