@@ -18,6 +18,7 @@ FOREIGN = {
     '_leave_task',  # asyncio
     '_log_destroy_pending',  # asyncio
     '_parent',  # fsspec
+    '_pid',  # fsspec
     '_replace',  # named tuples
     '_repr_html_',  # IPython
     '_run',  # asyncio

@@ -172,7 +172,7 @@ class Store(abc.ABC):
         self.root = root
         self.config = config
         self.options: dict[str, Any] = dict(options)
-        protect(_secrets_in(self.options))
+        protect(secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 
     def __repr__(self) -> str:
@@ -404,14 +404,14 @@ class Folders:
         return new
 
 
-def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
+def secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
     """Yield the option values that may be credentials, judged by the names of the options, at any depth."""
     for name, value in options.items():
         if str(name).lower() in _PUBLIC:
             continue
         secret = inside or _SECRET.search(str(name)) is not None
         if isinstance(value, Mapping):
-            yield from _secrets_in(value, secret)
+            yield from secrets_in(value, secret)
         elif secret and isinstance(value, str):
             yield value
 

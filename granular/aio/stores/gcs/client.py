@@ -17,6 +17,7 @@ from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
 from granular.aio.stores.gcs.listing import next_page
 from granular.aio.stores.gcs.replies import Resource, Rewrite
+from granular.aio.stores.lent import LENT
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.errors import (
@@ -38,7 +39,7 @@ class GCSClient(Client):
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
-        if unknown := sorted(set(store.options) - set(_OPTIONS)):
+        if unknown := sorted(set(store.options) - {*_OPTIONS, LENT}):
             raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
         self._token_lock = asyncio.Lock()
         self._store = store

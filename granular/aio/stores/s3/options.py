@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.aio.stores import endpoints
+from granular.aio.stores.lent import LENT
 from granular.errors import InvalidArgumentError
 
 _OPTIONS: Final = (
@@ -47,7 +48,7 @@ def check(root: str, options: Mapping[str, Any]) -> None:
         ('config_kwargs of s3', (options.get('config_kwargs') or {}).get('s3') or {}, ('addressing_style',)),
         ('s3_additional_kwargs', options.get('s3_additional_kwargs') or {}, tuple(_HEADERS)),
     ):
-        if unknown := sorted(set(names) - set(valid)):
+        if unknown := sorted(set(names) - {*valid, LENT}):
             raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(valid)}')
     for name in ('key', 'secret', 'token', 'profile'):
         if not isinstance(value := options.get(name), str | None):
