@@ -39,7 +39,7 @@ class FsspecStore(ThreadedStore):
         with translated(hidden(root), _construction_error):
             self._made = fs or cls(**{**cls._get_kwargs_from_urls(root), **options})
             stripped = cls._strip_protocol(root)
-        self._pickled = None if fs is None else _Pickled(fs)
+        self._recipe = None if fs is None else _Recipe(fs)
         self._cut = len(stripped.strip('/'))
         # Those of web servers take addresses.
         self._prefix = cls.root_marker if '://' not in stripped else root if root.endswith('://') else f'{root}/'
@@ -49,7 +49,7 @@ class FsspecStore(ThreadedStore):
         return current(self._made)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.root, self.config, _pickled(self.options), self._pickled)
+        return type(self), (self.root, self.config, pickled(self.options), self._recipe)
 
     def _identity(self) -> tuple[Any, ...]:
         return *super()._identity(), type(self._made)
@@ -187,23 +187,23 @@ class FsspecStore(ThreadedStore):
         return True
 
 
-class _Pickled:
+class _Recipe:
     """A file system that pickles without credentials, as do those in its options, and unpickles as a file system."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make, (type(self._fs), _pickled(options_of(self._fs)))
+        return _make, (type(self._fs), pickled(options_of(self._fs)))
 
 
-def _pickled(value: Any) -> Any:
+def pickled(value: Any) -> Any:
     from fsspec.spec import AbstractFileSystem
 
     if isinstance(value, AbstractFileSystem):
-        return _Pickled(value)
+        return _Recipe(value)
     if isinstance(value, Mapping):
-        return {name: _pickled(item) for name, item in without_secrets(value).items()}
+        return {name: pickled(item) for name, item in without_secrets(value).items()}
     return value
 
 
