@@ -106,18 +106,15 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
         self, path: str, start: int | None = None, end: int | None = None, version: str | None = None, **arguments: Any
     ) -> bytes:
         file = self._at(path)
-        if end is None:
-            try:
-                return (await file.store.read(file.key, start or 0, None, version)).data
-            except OutOfRangeError:
-                return b''  # it starts behind the end, as of a slice
         try:
-            if min(start or 0, end) >= 0:
-                return b'' if end <= (start or 0) else (await file.store.read(file.key, start or 0, end, version)).data
+            if end is None:
+                return (await file.store.read(file.key, start or 0, None, version)).data
+            if 0 <= (start or 0) <= end:
+                return (await file.read_ranges([start or 0], [end], version=version))[0]
         except OutOfRangeError:
-            pass  # it ends behind the end
+            pass  # the limits are those of a slice, which may be behind the end
         start, end, _ = slice(start, end).indices((await file.stat()).size)
-        return (await file.store.read(file.key, start, end, version)).data if end > start else b''
+        return (await file.read_ranges([start], [max(start, end)], version=version))[0]
 
     async def _cat_ranges(
         self,

@@ -95,6 +95,15 @@ def test_ranges_of_many_files_are_one_plan():
         assert sorted(server.ranges) == ['bytes=0-19', 'bytes=5-8']
 
 
+def test_a_large_range_is_several_requests():
+    with FaultServer() as server:
+        fs = fsspec.filesystem(
+            'granular+s3', endpoint_url=server.endpoint, anon=True, config=granular.IOConfig(max_request=8)
+        )
+        assert fs.cat_file('bucket/x', 0, 24) == DATA[:24]
+        assert sorted(server.ranges) == ['bytes=0-7', 'bytes=16-23', 'bytes=8-15']
+
+
 def test_each_range_has_its_own_result(fs, folder, url):
     (folder / 'x').write_bytes(CONTENT)
     paths = [f'{url}/x', f'{url}/no', f'{url}/x', f'{url}/x']
