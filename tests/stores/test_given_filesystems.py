@@ -125,19 +125,15 @@ def keys_of(server):
     return [match and (match[1] or match[2]) for match in found]
 
 
-def refreshing(server, valid):
-    """A session of aiobotocore whose keys are valid for some seconds, and the number of keys that it has got."""
+def refreshing(server, valid, key=None, secret='planted-secret', token='planted-token'):
+    """An s3fs whose session has keys that are valid for some seconds, and the keys that it has got."""
     issued = []
 
     async def refresh():
-        issued.append(f'KEY{len(issued) + 1}')
+        issued.append(key or f'KEY{len(issued) + 1}')
         expiry = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=valid)
-        return {
-            'access_key': issued[-1],
-            'secret_key': 'planted-secret',
-            'token': 'planted-token',
-            'expiry_time': expiry.isoformat(),
-        }
+        renewed = {'access_key': issued[-1], 'secret_key': secret, 'token': token}
+        return {**renewed, 'expiry_time': expiry.isoformat()}
 
     class Provider:
         METHOD = CANONICAL_NAME = 'planted'
@@ -160,6 +156,19 @@ def test_keys_of_a_session_are_renewed_before_they_expire(server):
         assert (folder / name).read_range(1, 5) == DATA[1:5]
     assert keys_of(server) == issued[-3:]
     assert len(set(keys_of(server))) == 3
+
+
+def test_renewed_keys_of_a_session_are_those_that_a_server_verifies(seaweed):
+    folder = seaweed.place()
+    login = seaweed.options['key'], seaweed.options['secret'], None
+    fs, issued = refreshing(seaweed, 30, *login)
+    for name in ('a', 'b'):
+        granular.Path(f'{folder}/{name}', fs=fs).write_bytes(DATA)
+        assert granular.Path(f'{folder}/{name}', fs=fs).read_range(1, 5) == DATA[1:5]
+    assert len(issued) >= 4
+    wrong, _ = refreshing(seaweed, 30, login[0], 'another-secret', None)
+    with pytest.raises(AccessDeniedError):
+        granular.Path(f'{folder}/a', fs=wrong, config=QUICK).read_bytes()
 
 
 def test_keys_of_a_session_are_kept_while_they_are_valid(server):
