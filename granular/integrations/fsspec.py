@@ -1,8 +1,7 @@
 """Read-only file systems of fsspec over granular's requests: ``granular+s3://`` and ``granular+gs://``.
 
-pandas, pyarrow, zarr, xarray and all that takes an address of fsspec reads through them::
-
-    frame = pandas.read_parquet('granular+s3://my-bucket/table.parquet', storage_options={'anon': True})
+pandas, pyarrow, zarr, xarray and all that takes an address of fsspec, such as
+``pandas.read_parquet('granular+s3://my-bucket/table.parquet')``, read through them.
 
 fsspec finds them where granular is installed; elsewhere, import this module first.
 """
