@@ -245,6 +245,22 @@ def test_tokens_of_gcsfs_are_renewed_and_replaced(server, tmp_path):
     assert keys_of(server) == ['token-1', 'token-1', 'token-2', 'ya29.other']
 
 
+def test_caches_tell_the_accounts_of_a_server_apart(server):
+    def fingerprint(**options):
+        return granular.Path('s3://bucket/x', **options).store.fingerprint
+
+    def fingerprint_in(**options):
+        return fingerprint(fs=s3fs.S3FileSystem(endpoint_url=server.endpoint, **options))
+
+    given = fingerprint_in(key='a', secret='b')
+    sessions = [fingerprint(fs=refreshing(server, 60)[0]) for _ in range(2)]
+    assert (
+        len({given, fingerprint_in(key='c', secret='b'), fingerprint_in(anon=True), fingerprint_in(), *sessions}) == 6
+    )
+    assert given == fingerprint(endpoint_url=server.endpoint, key='a', secret='b')
+    assert fingerprint_in() == fingerprint(endpoint_url=server.endpoint)
+
+
 # --- pickles, and children
 
 

@@ -42,6 +42,11 @@ _CLIENT_KWARGS: Final = (
     *('aws_access_key_id', 'aws_secret_access_key', 'aws_session_token', 'endpoint_url', 'region_name', 'use_ssl'),
     'verify',
 )
+_KEYS: Final[Mapping[str, str]] = {
+    'key': 'aws_access_key_id',
+    'secret': 'aws_secret_access_key',
+    'token': 'aws_session_token',
+}
 
 
 def adopt(fs: Any, path: Any) -> tuple[str, dict[str, Any], Any]:
@@ -127,7 +132,10 @@ def _s3_options(fs: Any, given: Mapping[str, Any], name: str) -> dict[str, Any]:
     s3options.check(name, options)
     if not client.get('use_ssl', fs.use_ssl) and endpoints.s3(options, os.environ).url is None:
         _refuse(name, ['use_ssl'], ())
-    return options if 'anon' in options else {**options, LENT: fs}
+    if 'anon' in options:
+        return options
+    keys = {option: getattr(fs, option) or client.get(name) for option, name in _KEYS.items()}
+    return {**options, **(keys if keys['key'] and keys['secret'] else {LENT: fs})}
 
 
 def _gcs_options(fs: Any, name: str) -> dict[str, Any]:

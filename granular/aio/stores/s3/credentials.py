@@ -15,7 +15,6 @@ _DENIED_CODES: Final = (
     *('401', '403', 'AccessDenied', 'ExpiredToken', 'ExpiredTokenException', 'InvalidClientTokenId'),
     *('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'UnrecognizedClientException'),
 )
-_GIVEN: Final = ('aws_access_key_id', 'aws_secret_access_key', 'aws_session_token')
 
 
 class FoundCredentials:
@@ -65,7 +64,7 @@ class FoundCredentials:
 
 
 class LentCredentials:
-    """The credentials of an s3fs, taken from it for each signature: its session renews them.
+    """The credentials of an s3fs without a given key, taken for each signature from its session, which renews them.
 
     Args:
       root: the bucket, for errors.
@@ -79,8 +78,6 @@ class LentCredentials:
         self._session: Any = None  # in which credentials were found
 
     async def frozen(self) -> Any:
-        if (key := self._key()) is not None:
-            return key
         if self._session is self._fs.session is not None:
             credentials = await self._session.get_credentials()
             if not getattr(credentials, 'refresh_needed', bool)():
@@ -96,19 +93,9 @@ class LentCredentials:
         return await credentials.get_frozen_credentials()
 
     async def renew(self) -> bool:
-        if self._key() is not None:
-            return False
         with botocore_errors(self._root):
             await on_its_loop(self._fs, lambda: self._fs.set_session(refresh=True))
         return True
-
-    def _key(self) -> Any:
-        """Return the key that was given to the file system; None if its session finds one."""
-        from botocore.credentials import ReadOnlyCredentials
-
-        fs, names = self._fs, zip(('key', 'secret', 'token'), _GIVEN, strict=True)
-        key, secret, token = (getattr(fs, name) or fs.client_kwargs.get(long) for name, long in names)
-        return ReadOnlyCredentials(key, secret, token) if key and secret else None
 
 
 def credentials_of(root: str, options: Mapping[str, Any]) -> FoundCredentials | LentCredentials:
