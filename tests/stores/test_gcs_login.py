@@ -19,8 +19,9 @@ from google.oauth2.credentials import Credentials
 import granular
 from granular import aio
 from granular.aio.stores import endpoints
+from granular.aio.stores.endpoints import check
 from granular.aio.stores.gcs.auth import log_in
-from granular.aio.stores.gcs.client import address, is_emulator
+from granular.aio.stores.gcs.client import is_emulator
 from granular.errors import AccessDeniedError, InvalidArgumentError, MissingExtraError, NotFoundError, StoreError
 from tests.support.credentials import google_key
 from tests.support.faults import DATA, FaultServer
@@ -236,7 +237,7 @@ def python(code, *args, **environment):
     command = [sys.executable, '-W', 'error', '-c', textwrap.dedent(code), *args]
     inherited = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=50, env={**inherited, **environment}, check=False
+        command, capture_output=True, text=True, timeout=250, env={**inherited, **environment}, check=False
     )
 
 
@@ -299,7 +300,7 @@ def test_endpoints_of_options_and_environment(monkeypatch, option, environment, 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     endpoint = endpoints.gcs({} if option is None else {'endpoint_url': option}, os.environ)
-    assert (address('gs://bucket', endpoint), is_emulator(endpoint)) == expected
+    assert (check('gs://bucket', endpoint), is_emulator(endpoint)) == expected
 
 
 @pytest.mark.parametrize(

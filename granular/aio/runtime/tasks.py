@@ -11,7 +11,7 @@ T = TypeVar('T')
 
 
 class HeldError(Exception):
-    """Carries SystemExit or KeyboardInterrupt out of a task; raised as itself, it would end the loop."""
+    """Carries an error out of code that would treat it as its own: SystemExit raised in a task would end the loop."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -51,6 +51,24 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
         return future.result()
     finally:
         del future  # an error would keep its traceback, and with it all that its frames hold
+
+
+async def uncut(coro: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that is never cancelled: a caller that is waits for its end first.
+
+    For a request that publishes something: cut, it may or may not be carried out, even later.
+    """
+    if running_loop() is None:
+        return await coro
+    task = start_task(coro)
+    task.add_done_callback(retrieve_error)
+    try:
+        return await outcome(result_of(task))
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
+                await asyncio.wait([task])
+        raise
 
 
 async def _held(coro: Coroutine[Any, Any, T]) -> T:

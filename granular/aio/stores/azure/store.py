@@ -12,9 +12,9 @@ from granular.aio.runtime.loop_resources import Scope
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
-from granular.aio.stores.azure.account import VARIABLES, check_options, find_account, secrets_of
+from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
 from granular.aio.stores.azure.client import AzureClient, is_missing
-from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat
+from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat, check_options
 from granular.aio.stores.clients import Bucket, ClientStore
 from granular.aio.stores.listing import Item, Listing, Page
 from granular.config import IOConfig, MiB
@@ -78,7 +78,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         if not _CONTAINER.fullmatch(self._container):
             reason = 'pass credentials as options, not in the address' if at else 'expected a container'
             raise InvalidArgumentError(f'{root.partition("://")[0]}://...: {reason}')
-        check_options(root, self.options)
+        check_options(root, self.options, OPTIONS)
         self._account = find_account(root, self.options)
         protect(secrets_of(self._account.login))
 

@@ -129,7 +129,7 @@ class GCSWriter(PartWriter):
             case 'ended':
                 raise StoreError(f'{self._name}: the upload no longer exists, after {self._offset} bytes')
             case Resource() as resource:
-                # Some emulators end an upload at a request for its progress.
+                # It holds the beginning of the data only, such as when the request for the progress ended the upload.
                 if resource.writer == self._token:
                     await self._client.delete(self._key, resource.generation)
                 raise StoreError(f'{self._name}: the store ended the upload at {resource.size} bytes, before its end')
