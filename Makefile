@@ -11,7 +11,7 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-full lint docs docs-links bench bench-quick faults soak redis chromium azurite servers screenshots clean
+.PHONY: demo test test-full lint docs docs-links release-check bench bench-quick faults soak redis chromium azurite servers screenshots clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
@@ -28,8 +28,8 @@ test-full: test
 
 # What mypy sees depends on what is installed, so it is given all of it.
 lint: $(VENV)/test $(VENV)/lint
-	$(BIN)/ruff check granular tests benchmarks examples docs/conf.py docs/_site
-	$(BIN)/ruff format --check granular tests benchmarks examples docs/conf.py docs/_site
+	$(BIN)/ruff check granular tests benchmarks examples docs/conf.py docs/_site .ci
+	$(BIN)/ruff format --check granular tests benchmarks examples docs/conf.py docs/_site .ci
 	$(BIN)/mypy
 
 # The documentation site, in build/docs. Warnings are errors, and links within the site must lead somewhere; docs-links
@@ -40,6 +40,10 @@ docs: $(VENV)/docs chromium
 
 docs-links: $(VENV)/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs-cache -b linkcheck docs build/docs-links
+
+# Builds sdist and wheel, checks them, and installs the wheel with no extra and with each alone, on each Python that is found.
+release-check:
+	$(PYTHON) .ci/release_check.py $(ARGS)
 
 bench: $(VENV)/bench $(RIVALS:%=.rivals/%/ready) servers
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -87,7 +87,9 @@ _CLASSES: Final[Mapping[str, Any]] = {
 def open(  # noqa: A001
     path: AnyPath | Sequence[AnyPath],
     decoders: Decoders = formats.decoders,
+    *,
+    fs: Any = None,
     **options: Any,
 ) -> Opened:
-    counterpart = run(detect.open(path, decoders, **options))
+    counterpart = run(detect.open(path, decoders, fs=fs, **options))
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))

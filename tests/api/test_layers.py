@@ -19,7 +19,7 @@ LAYERS = (
     {'__main__': '`python -m granular`'},
     {
         'cli': 'commands, the demo, descriptions of datasets',
-        'integrations': 'PyTorch, JAX, Grain, Orbax, Ray: each imported by its users',
+        'integrations': 'PyTorch, JAX, Grain, Orbax, Ray, fsspec: each imported by its users',
     },
     {'view': 'the local web page of `granular view`'},
     {'__init__': 'the public names', 'testing': 'servers and checks for tests'},

@@ -7,6 +7,7 @@ from tests.api.test_layers import MODULES
 
 # Of the standard library and of other packages, which have no public name for it.
 FOREIGN = {
+    '_cat_file',  # fsspec
     '_enter_task',  # asyncio
     '_exit',  # os
     '_getframe',  # sys
@@ -17,7 +18,9 @@ FOREIGN = {
     '_iterator',  # torchdata
     '_leave_task',  # asyncio
     '_log_destroy_pending',  # asyncio
+    '_ls',  # fsspec
     '_parent',  # fsspec
+    '_pid',  # fsspec
     '_replace',  # named tuples
     '_repr_html_',  # IPython
     '_run',  # asyncio

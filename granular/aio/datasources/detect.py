@@ -52,6 +52,8 @@ def format_of(name: str) -> str:
 async def open(  # noqa: A001
     path: Paths,
     decoders: Mapping[str, Decoder | None] | None = formats.decoders,
+    *,
+    fs: Any = None,
     **options: Any,
 ) -> Opened:
     """Find out what is at a path, and return its reader, opened.
@@ -81,6 +83,7 @@ async def open(  # noqa: A001
       path: a file, a folder, a pattern or a sequence of files.
       decoders: the decoder of each type, or for tar files of each suffix; None for raw bytes. Records of bags,
         ArrayRecord and TFRecord files are always bytes, rows of Parquet files always values.
+      fs: the file system of fsspec that the path belongs to, as for :class:`granular.Path`.
       options: further arguments of the reader, such as ``cache_keys``, ``verify`` or ``columns``.
 
     Raises:
@@ -88,9 +91,9 @@ async def open(  # noqa: A001
       InvalidArgumentError: if there are files of several formats, or the reader does not take an option.
     """
     if isinstance(path, list | tuple):
-        files = [Path(file) for file in path]
+        files = [Path(file, fs=fs) for file in path]
         return await _open_files(files, f'{len(files)} files', decoders, options)
-    folder = Path(path)
+    folder = Path(path, fs=fs)
     await folder.store.ready()
     if await is_pattern(folder):
         files = await matches_of(folder)

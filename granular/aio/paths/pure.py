@@ -36,6 +36,8 @@ class PurePath:
         path, or a path object of another library that has ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and
         ``glob``.
       config: the settings for reading and writing.
+      fs: a file system of fsspec to which the address belongs. The server, the options and the credentials of an s3fs,
+        gcsfs or adlfs are used by granular's own requests; all others are used through their methods.
       options: options of the store, such as ``endpoint_url``, ``anon``, or the ``key`` and ``secret`` of S3. A pickled
         path has all of them except credentials.
     """
@@ -45,14 +47,14 @@ class PurePath:
     _store: Store
     _key: str
 
-    def __init__(self, path: Any, *, config: IOConfig | None = None, **options: Any) -> None:
+    def __init__(self, path: Any, *, config: IOConfig | None = None, fs: Any = None, **options: Any) -> None:
         if isinstance(path, PurePath):
-            if config is not None or options:
+            if config is not None or options or fs is not None:
                 path = str(path)
             else:
                 self._store, self._key = path._store, path._key
                 return
-        self._store, self._key = resolve(path, config or IOConfig(), options)
+        self._store, self._key = resolve(path, config or IOConfig(), options, fs)
 
     @classmethod
     def of(cls, store: Store, key: str) -> Self:

@@ -17,23 +17,30 @@ _ALMOST_URL: Final = re.compile(r'\s*([A-Za-z][A-Za-z0-9+.-]+):/.*', re.DOTALL)
 _PATH_METHODS: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
-def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[Store, str]:
+def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = None) -> tuple[Store, str]:
     """Return the store and the key of an address, without sending a request.
 
     Args:
       path: a string, an ``os.PathLike``, or a path object of another library.
       config: the settings.
       options: passed to the store; ignored for path objects of another library.
+      fs: a file system of fsspec to use, in place of options.
 
     Raises:
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
       InvalidArgumentError: for a ``path`` of another type, an address without a bucket or host, or with credentials
-        in it, a misspelled address, a local path with options, settings that are no ``IOConfig``, or an unknown
-        ``~user``.
+        in it, a misspelled address, a local path with options, settings that are no ``IOConfig``, an unknown
+        ``~user``, or a ``fs`` that cannot be used.
     """
     if not isinstance(config, IOConfig):
         raise InvalidArgumentError(f'config: expected a granular.IOConfig, got {type(config).__name__}')
+    if fs is not None:
+        from granular.aio.stores.filesystems import adopt
+
+        if options:
+            raise InvalidArgumentError(f'expected fs= or options of the store, got fs= and {sorted(options)}')
+        path, options, fs = adopt(fs, path)
     if isinstance(path, os.PathLike):
         path = os.fsdecode(path)
     if not isinstance(path, str):
@@ -64,7 +71,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
         if '@' in root:
             raise InvalidArgumentError(f'{scheme}://...: pass credentials as options, not in the address')
         key = key.strip('/') if scheme.startswith('http') else key.rstrip('/')
-    match scheme:
+    match scheme if fs is None else None:
         case 's3' | 's3a':
             from granular.aio.stores.s3.store import S3Store
 
@@ -89,8 +96,8 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any]) -> tuple[St
         case _:
             from granular.aio.stores.fsspec import FsspecStore, fsspec_root
 
-            base = fsspec_root(path)
-            return FsspecStore(base, config, options), f'{scheme}://{rest}'.removeprefix(base).strip('/')
+            base = fsspec_root(path, fs)
+            return FsspecStore(base, config, options, fs), f'{scheme}://{rest}'.removeprefix(base).strip('/')
 
 
 def check_text(name: str) -> None:

@@ -15,6 +15,7 @@ from granular._redact import protect, without_user
 from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
+from granular.aio.stores.lent import LENT
 from granular.config import IOConfig, Merge, MiB, store_defaults
 from granular.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from granular.indexing import Ints
@@ -176,7 +177,7 @@ class Store(abc.ABC):
         self.options: dict[str, Any] = dict(options)
         if self.option_names:
             check_options(root, self.options, self.option_names)
-        protect(_secrets_in(self.options))
+        protect(secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 
     def __repr__(self) -> str:
@@ -414,18 +415,18 @@ def check_options(root: str, options: Iterable[str], known: Iterable[str], label
     Raises:
       InvalidArgumentError: if one is unknown.
     """
-    if unknown := sorted(set(options) - set(known)):
+    if unknown := sorted(set(options) - {*known, LENT}):
         raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}')
 
 
-def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
+def secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
     """Yield the option values that may be credentials, judged by the names of the options, at any depth."""
     for name, value in options.items():
         if str(name).lower() in _PUBLIC:
             continue
         secret = inside or _SECRET.search(str(name)) is not None
         if isinstance(value, Mapping):
-            yield from _secrets_in(value, secret)
+            yield from secrets_in(value, secret)
         elif secret and isinstance(value, str):
             yield value
 

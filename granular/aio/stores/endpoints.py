@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from granular.aio.stores.lent import LENT, options_of
 from granular.errors import InvalidArgumentError
 
 Environment = Mapping[str, str]
@@ -101,6 +102,8 @@ def _account(options: Mapping[str, Any], environment: Environment) -> str:
         parts = 'key', options['key']
     else:
         parts = options.get('profile'), *map(environment.get, names)
+        if (fs := options.get(LENT)) is not None and options_of(fs).get('session') is not None:
+            parts += (hash(fs),)  # the credentials are those of the session alone
     return hashlib.sha256(repr(('granular', *parts)).encode()).hexdigest()[:16]
 
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 from granular._redact import hidden
 from granular.aio.reply import Reply, stand_in
 from granular.aio.runtime.tracebacks import summary
-from granular.aio.stores.base import Entry, ObjectWriter, Stat
+from granular.aio.stores.base import Entry, ObjectWriter, Stat, without_secrets
 from granular.aio.stores.errors import translated
+from granular.aio.stores.lent import current, options_of
 from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter, third_party_error
 from granular.config import IOConfig
 from granular.errors import (
@@ -32,12 +33,26 @@ _VERSION_FIELDS: Final = (
 class FsspecStore(ThreadedStore):
     """A file system of fsspec, such as ``memory://``, ``sftp://`` or ``webdav://``."""
 
-    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any], fs: Any = None) -> None:
         super().__init__(root, config, options)
-        cls = _filesystem_class(root)
+        cls = _filesystem_class(root) if fs is None else type(fs)
         with translated(hidden(root), _construction_error):
-            self._fs = cls(**{**cls._get_kwargs_from_urls(root), **options})
-            self._cut = len(cls._strip_protocol(root).strip('/'))
+            self._made = fs or cls(**{**cls._get_kwargs_from_urls(root), **options})
+            stripped = cls._strip_protocol(root)
+        self._recipe = None if fs is None else _Recipe(fs)
+        self._cut = len(stripped.strip('/'))
+        # Those of web servers take addresses.
+        self._prefix = cls.root_marker if '://' not in stripped else root if root.endswith('://') else f'{root}/'
+
+    @property
+    def _fs(self) -> Any:
+        return current(self._made)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.config, pickled(self.options), self._recipe)
+
+    def _identity(self) -> tuple[Any, ...]:
+        return *super()._identity(), type(self._made)
 
     def address(self, key: str) -> str:
         return f'{self.root}{key}' if self.root.endswith('://') else super().address(key)
@@ -46,7 +61,7 @@ class FsspecStore(ThreadedStore):
         return hidden(self.address(key)) if '@' in self.root else self.address(key)
 
     def _path(self, key: str) -> str:
-        return f'{self._fs.root_marker}{key}'
+        return f'{self._prefix}{key}'
 
     def _key(self, name: str) -> str:
         return name.strip('/')[self._cut :].strip('/')
@@ -172,6 +187,31 @@ class FsspecStore(ThreadedStore):
         return True
 
 
+class _Recipe:
+    """A file system that pickles without credentials, as do those in its options, and unpickles as a file system."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (type(self._fs), pickled(options_of(self._fs)))
+
+
+def pickled(value: Any) -> Any:
+    from fsspec.spec import AbstractFileSystem
+
+    if isinstance(value, AbstractFileSystem):
+        return _Recipe(value)
+    if isinstance(value, Mapping):
+        return {name: pickled(item) for name, item in without_secrets(value).items()}
+    return value
+
+
+def _make(cls: Any, options: Mapping[str, Any]) -> Any:
+    with translated(cls.__name__, _construction_error):
+        return cls(**options)
+
+
 def _construction_error(name: str, error: Exception) -> GranularError | None:
     if isinstance(error, ImportError):
         return MissingExtraError(f'{name}: {error}')
@@ -201,9 +241,10 @@ def _filesystem_class(root: str) -> Any:
         ) from error
 
 
-def fsspec_root(url: str) -> str:
+def fsspec_root(url: str, fs: Any = None) -> str:
     """Return the part of a URL that names its file system: the scheme, with the host if the scheme has one."""
     protocol, _, rest = url.partition('://')
     with translated(hidden(url), _construction_error):
-        host = _filesystem_class(url)._get_kwargs_from_urls(url).get('host')
+        cls = _filesystem_class(url) if fs is None else type(fs)
+        host = cls._get_kwargs_from_urls(url).get('host')
     return f'{protocol}://{rest.split("/")[0]}' if host else f'{protocol}://'

@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from granular.aio.stores.lent import LENT
 from granular.errors import InvalidArgumentError
 
 VARIABLES: Final = (
@@ -37,7 +38,7 @@ class Account(NamedTuple):
 
     Attributes:
       endpoint: the URL of its blobs; empty if neither options, address nor environment name an account.
-      login: the arguments of ``adlfs.AzureBlobFileSystem``; they may hold secrets.
+      login: the arguments of ``adlfs.AzureBlobFileSystem``, which may hold secrets; or one that was given, as ``LENT``.
       problem: the reason why a login is not possible, if there is one.
     """
 
@@ -76,6 +77,8 @@ def find_account(root: str, options: Mapping[str, Any]) -> Account:
     endpoint = next(iter(named), '') or _of_name(environment['account_name'])
     if not endpoint:
         return Account('', {}, 'expected account_name, connection_string or AZURE_STORAGE_ACCOUNT_NAME, got none')
+    if LENT in options:
+        return Account(endpoint, {LENT: options[LENT]})
     kind = next(iter(login), '')
     start = f'BlobEndpoint={endpoint}'
     match kind:

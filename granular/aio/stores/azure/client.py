@@ -1,6 +1,5 @@
 """Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
 
-import asyncio
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.azure.account import Account
+from granular.aio.stores.lent import LENT, current, on_its_loop
 from granular.aio.stores.threaded import third_party_error
 from granular.config import IOConfig, MiB
 from granular.errors import (
@@ -51,7 +51,8 @@ class AzureClient:
         if account.problem:
             raise InvalidArgumentError(f'{root}: {account.problem}')
         try:
-            self._fs = adlfs.AzureBlobFileSystem(**account.login)
+            lent = account.login.get(LENT)
+            self._fs = adlfs.AzureBlobFileSystem(**account.login) if lent is None else current(lent)
         except ValueError as error:
             raise InvalidArgumentError(f'{root}: the login is invalid: {hidden(summary(error))}') from None
         self._root, self._account = root, account
@@ -87,7 +88,7 @@ class AzureClient:
 
         async def attempt() -> T:
             try:
-                result = await self._send(request)
+                result = await on_its_loop(self._fs, request)
             except Exception as error:
                 failure = self._converted(name, error)
             else:
@@ -100,13 +101,6 @@ class AzureClient:
                 del failure  # which refers to this frame
 
         return await Attempts(self._traffic, _recover, name).run(attempt, nbytes)
-
-    async def _send(self, request: Callable[[], Awaitable[T]]) -> T:
-        async def run() -> T:
-            return await request()
-
-        # A cancelled caller cancels the request.
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._fs.loop))
 
     def received(self, nbytes: int) -> None:
         """Count the bytes of a reply."""

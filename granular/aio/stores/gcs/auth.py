@@ -5,12 +5,13 @@ import datetime
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from granular._lazy import import_extra
 from granular._redact import hidden
 from granular.aio.stores.errors import translated
+from granular.aio.stores.lent import LENT
 from granular.errors import (
     AccessDeniedError,
     GranularError,
@@ -29,15 +30,20 @@ class Login:
 
     Args:
       root: the bucket, for errors.
-      credentials: those of google-auth; None to send none.
+      find: returns those of google-auth; None to send none.
       project: the project; empty if it is unknown.
       timeout: seconds for each request to the token server.
     """
 
-    def __init__(self, root: str, credentials: Any, project: str, timeout: float) -> None:
+    def __init__(self, root: str, find: Callable[[], Any], project: str, timeout: float) -> None:
         self._root, self._timeout = root, timeout
-        self.credentials, self.project = credentials, project
+        self._find, self.project = find, project
         self._renewed = float('-inf')
+
+    @property
+    def credentials(self) -> Any:
+        """The credentials of google-auth; None to send none."""
+        return self._find()
 
     @property
     def stale(self) -> bool:
@@ -88,7 +94,7 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
 
     Args:
       root: the bucket, for errors.
-      options: ``token``, ``anon`` and ``project``.
+      options: ``token``, ``anon`` and ``project``; or a file system that lends its credentials.
       emulated: True if the endpoint is an emulator.
       timeout: seconds for each request to the token server.
 
@@ -98,12 +104,14 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
       MissingExtraError: if google-auth is not installed.
     """
     token, project = options.get('token'), options.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or ''
+    if (fs := options.get(LENT)) is not None:  # a gcsfs: its credentials may be replaced
+        return Login(root, lambda: fs.credentials.credentials, project, timeout)
     if options.get('anon') and token not in (None, 'anon'):
         raise InvalidArgumentError(f'{root}: expected anon=True or a token, got both')
     if options.get('anon') or token == 'anon':
-        return Login(root, None, project, timeout)
+        return Login(root, lambda: None, project, timeout)
     if token is None and emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
-        return Login(root, None, project, timeout)
+        return Login(root, lambda: None, project, timeout)
     for module in ('google.auth', 'google.auth.credentials', 'google.auth.transport.requests'):
         import_extra(module, 'gcs', 'credentials for gs:// need google-auth')
     import google.auth.credentials
@@ -112,7 +120,7 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
         credentials, own_project = _credentials(root, token, timeout)
     if isinstance(credentials, google.auth.credentials.AnonymousCredentials):
         credentials = None
-    return Login(root, credentials, project or own_project or '', timeout)
+    return Login(root, lambda: credentials, project or own_project or '', timeout)
 
 
 def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None]:

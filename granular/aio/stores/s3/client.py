@@ -12,17 +12,15 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from granular._lazy import import_extra
-from granular._redact import hidden
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.errors import translated
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
+from granular.aio.stores.s3.credentials import botocore_errors, credentials_of
 from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
 from granular.aio.stores.s3.listing import next_page, query_of
 from granular.aio.stores.s3.replies import ObjectMetadata
@@ -34,7 +32,6 @@ from granular.errors import (
     BucketNotFoundError,
     GranularError,
     NotFoundError,
-    StoreError,
 )
 
 T = TypeVar('T')
@@ -46,10 +43,6 @@ _MAX_SKEW: Final = datetime.timedelta(days=100 * 365)
 _BUCKET_CHECKS: Final = 5  # attempts to list a new bucket
 _MAX_PAGE: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
 _REGION: Final = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
-_DENIED_CODES: Final = (
-    *('401', '403', 'AccessDenied', 'ExpiredToken', 'ExpiredTokenException', 'InvalidClientTokenId'),
-    *('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'UnrecognizedClientException'),
-)
 _READ_HEADERS: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
 logger: Final = logging.getLogger('granular')
 
@@ -62,26 +55,11 @@ class S3Client(Client):
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
-        botocore = import_extra('botocore.session', 's3', 's3:// needs botocore')
         s3options.check(store.root, store.options)
         self._store = store
         options = store.options
-        self._anon = bool(options.get('anon'))
-        with botocore_errors(store.root):
-            # The handlers take milliseconds, and serve the providers of credentials only.
-            given = options.get('key') is not None
-            session = botocore.Session(profile=options.get('profile'), include_builtin_handlers=not given)
-            session.get_scoped_config()  # raises for a profile that does not exist
-            self.endpoint, self.region, _ = store.endpoint
-            if given:
-                session.set_credentials(options['key'], options['secret'], options.get('token'))
-            self._credentials = None if self._anon else session.get_credentials()
-        self._renewable = not self._anon and not given
-        if self._credentials is None and not self._anon:
-            raise AccessDeniedError(
-                f'{store.root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, '
-                f'pass key= and secret=, or anon=True for a public bucket'
-            )
+        self.endpoint, self.region, _ = store.endpoint
+        self._credentials = credentials_of(store.root, options)
         self._payer = {'x-amz-request-payer': 'requester'} if options.get('requester_pays') else {}
         self.written_headers: dict[str, str] = s3options.written_headers(options)
         self._base = self._address()
@@ -111,7 +89,7 @@ class S3Client(Client):
         if query:
             url += '?' + '&'.join(f'{_quote(name)}={_quote(value)}' for name, value in query)
         headers = {**headers, **self._payer}
-        if self._credentials is None:
+        if self._credentials.anonymous:
             return url, headers
         from botocore.awsrequest import AWSRequest
 
@@ -119,25 +97,13 @@ class S3Client(Client):
 
         payload = UNSIGNED if body and url.startswith('https:') else await _sha256(body)
         with botocore_errors(self._store.url(key)):
-            if getattr(self._credentials, 'refresh_needed', bool)():
-                await offload(self._credentials.get_frozen_credentials)
-            frozen = self._credentials.get_frozen_credentials()
+            frozen = await self._credentials.frozen()
         request = AWSRequest(method, url, headers=headers)
         Signer(frozen, self.region, self._skew, payload).add_auth(request)
         return url, dict(request.headers.items())
 
     async def find_credentials(self) -> bool:
-        def find() -> Any:
-            from botocore.session import Session
-
-            with botocore_errors(self._store.root):
-                # A session caches its credentials: only a new one asks the providers again.
-                return Session(profile=self._store.options.get('profile')).get_credentials()
-
-        if not self._renewable:
-            return False
-        self._credentials = await offload(find)
-        return self._credentials is not None
+        return await self._credentials.renew()
 
     async def move(self, region: str) -> bool:
         # The endpoint of the options is never left, and an invalid region must not become part of a host name.
@@ -306,23 +272,3 @@ async def _sha256(data: bytes | memoryview) -> str:
 
 def _quote(text: str) -> str:
     return urllib.parse.quote(text, safe='-_.~')
-
-
-def botocore_errors(name: str) -> contextlib.AbstractContextManager[None]:
-    """Convert the exceptions of botocore, raised while it finds credentials, to ``GranularError`` subclasses."""
-    return translated(name, _from_botocore)
-
-
-def _from_botocore(name: str, error: Exception) -> GranularError | None:
-    import botocore.exceptions as botocore
-
-    if isinstance(error, botocore.ClientError):  # from the service that issues the credentials
-        code = str(error.response.get('Error', {}).get('Code', ''))
-        if code in _DENIED_CODES:
-            return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
-        return StoreError(f'{name}: {hidden(str(error))}')
-    if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
-        return AccessDeniedError(f'{name}: {error}')
-    message = f'{name}: {type(error).__name__}: {hidden(str(error))}'
-    # The reply of a credential program or service may not be JSON.
-    return StoreError(message) if isinstance(error, botocore.BotoCoreError | ValueError) else None
