@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import ShardOptions as ShardOptions
     from granular.config import IOConfig as IOConfig
     from granular.errors import GranularError as GranularError
-    from granular.formats.plain import decoders as decoders
-    from granular.formats.plain import encoders as encoders
+    from granular.formats.codecs import decoders as decoders
+    from granular.formats.codecs import encoders as encoders
     from granular.metrics import io_stats as io_stats
     from granular.sync.bags import BagReader as BagReader
     from granular.sync.bags import BagWriter as BagWriter
@@ -114,7 +114,7 @@ else:
             ),
             'granular.config': 'IOConfig',
             'granular.errors': 'GranularError',
-            'granular.formats.plain': 'decoders encoders',
+            'granular.formats.codecs': 'decoders encoders',
             'granular.metrics': 'io_stats',
             'granular.sync.bags': 'BagReader BagWriter',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',

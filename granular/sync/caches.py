@@ -28,10 +28,6 @@ class Cache(SyncObject[A], Batched, Generic[A]):
 
 
 class SharedMemoryCache(Cache[shared_cache.SharedMemoryCache]):
-    __doc__ = shared_cache.SharedMemoryCache.__doc__
-
-    aio: shared_cache.SharedMemoryCache
-
     @constructing(shared_cache.SharedMemoryCache)
     def __init__(self) -> None: ...
 
@@ -46,10 +42,6 @@ class SharedMemoryCache(Cache[shared_cache.SharedMemoryCache]):
 
 
 class RedisCache(Cache[redis_cache.RedisCache]):
-    __doc__ = redis_cache.RedisCache.__doc__
-
-    aio: redis_cache.RedisCache
-
     @constructing(redis_cache.RedisCache)
     def __init__(self) -> None: ...
 

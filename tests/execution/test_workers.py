@@ -144,7 +144,7 @@ def giving(value):
 DEATHS = {
     'SystemExit': (end, FunctionError, 'raised SystemExit: 3'),
     'os._exit': (vanish, WorkerError, r'ended with exit code 1 before it computed item \d+: its traceback is'),
-    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory'),
+    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory: use fewer workers'),
     'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
     'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),
     'an error that does not load': (functools.partial(raising, UnloadableError), WorkerError, 'UnloadableError: 1'),

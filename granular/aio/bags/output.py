@@ -186,11 +186,7 @@ class BagOutput(AsyncResource):
         return self._tail is not None and self._tail.left > 0
 
     async def check(self, record: bytes | bytearray | memoryview) -> None:
-        """Compare the next record with the bytes that a killed writer left.
-
-        Raises:
-          CorruptBagError: if it differs.
-        """
+        """Compare the next record with the bytes that a killed writer left; raise ``CorruptBagError`` if it differs."""
         if self._tail is not None and isinstance(record, bytes | bytearray | memoryview):
             await offload(self._tail.check, bytes(record), self.length)
 
@@ -333,10 +329,8 @@ class BagOutput(AsyncResource):
         return self.path in self._published
 
     async def verify(self) -> None:
-        """Compare the published files with the store's metadata.
-
-        Raises:
-          StoreError: if a file is missing, has another size, or was replaced since the previous call.
+        """Compare the published files with the store's metadata; raise ``StoreError`` if a file is missing, has another
+        size, or was replaced since the previous call.
         """
         await gather([self._verify(path, published) for path, published in self._published.items()])
 
@@ -356,8 +350,7 @@ class BagOutput(AsyncResource):
     async def remove_published(self, sole: bool) -> None:
         """Remove the files that this writer published, unless replaced since. The deciding file is removed last.
 
-        Args:
-          sole: True if no other writer can have created the files whose publishing failed.
+        With ``sole``, no other writer can have created the files whose publishing failed.
         """
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for path, published in [*uncertain, *reversed(self._published.items())]:

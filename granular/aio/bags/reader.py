@@ -1,7 +1,5 @@
 """Read bags: consecutive records and a table of their limits."""
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
@@ -13,10 +11,9 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.readahead import pages
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
-from granular.formats.plain import Buffer
+from granular.formats.base import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
@@ -86,10 +83,7 @@ class BagReader(OpenedDataSource[bytes]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same bag that shares its caches."""
-        self._check_open()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _bag=self._bag.copy())
-        return reader
+        return self._copied(_bag=self._bag.copy())
 
     # --- properties
 
@@ -132,7 +126,11 @@ class BagReader(OpenedDataSource[bytes]):
         return (await self._fetch(np.array([position])))[0]
 
     async def fetch(self, indices: Any) -> list[bytes]:
-        """Return the records at many indices, repeated and negative ones included; neighbours share a request."""
+        """Return the records at many indices, in the order requested; neighbouring ones share a request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+        """
         if self._state != 'open':
             await self._ensure_open()
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))
@@ -143,12 +141,8 @@ class BagReader(OpenedDataSource[bytes]):
             async with once_more:
                 return (await read_records([(self._bag, indices)]))[0]
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
-        await self._ensure_open()
-        bag = self._bag
-        async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote, start)) as records:
-            async for record in records:
-                yield record
+    async def _reading(self) -> tuple[int, bool]:
+        return self._bag.size, not self._bag.is_remote
 
 
 def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:

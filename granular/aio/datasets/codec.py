@@ -11,9 +11,8 @@ from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
+from granular.formats.base import Decoder, Encoder
 
-Encoder = Callable[[Any], bytes]
-Decoder = Callable[[bytes], Any]
 Encoders = Mapping[str, Encoder] | None
 Decoders = Mapping[str, Decoder] | None
 
@@ -90,15 +89,8 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 async def decode_records(
     fields: Sequence[Field], columns: Sequence[Sequence[bytes]], locate: Locate
 ) -> list[list[Any]]:
-    """Return the values of each field, decoded from its records, in order.
-
-    Args:
-      fields: the fields.
-      columns: the records of each field.
-      locate: returns the dataset and the index or name in it of a record's datapoint, for errors.
-
-    Raises:
-      DecodeError: if a decoder rejects a record.
+    """Return the values of each field, decoded from its records, in order; raise ``DecodeError`` if a decoder rejects
+    one.
     """
     pairs = list(zip(fields, columns, strict=True))
     if all(_is_cheap(field, records) for field, records in pairs):

@@ -1,8 +1,7 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
@@ -21,7 +20,6 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
@@ -133,12 +131,8 @@ class DatapointReader(OpenedDataSource[Datapoint_co]):
         columns, position = self._find(index)
         return await columns.available(position)
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
-        await self._ensure_open()
-        local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
-            async for datapoint in datapoints:
-                yield datapoint
+    async def _reading(self) -> tuple[int, bool]:
+        return self.size, self.directory.store.local
 
 
 class DatasetReader(DatapointReader[Datapoint_co]):
@@ -265,11 +259,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
-        self._check_open()
         dataset = self._dataset.copy()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
-        return reader
+        return self._copied(_dataset=dataset, _columns=dataset.columns)
 
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
@@ -286,11 +277,7 @@ def opened_files(reader: DatasetReader[Any]) -> Identity:
 
 
 def columns_of(reader: DatasetReader[Any]) -> Columns:
-    """Return the columns of an open reader.
-
-    Raises:
-      ClosedError: if it is closed, or not open yet.
-    """
+    """Return the columns of an open reader; raise ``ClosedError`` if it is closed, or not open yet."""
     check_open(reader)
     return reader._columns
 

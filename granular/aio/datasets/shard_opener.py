@@ -52,7 +52,7 @@ class ShardOpener:
     Args:
       directory: the folder of the shards.
       options: those of the reader.
-      steps: the first shard to read, and the distance between two of them.
+      series: the first shard to read, and the distance between two of them.
       use_index: use the index of the dataset, if there is one.
 
     Attributes:
@@ -61,9 +61,9 @@ class ShardOpener:
       numbers: the numbers of all shards, once they are open.
     """
 
-    def __init__(self, directory: Path, options: OpenOptions, steps: tuple[int, int], use_index: bool) -> None:
+    def __init__(self, directory: Path, options: OpenOptions, series: tuple[int, int], use_index: bool) -> None:
         self._directory, self._name, self._options = directory, f'{directory}', options
-        self._steps, self._use_index = steps, use_index
+        self._series, self._use_index = series, use_index
         self.shared: SharedIndex | Snapshot | None = None
         self.expected_count: int | None = None
         self.numbers: list[int] = []
@@ -140,14 +140,11 @@ class ShardOpener:
         return Dataset(self._directory / name, self._options, name)
 
     def _choose(self, numbers: list[int]) -> list[int]:
-        """Return the shards to read, given all shards.
-
-        Raises:
-          CorruptDatasetError: if shards are missing.
-          NotFoundError: if there are none to read.
+        """Return the shards to read, given all shards; raise ``CorruptDatasetError`` if shards are missing, and
+        ``NotFoundError`` if there are none to read.
         """
         check_complete(self._name, numbers)
-        start, step = self._steps
+        start, step = self._series
         chosen = numbers[start::step]
         if not chosen:
             raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
@@ -170,9 +167,7 @@ class ShardOpener:
 
     def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
-
-        Raises:
-          ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
+        Raise ``ObjectChangedError`` if the snapshot was pickled with the reader, and there are other shards now.
         """
         if snapshot is None or snapshot.folders.keys() == set(names):
             return snapshot
@@ -183,8 +178,8 @@ class ShardOpener:
     @property
     def _snapshot_name(self) -> Path:
         """The path that names the snapshot: readers of different subsets of the shards have different snapshots."""
-        start, step = self._steps
-        return self._directory if self._steps == (0, 1) else self._directory / f'{start}::{step}'
+        start, step = self._series
+        return self._directory if self._series == (0, 1) else self._directory / f'{start}::{step}'
 
     async def _check_unchanged(self) -> None:
         """Check that the listed shards still exist and that there are no others."""

@@ -16,7 +16,7 @@ from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
-from granular.aio.datasets.shards import check_steps
+from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open
@@ -59,12 +59,12 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         index: bool = True,
     ) -> None:
         super().__init__()
-        steps = check_steps(shardstart, shardstep)
+        series = check_series(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
-        self._choice = {'shardstart': steps[0], 'shardstep': steps[1], 'index': index}
-        self._opener = ShardOpener(self.directory, self._options, steps, index)
+        self._choice = {'shardstart': series[0], 'shardstep': series[1], 'index': index}
+        self._opener = ShardOpener(self.directory, self._options, series, index)
         self._shards: Shards = ListedShards()
         self._expected: Identity | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
@@ -126,10 +126,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
-        self._check_open()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _shards=self._shards.copy())
-        return reader
+        return self._copied(_shards=self._shards.copy())
 
     # --- reading
 
@@ -166,10 +163,8 @@ AnyReader = DatasetReader[Any] | ShardedDatasetReader[Any]
 
 
 def columns_of_shards(reader: AnyReader) -> list[Columns]:
-    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones.
-
-    Raises:
-      ClosedError: if it is closed, or not open yet.
+    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones. Raise
+    ``ClosedError`` if it is closed, or not open yet.
     """
     if isinstance(reader, DatasetReader):
         return [columns_of(reader)]
@@ -186,12 +181,7 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
     """Open shards that are not those in the index by their own tables, before their columns are read directly.
 
-    Args:
-      reader: the reader.
-      positions: the shards, by position among those that are read; by default all.
-
-    Returns:
-      Whether there were any.
+    Returns whether there were any. The positions are those among the shards that are read; by default all.
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False

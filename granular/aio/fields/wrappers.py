@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from granular import filters
-from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, labels_of, original
+from granular.aio.fields.fields import fields_of, original
+from granular.aio.fields.interface import Ctx, Fields, default_label, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
 from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled

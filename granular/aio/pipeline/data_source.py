@@ -1,11 +1,13 @@
 """Data sources: what they may tell of themselves, and those that are opened and closed."""
 
 import abc
-from collections.abc import Callable
-from typing import Any, Generic
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, Self
 
 from granular._typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.readahead import pages
 from granular.formats.display import Samples
 from granular.indexing import check_integer
 
@@ -80,6 +82,24 @@ class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
     @abc.abstractmethod
     async def fetch(self, indices: Any) -> list[Any]:
         """Return many datapoints, in the order of the indices, read concurrently."""
+
+    async def _reading(self) -> tuple[int, bool]:
+        """Return about how many bytes all datapoints take, and whether they are read without waiting."""
+        return self.nbytes() or 0, False
+
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
+        await self._ensure_open()
+        size, local = await self._reading()
+        async with contextlib.aclosing(pages(self.fetch, len(self), size, local, start)) as datapoints:
+            async for datapoint in datapoints:
+                yield datapoint
+
+    def _copied(self, **changes: Any) -> Self:
+        """Return an independently closable copy with other attributes."""
+        self._check_open()
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
 
     async def take(self, count: int) -> list[Datapoint_co]:
         """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""

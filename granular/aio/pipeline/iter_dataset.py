@@ -16,7 +16,6 @@ from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
-from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
 from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
 from granular.aio.pipeline.streams.packing import Packing
@@ -81,9 +80,6 @@ class IterDataset(Generic[Element_co]):
         """Return the IterDataset of a stream; not of a subclass, whose constructor has other arguments."""
         return cast(Self, IterDataset(stream))
 
-    def _staged(self, description: str, start: Callable[..., Flow], *args: Any) -> Self:
-        return self._of(Staged([self._stream], description, start, *args))
-
     @classmethod
     def mix(
         cls,
@@ -103,20 +99,15 @@ class IterDataset(Generic[Element_co]):
           weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
         """
         if isinstance(datasets, Mapping):
-            if not (names := list(datasets)):
-                raise InvalidArgumentError('expected one dataset or more, got none')
+            streams = dict(zip(names := list(datasets), _streams(list(datasets.values())), strict=True))
             if isinstance(weights, Mapping):
                 if weights.keys() != datasets.keys():
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
-            parts = proportions(len(names), weights)
-            return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
+            return cls._of(NamedMix(streams, proportions(len(names), weights)))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
-        if not datasets:
-            raise InvalidArgumentError('expected one dataset or more, got none')
-        parts = proportions(len(datasets), weights)
-        return cls._of(Mixed(_streams(datasets), parts))
+        return cls._of(Mixed(_streams(datasets), proportions(len(datasets), weights)))
 
     @classmethod
     def interleave(
@@ -169,8 +160,6 @@ class IterDataset(Generic[Element_co]):
           datasets: streams or MapDatasets.
           strict: True to raise a ``DatapointError`` if one stream ends before another; False to end with the first.
         """
-        if not datasets:
-            raise InvalidArgumentError('expected one dataset or more, got none')
         return IterDataset(Zipped(_streams(datasets), strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
@@ -254,7 +243,8 @@ class IterDataset(Generic[Element_co]):
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        return self._staged(description, Rebatching, batch_size, drop_remainder, description)
+        stage = Staged([self._stream], description, Rebatching, batch_size, drop_remainder, description)
+        return self._of(stage)
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
@@ -272,8 +262,7 @@ class IterDataset(Generic[Element_co]):
         Args:
           count: number of elements, 1 or more.
         """
-        count = check_integer('count', count, 1)
-        return self._of(Limited(self._stream, count))
+        return self._of(Limited(self._stream, check_integer('count', count, 1)))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
@@ -285,7 +274,7 @@ class IterDataset(Generic[Element_co]):
         The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
         elements before it again. Do not modify the elements: each epoch returns the same objects.
         """
-        return self._staged('cache()', Caching)
+        return self._of(Staged([self._stream], 'cache()', Caching))
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -368,8 +357,7 @@ class IterDataset(Generic[Element_co]):
           buffer_size: number of elements; 0 to compute each element on request. An iterator can change it:
             ``iterator.set_prefetch_buffer_size(10)``.
         """
-        buffer_size = check_integer('buffer_size', buffer_size, 0)
-        return self._of(Prefetched(self._stream, buffer_size))
+        return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
     def mp_prefetch(
         self,
@@ -488,6 +476,8 @@ def _rebuilt(dataset: IterDataset[Any], parents: Sequence[Stream]) -> Iterated:
 
 
 def _streams(datasets: Sequence[Any]) -> list[Stream]:
+    if not datasets:
+        raise InvalidArgumentError('expected one dataset or more, got none')
     return [_stream(i, dataset) for i, dataset in enumerate(datasets)]
 
 

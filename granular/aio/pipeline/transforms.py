@@ -322,10 +322,8 @@ def as_shard(options: Any) -> ShardOptions:
 
 
 def as_read_options(options: Any) -> ReadOptions:
-    """Return the argument ``read_options``; None stands for the defaults.
-
-    Raises:
-      InvalidArgumentError: if it lacks a field.
+    """Return the argument ``read_options``; None stands for the defaults. Raise ``InvalidArgumentError`` if it lacks a
+    field.
     """
     if options is None or isinstance(options, ReadOptions):
         return options or ReadOptions()
@@ -361,10 +359,8 @@ class RangeDataSource:
 
 
 def operation_of(transformation: Any) -> str:
-    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function.
-
-    Raises:
-      InvalidArgumentError: if the object is not a transformation.
+    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function. Raise
+    ``InvalidArgumentError`` if the object is not a transformation.
     """
     if isinstance(transformation, Batch):
         return 'batch'

@@ -1,12 +1,11 @@
 """Reads ArrayRecord files, the record format of Grain and TensorFlow Datasets, by byte ranges."""
 
-import contextlib
 import dataclasses
 import hashlib
 import operator
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,7 +15,6 @@ from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, re
 from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
@@ -222,27 +220,18 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
                 out[target] = record
         return out
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
-        await self._ensure_open()
+    async def _reading(self) -> tuple[int, bool]:
         if not self._length:
-            return
+            return 0, True
         path = self._parts[0].path
         file = (await self._read_indices({path}))[path]
         size = self._length * file.size // max(1, file.records)
         # A page contains at least one group: a smaller page would read its group again and again.
-        size = min(size, _PAGE * self._length // file.group)
-        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local, start)) as items:
-            async for record in items:
-                yield record
+        return min(size, _PAGE * self._length // file.group), path.store.local
 
 
 def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Request, list[ChunkRead]]:
-    """Plan the reads of some records of a file.
-
-    Args:
-      positions: the records, as positions in the file.
-      targets: their positions in the batch.
-    """
+    """Plan the reads of the records at some positions in a file, for these targets in the batch."""
     order = np.argsort(positions, kind='stable')
     chunks, inner = np.divmod(positions[order], file.group)
     numbers, firsts = np.unique(chunks, return_index=True)

@@ -7,7 +7,7 @@ import numpy as np
 from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.sequence_source import SequenceSource
-from granular.aio.datasources.tfrecord.index import Index, Scanner, pack, unpack
+from granular.aio.datasources.tfrecord.index import Index, Scanner
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.formats.tfrecord import OVERHEAD, check_data
@@ -48,11 +48,11 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     """
 
     async def _read_indices(self) -> list[Index]:
-        return await index_files(self.paths, 'TFRecord', Scanner, pack, unpack)
+        return await index_files(self.paths, Scanner)
 
-    @property
-    def _read_size(self) -> int:
-        return self.size - OVERHEAD * len(self)
+    async def _reading(self) -> tuple[int, bool]:
+        size, local = await super()._reading()
+        return size - OVERHEAD * len(self), local
 
     # --- reading
 

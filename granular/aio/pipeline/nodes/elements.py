@@ -179,11 +179,7 @@ class FlatMap(Node):
 
 
 def parts_of(parts: Any, stage: str) -> list[Any]:
-    """Return what the function of a flat_map returned as a list.
-
-    Raises:
-      DatapointError: if it is not iterable.
-    """
+    """Return what the function of a flat_map returned as a list; raise ``DatapointError`` if it is not iterable."""
     try:
         return list(parts)
     except TypeError:
