@@ -42,6 +42,11 @@ def import_if_installed(module: str) -> Any:
         return None
 
 
+def is_masked(array_type: type) -> bool:
+    """Return whether a type is that of arrays with a mask, without importing it, which takes long."""
+    return issubclass(array_type, getattr(sys.modules.get('numpy.ma'), 'MaskedArray', ()))
+
+
 def lazy_names(package: str, homes: Mapping[str, str]) -> None:
     """Let a package import its names on first access (PEP 562), and list them in ``__all__`` and ``dir``.
 

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+import granular
 from tests.support.programs import run_python
 
 # What a program has that an import could change; the C library is watched for calls of mallopt.
@@ -82,6 +84,31 @@ assert granular.DatasetReader({str(tmp_path / 'data')!r}, granular.decoders).fet
 print(json.dumps([before, 'mallopt' in called]))
 """
     assert json.loads(run_python(program).stdout) == [False, expected]
+
+
+def test_first_batch_imports_nothing_on_the_event_loop(tmp_path):
+    program = """
+import functools, http.server, sys, threading
+import granular
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread().name == 'granular-loop' and not name.startswith('uvloop'):
+            print(name)
+
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=sys.argv[1])
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.meta_path.insert(-1, Watch())  # modules from files
+with granular.DatasetReader(f'http://127.0.0.1:{server.server_port}', granular.decoders) as reader:
+    with granular.Loader(granular.sources.Epochs(reader), 8) as loader:
+        print(sorted(next(loader)['y'].tolist()))
+"""
+    with granular.DatasetWriter(tmp_path / 'data', {'x': 'array', 'y': 'int'}, granular.encoders) as writer:
+        for i in range(8):
+            writer.append({'x': np.arange(3), 'y': i})
+    done = run_python(program, str(tmp_path / 'data'))
+    assert done.stdout.splitlines() == [str(list(range(8)))], done.stderr
 
 
 def test_handlers_of_the_program_at_exit_still_read(tmp_path):
