@@ -177,7 +177,8 @@ class Limit:
         before, ceiling = self._before, self._ceiling
         self._before = ceiling
         if self._rate is not None and rate < self._rate * (_BETTER if ceiling > before else _AS_GOOD):
-            self._ceiling, self._rate, self._again = before, None, now + _PATIENCE
+            patience = _PATIENCE if ceiling > before else _PATIENCE / 6  # rates vary, and fewer requests cost less
+            self._ceiling, self._rate, self._again = before, None, now + patience
         elif now >= self._again and busy and ceiling > _FEW:
             self._ceiling, self._rate = max(_FEW, ceiling * 3 // 4), rate
         elif now >= self._again and not busy and ceiling < self._most:
