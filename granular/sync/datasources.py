@@ -18,7 +18,7 @@ from granular.aio.datasources.webdataset import source as webdataset
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
 from granular.sync.bags import BagReader
-from granular.sync.base import Batched, blocking, constructing, documented_by, passed_on, reopened
+from granular.sync.base import Batched, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.readers import DatapointReader, RecordReader, copy_of
 
@@ -69,8 +69,6 @@ class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window
     def __init__(self) -> None: ...
 
     dtype: np.dtype[Any] = passed_on(token_windows.TokenWindows.dtype)
-
-    fetch = blocking(token_windows.TokenWindows.fetch)
 
 
 Opened = DatasetReader | ShardedDatasetReader | Any

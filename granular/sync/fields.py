@@ -114,7 +114,6 @@ class FieldWrapper(core.FieldWrapper):
         self.dataset = dataset if blocking else _Wrapped(dataset)
 
     def dispose(self) -> None:  # type: ignore[override]
-        """Dispose of the wrapped dataset: close it, if it is a reader."""
         _blocking(super().dispose)
 
     def _load_all(self, field: str) -> Any:

@@ -62,7 +62,7 @@ class RecordReader(Reader[A, Datapoint_co]):
 
     __getitem__ = get
 
-    @documented_by(BagReader.fetch)
+    @documented_by(OpenedDataSource.fetch)
     def fetch(self, indices: Any) -> list[Datapoint_co]:
         records: list[Datapoint_co] = run(self.aio.fetch(indices))
         return records

@@ -18,7 +18,7 @@ from granular.errors import GranularError, StateError
 from tests.robustness.test_interrupted_iteration import STREAMS, consume, running, save
 from tests.support.files import FILES
 from tests.support.states import plain
-from tests.support.tables import FULL_TABLES
+from tests.support.tables import FULL_TABLES, cover
 
 
 def nested(levels: int) -> Any:
@@ -91,7 +91,8 @@ def test_changed_state_is_refused_or_continued(name: str, files: Any) -> None:
         consume(iterator, [], 3)
         state = json.loads(json.dumps(save(iterator)))
         refused = 0
-        for place, number, strict in itertools.product(places(state), range(len(VALUES)), (True, False)):
+        changes = list(itertools.product(places(state), range(len(VALUES))))
+        for (place, number), strict in cover([changes], [(True, False)]):
             value, where = VALUES[number], f'{name}: {place}, value {number}'
             if value is REMOVED and not place:
                 continue

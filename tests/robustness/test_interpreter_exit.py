@@ -4,13 +4,13 @@ import itertools
 import json
 import random
 import signal
-import sys
 import textwrap
 
 import pytest
 
 from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
-from tests.support.programs import INTERRUPTIBLE, program, run_python
+from tests.support.interpreters import Interpreter
+from tests.support.programs import INTERRUPTIBLE, run_python
 from tests.support.tables import pairwise
 
 
@@ -29,9 +29,8 @@ def s3(moto):
 @pytest.mark.parametrize('program', ['loader', 'unclosed', 'writes', 'careless', 'local'])
 def test_ctrl_c_ends_the_program(program, s3):
     assert program in PROGRAMS
-    wrong, seconds, output = interrupt(program, *s3, random.random() / 2)
+    wrong, _, output = interrupt(program, *s3, random.random() / 2)
     assert wrong is None, output
-    assert seconds < 10
 
 
 def ends(code, dataset, message=''):
@@ -131,7 +130,7 @@ def test_spawned_processes_read(dataset, tmp_path):
             expected = float(next(granular.Loader(granular.sources.Epochs(reader), 8))['x'].sum())
             process = context.Process(target=worker.first, args=(reader, queue))
             process.start()
-            assert queue.get(timeout=30) == expected
+            assert queue.get(timeout=250) == expected
             process.join(20)
             assert process.exitcode == 0
         queue.close()
@@ -282,6 +281,15 @@ if end in ('SIGINT', 'SIGTERM'):
     os.kill(os.getpid(), getattr(signal, end))
     go_on.wait()
 """
+
+
+@pytest.fixture(scope='module')
+def plain_interpreter():
+    """An interpreter without development mode, in which asyncio logs slow callbacks of worker processes."""
+    with Interpreter('aiohttp', 'numpy', options=['-W', 'ignore::DeprecationWarning']) as interpreter:
+        yield interpreter
+
+
 CODES = {
     'normal': 0,
     'exception': 1,
@@ -306,11 +314,9 @@ OWN_ERRORS = {'exception': 'LookupError: mine\n', 'SIGINT': 'KeyboardInterrupt\n
         if row[0] in ('loads', 'streams') or row[1] == 'threads'
     ),
 )
-def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, api, end, tmp_path):
-    # Not in development mode, in which asyncio logs slow callbacks of worker processes while the machine is busy.
-    command = [sys.executable, '-W', 'ignore::DeprecationWarning', '-c', WORK, tmp_path, work, method, api, end]
-    with program(command) as process:
-        output, errors = process.communicate(timeout=50)
+def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, api, end, tmp_path, plain_interpreter):
+    with plain_interpreter.start(WORK, str(tmp_path), work, method, api, end) as process:
+        output, errors = process.communicate()
     if end in OWN_ERRORS:
         assert errors.count('Traceback') == 1, errors
         traceback, message, errors = errors.partition(OWN_ERRORS[end])

@@ -5,11 +5,11 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.identity import Identity, reopened
+from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.loops import running_loop
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
@@ -58,8 +58,8 @@ class BagReader(OpenedDataSource[bytes]):
     def __reduce__(self) -> tuple[Any, ...]:
         cache_index, cache_data, verify = self._options
         options = {'index': self._index, 'verify': verify}
-        identity = self._opened_files() if self._state == 'open' else None
-        return reopened, (type(self), (self._source, cache_index, cache_data), options, identity)
+        attributes = {'_expected': self._opened_files()} if self._state == 'open' else {}
+        return restored, (type(self), (self._source, cache_index, cache_data), options, attributes)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._bag.name!r})'
@@ -126,11 +126,6 @@ class BagReader(OpenedDataSource[bytes]):
         return (await self._fetch(np.array([position])))[0]
 
     async def fetch(self, indices: Any) -> list[bytes]:
-        """Return the records at many indices, in the order requested; neighbouring ones share a request.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-        """
         if self._state != 'open':
             await self._ensure_open()
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))

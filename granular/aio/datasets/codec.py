@@ -75,12 +75,17 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
             raise InvalidArgumentError(
                 f'{name}: expected a mapping from types to functions, got {type(table).__name__}'
             ) from None
-        if fn is None or fn is formats.decode_bytes:  # records are bytes already
-            fn = raw
-        if not callable(fn):
-            raise InvalidArgumentError(f'{name}: expected a function for type {element!r}, got {fn!r:.100}')
-        fields.append(Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn)))
+        fields.append(field_of(key, kind, many, fn, f'{name}: expected a function for type {element!r}'))
     return fields
+
+
+def field_of(key: str, kind: str, many: bool, fn: Any, expectation: str) -> Field:
+    """Return a field with an encoder or decoder; None stands for raw bytes."""
+    if fn is None or fn is formats.decode_bytes:  # records are bytes already
+        fn = raw
+    if not callable(fn):
+        raise InvalidArgumentError(f'{expectation}, got {fn!r:.100}')
+    return Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn))
 
 
 # --- decoding -------------------------------------------------------------------------------------------------------

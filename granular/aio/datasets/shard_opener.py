@@ -56,26 +56,30 @@ class ShardOpener:
       use_index: use the index of the dataset, if there is one.
 
     Attributes:
-      shared: the state of the reader of which this one is a copy in a worker process.
-      expected_count: the number of shards when the reader was pickled; those that were appended since are ignored.
       numbers: the numbers of all shards, once they are open.
     """
 
     def __init__(self, directory: Path, options: OpenOptions, series: tuple[int, int], use_index: bool) -> None:
         self._directory, self._name, self._options = directory, f'{directory}', options
         self._series, self._use_index = series, use_index
-        self.shared: SharedIndex | Snapshot | None = None
-        self.expected_count: int | None = None
+        self._shared: SharedIndex | Snapshot | None = None
+        self._expected_count: int | None = None
         self.numbers: list[int] = []
         self._count: int | None = None  # shards to open, if not all
         self._snapshot: Snapshot | None = None
         self._shards: Shards = ListedShards()
 
-    async def open(self) -> Shards:
-        """Open the shards."""
+    async def open(self, shared: SharedIndex | Snapshot | None = None, count: int | None = None) -> Shards:
+        """Open the shards.
+
+        Args:
+          shared: the state of the reader of which this one is a copy in a worker process.
+          count: the number of shards when the reader was pickled; those that were appended since are ignored.
+        """
+        self._shared, self._expected_count = shared, count
         await self._directory.store.ready()
         await open_as_one(self._name, self._open_once, self._check_unchanged)
-        if self._count is not None and self.expected_count is None:
+        if self._count is not None and self._expected_count is None:
             await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
         shards.warn_of_lengths()
@@ -105,7 +109,7 @@ class ShardOpener:
         logger.warning('%s: shard %s %s: reading the %d shards before it; %s', self._name, name, reason, count, remedy)
 
     async def _open_once(self) -> None:
-        self._count = self.expected_count
+        self._count = self._expected_count
         try:
             await self._open_shards()
         except (NotFoundError, CorruptDatasetError):
@@ -118,7 +122,7 @@ class ShardOpener:
 
     async def _open_shards(self) -> None:
         self._shards, self.numbers = ListedShards(), []
-        snapshot = self.shared if isinstance(self.shared, Snapshot) else None
+        snapshot = self._shared if isinstance(self._shared, Snapshot) else None
         if snapshot is None and self._options.cache_index:
             snapshot = await Snapshot.load(self._snapshot_name)
         if self._use_index and snapshot is None and await self._open_by_index():
@@ -171,7 +175,7 @@ class ShardOpener:
         """
         if snapshot is None or snapshot.folders.keys() == set(names):
             return snapshot
-        if self.shared is not None:
+        if self._shared is not None:
             raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
         return None
 
@@ -197,7 +201,7 @@ class ShardOpener:
 
     async def _open_by_index(self) -> bool:
         """Open the shards by the index of the dataset. Return False if there is none that describes any of them."""
-        shared = self.shared if isinstance(self.shared, SharedIndex) else None
+        shared = self._shared if isinstance(self._shared, SharedIndex) else None
         index = await DatasetIndex.open(self._directory, self._options.cache_index) if shared is None else shared.tables
         if index is None:
             return False

@@ -11,7 +11,7 @@ from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, n
 from granular.aio.datasources.header_scanner import Index
 from granular.aio.datasources.scanning import forget_indices
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
@@ -35,7 +35,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         super().__init__()
         self.paths: tuple[Path, ...] = as_paths(paths)
         self._name = name_of(self.paths)
-        self._indices: list[Index] = []
+        self._file_indices: list[Index] = []
         self._kept: list[object] = []  # what keeps the files open
         self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
 
@@ -44,9 +44,8 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if pickling_for_worker.get() and self._indices:
-            return _shared, (type(self), self._arguments(), self._indices)
-        return type(self), self._arguments()
+        shared = {'_file_indices': self._file_indices} if pickling_for_worker.get() else {}
+        return restored, (type(self), self._arguments(), {}, shared)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -54,14 +53,14 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     # --- opening
 
     @abc.abstractmethod
-    async def _read_indices(self) -> list[Index]:
+    async def _read_file_indices(self) -> list[Index]:
         """Return the index of each file."""
 
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
-        if not self._indices:
-            self._indices = await self._read_indices()
-        self._stops = np.cumsum([index.length for index in self._indices], dtype=np.int64)
+        if not self._file_indices:
+            self._file_indices = await self._read_file_indices()
+        self._stops = np.cumsum([index.length for index in self._file_indices], dtype=np.int64)
 
     async def _close(self) -> None:
         self._kept = []
@@ -72,7 +71,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     def size(self) -> int:
         """Bytes of all files."""
         self._check_open()
-        return sum(index.size for index in self._indices)
+        return sum(index.size for index in self._file_indices)
 
     def nbytes(self, mask: Any = None) -> int | None:
         return self.size if self._state == 'open' else None
@@ -81,7 +80,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
             (path.store.fingerprint, f'{path}', index.size, index.version)
-            for path, index in zip(self.paths, self._indices, strict=True)
+            for path, index in zip(self.paths, self._file_indices, strict=True)
         )
 
     def __len__(self) -> int:
@@ -111,7 +110,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         reads = [
             read_all(
                 store,
-                [Request(self.paths[owner].key, *ranges[owner], self._indices[owner].version) for owner in owners],
+                [Request(self.paths[owner].key, *ranges[owner], self._file_indices[owner].version) for owner in owners],
             )
             for store, owners in stores.items()
         ]
@@ -192,10 +191,3 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
         """Return the fields that a mask selects."""
         available = self._available
         return available if mask is None else names_in(mask, available, self._named, self._name)
-
-
-def _shared(kind: type[IndexedFiles[Any, Any]], arguments: tuple[Any, ...], indices: list[Any]) -> Any:
-    """Unpickle a source in a worker process, with the indices that its parent has read."""
-    source = kind(*arguments)
-    source._indices = indices
-    return source

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-import numpy as np
-
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -26,27 +24,26 @@ from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
 from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
+    Chain,
     DatasetOptions,
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
+    FlatMapFunction,
+    IndexedFunction,
+    MapFunction,
     MultiprocessingOptions,
-    RandomMapTransform,
+    Predicate,
+    RandomFunction,
     ShardOptions,
     Transformation,
-    apply,
 )
 from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
-from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
 
-class IterDataset(Generic[Element_co]):
+class IterDataset(Chain, Generic[Element_co]):
     """A stream of elements, for ``for`` or ``async for``; create one with ``MapDataset.to_iter_dataset``.
 
     Operations return a new stream; nothing is read before iteration::
@@ -170,21 +167,16 @@ class IterDataset(Generic[Element_co]):
         """
         return self._of(SeededStream(self._stream, check_seed(seed)))
 
-    def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'IterDataset[T]':
+    def map(self, transform: MapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
         return IterDataset(ElementFunction(self._stream, 'map', transform))
 
-    def map_with_index(
-        self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
-    ) -> 'IterDataset[T]':
+    def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
         return IterDataset(ElementFunction(self._stream, 'map_with_index', transform))
 
     def random_map(
-        self,
-        transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
-        *,
-        seed: int | Sequence[int] | None = None,
+        self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
         if seed is None:
@@ -193,13 +185,11 @@ class IterDataset(Generic[Element_co]):
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
         return IterDataset(ElementFunction(self._stream, 'random_map', transform, check_seed(seed)))
 
-    def filter(self, transform: FilterTransform[Element_co] | Callable[[Element_co], bool]) -> Self:
+    def filter(self, transform: Predicate[Element_co]) -> Self:
         """Keep the elements for which a function returns True."""
         return self._of(ElementFunction(self._stream, 'filter', transform))
 
-    def flat_map(
-        self, transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]]
-    ) -> 'IterDataset[T]':
+    def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
         return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))
@@ -438,13 +428,8 @@ class IterDataset(Generic[Element_co]):
         return self._of(stream)
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
-        """Apply one transformation, or several in order."""
-        applied: IterDataset[Any] = apply(self, transformations)
+        applied: IterDataset[Any] = super().apply(transformations)
         return applied
-
-    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
-        return func(self, *args, **kwargs)
 
     def __iter__(self) -> blocking_iterator.DatasetIterator[Element_co]:
         return blocking_iterator.DatasetIterator(self._stream)
@@ -454,9 +439,6 @@ class IterDataset(Generic[Element_co]):
 
     def __str__(self) -> str:
         return format_pipeline(self._stream)
-
-    def _repr_html_(self) -> str:
-        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'

@@ -116,7 +116,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         if not paths:
             raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
         self._parts = [_parse_spec(spec) for spec in paths]
-        self._indices: dict[Path, Index] = {}
+        self._file_indices: dict[Path, Index] = {}
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
         self._length = 0
@@ -140,16 +140,16 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
 
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in {part.path for part in self._parts}]
-        files = await self._read_indices({part.path for part in self._parts if part.stop < 0})
+        files = await self._read_file_indices({part.path for part in self._parts if part.stop < 0})
         self._parts = [
             dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
         ]
         self._stops = np.cumsum([part.stop - part.start for part in self._parts])
         self._length = int(self._stops[-1])
 
-    async def _read_indices(self, paths: set[Path]) -> dict[Path, Index]:
+    async def _read_file_indices(self, paths: set[Path]) -> dict[Path, Index]:
         """Return the indices of files, including these; missing ones are read."""
-        files = self._indices
+        files = self._file_indices
         missing = sorted(paths - files.keys())
         if not missing:
             return files
@@ -164,11 +164,11 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         return files
 
     async def _close(self) -> None:
-        self._indices, self._kept = {}, []
+        self._file_indices, self._kept = {}, []
 
     def identity(self) -> tuple[Any, ...]:
         """Return the parts in order, each by store, address, records, and version of its file, if that was opened."""
-        versions = {path: index.version for path, index in self._indices.items()}
+        versions = {path: index.version for path, index in self._file_indices.items()}
         return tuple(
             (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
             for part in self._parts
@@ -185,7 +185,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         i = int(np.searchsorted(self._stops, position, side='right'))
         part = self._parts[i]
         path = part.path
-        file = self._indices.get(path) or (await self._read_indices({path}))[path]
+        file = self._file_indices.get(path) or (await self._read_file_indices({path}))[path]
         chunk, inner = divmod(position - int(self._stops[i]) + part.stop, file.group)
         start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
         counters.ranges += 1
@@ -198,7 +198,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
     async def _read_all(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
-        files = await self._read_indices({self._parts[i].path for i in used})
+        files = await self._read_file_indices({self._parts[i].path for i in used})
         jobs: dict[Store, list[Request]] = {}
         reads: dict[Store, list[ChunkRead]] = {}
         for i in used:
@@ -224,7 +224,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         if not self._length:
             return 0, True
         path = self._parts[0].path
-        file = (await self._read_indices({path}))[path]
+        file = (await self._read_file_indices({path}))[path]
         size = self._length * file.size // max(1, file.records)
         # A page contains at least one group: a smaller page would read its group again and again.
         return min(size, _PAGE * self._length // file.group), path.store.local

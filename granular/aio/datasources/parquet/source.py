@@ -73,15 +73,15 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
 
     # --- opening
 
-    async def _read_indices(self) -> list[Footer]:
+    async def _read_file_indices(self) -> list[Footer]:
         for path in self.paths:
             await path.store.ready()
         return await gather([_read_footer(path) for path in self.paths])
 
     async def _open(self) -> None:
         await super()._open()
-        first = self._indices[0]
-        for footer in self._indices:
+        first = self._file_indices[0]
+        for footer in self._file_indices:
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
                     f'{footer.path}: expected the columns of {first.path}, {sorted(first.names)}, got '
@@ -89,7 +89,7 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
                 )
         self._columns = first.names if self._requested is None else self._requested
         names_in(self._columns, first.names, self._named, self._name)
-        self._groups = RowGroups(self._indices, self._cache_bytes)
+        self._groups = RowGroups(self._file_indices, self._cache_bytes)
 
     async def _close(self) -> None:
         await super()._close()

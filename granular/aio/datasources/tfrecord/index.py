@@ -100,17 +100,14 @@ class Scanner(HeaderScanner[Index]):
             )
 
     def index(self, size: int, version: str | None) -> Index:
-        """Return the index of the records parsed so far."""
         return Index(size, version, np.array(self._stops, np.int64))
 
     @staticmethod
     def to_tables(index: Index) -> tuple[Any, list[Ints]]:
-        """Convert an index into a head, for msgpack, and its table."""
         return (index.size, index.version), [index.stops]
 
     @staticmethod
     def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
-        """Convert the output of ``to_tables`` back into an index; raise ``ValueError`` if it is not that."""
         (size, version), (stops,) = head, tables
         if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
             raise ValueError('expected increasing positions up to the end of the file')

@@ -47,7 +47,7 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
       UnsupportedError: if it is compressed.
     """
 
-    async def _read_indices(self) -> list[Index]:
+    async def _read_file_indices(self) -> list[Index]:
         return await index_files(self.paths, Scanner)
 
     async def _reading(self) -> tuple[int, bool]:
@@ -59,7 +59,7 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     async def _read_all(self, positions: Ints) -> list[bytes]:
         owners, numbers = self._locate(positions)
         targets = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
-        ranges = {owner: self._indices[owner].limits(numbers[own]) for owner, own in targets.items()}
+        ranges = {owner: self._file_indices[owner].limits(numbers[own]) for owner, own in targets.items()}
         raw: list[bytes] = [b''] * len(positions)
         for owner, pieces in (await self._read_ranges(ranges)).items():
             for target, piece in zip(targets[owner].tolist(), pieces, strict=True):

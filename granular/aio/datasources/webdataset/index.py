@@ -138,7 +138,6 @@ class Scanner(HeaderScanner[Index]):
             self.done = True
 
     def index(self, size: int, version: str | None) -> Index:
-        """Return the index of the members parsed so far."""
         if self._keys:
             self._stops.append(len(self._members))
         members = np.array(self._members, np.int64).reshape(-1, 3).T
@@ -215,13 +214,11 @@ class Scanner(HeaderScanner[Index]):
 
     @staticmethod
     def to_tables(index: Index) -> tuple[Any, list[Ints]]:
-        """Convert an index into a head, for msgpack, and tables."""
         head = (index.size, index.version, index.keys, index.fields)
         return head, [index.key_stops, index.stops, index.field, index.starts, index.sizes]
 
     @staticmethod
     def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
-        """Convert the output of ``to_tables`` back into an index; raise ``ValueError`` if it is not that."""
         size, version, keys, fields = head
         key_stops, stops, field, starts, sizes = tables
         datapoints, members = len(stops), len(field)

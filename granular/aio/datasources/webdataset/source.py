@@ -13,7 +13,6 @@ from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.formats import decode_bytes, inline_safe
 from granular.indexing import Ints
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
@@ -62,12 +61,12 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
     def _arguments(self) -> tuple[Any, ...]:
         return self.paths, self._decoders
 
-    async def _read_indices(self) -> list[Index]:
+    async def _read_file_indices(self) -> list[Index]:
         return await index_files(self.paths, Scanner)
 
     async def _open(self) -> None:
         await super()._open()
-        names = dict.fromkeys(name for index in self._indices for name in index.fields)
+        names = dict.fromkeys(name for index in self._file_indices for name in index.fields)
         self._fields = {name: _field(name, self._decoders, self._name) for name in names}
 
     @property
@@ -88,7 +87,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
     @property
     def _available(self) -> tuple[str, ...]:
-        return KEY, *self._fields
+        return self.fields
 
     async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
         columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -107,7 +106,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         targets: dict[str, list[int]] = {name: [] for name in names if name != KEY}  # of the values of each field
         members: dict[int, list[tuple[str, int, int]]] = {}  # for each file: field, target, member
         for i, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
-            index = self._indices[owner]
+            index = self._file_indices[owner]
             if KEY in names:
                 datapoints[i][KEY] = index.key(number)
             first, last = (int(index.stops[number - 1]) if number else 0), int(index.stops[number])
@@ -117,7 +116,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
                     members.setdefault(owner, []).append((name, i, member))
         records: dict[str, list[bytes]] = {name: [] for name in targets}
         ranges = {
-            owner: self._indices[owner].limits(np.array([member for *_, member in file_members], np.int64))
+            owner: self._file_indices[owner].limits(np.array([member for *_, member in file_members], np.int64))
             for owner, file_members in members.items()
         }
         for owner, file_records in (await self._read_ranges(ranges)).items():
@@ -127,7 +126,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
         def locate(field: Field, position: int) -> tuple[str, str]:
             i = targets[field.key][position]
-            return f'{self.paths[owners[i]]}', self._indices[owners[i]].key(int(numbers[i]))
+            return f'{self.paths[owners[i]]}', self._file_indices[owners[i]].key(int(numbers[i]))
 
         values = await codec.decode_records([self._fields[name] for name in targets], list(records.values()), locate)
         for (name, field_targets), column in zip(targets.items(), values, strict=True):
@@ -138,9 +137,5 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
 def _field(name: str, decoders: Decoders, source: str) -> Field:
     table = decoders or {}
-    fn = table.get(name, table.get(name.rpartition('.')[2], codec.raw))
-    if fn is None or fn is decode_bytes:
-        fn = codec.raw
-    if not callable(fn):
-        raise InvalidArgumentError(f'{source}: expected a function to decode field {name!r}, got {fn!r:.100}')
-    return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
+    fn = table.get(name, table.get(name.rpartition('.')[2]))
+    return codec.field_of(name, name, False, fn, f'{source}: expected a function to decode field {name!r}')
