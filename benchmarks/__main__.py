@@ -17,6 +17,7 @@ from benchmarks import (
     remote,
     requests,
     rest,
+    training,
 )  # fmt: skip
 from benchmarks.bars import Bar, Figures, machine, write
 from benchmarks.data import Data
@@ -30,7 +31,7 @@ BENCHMARKS = {
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels, pipelines.torch,
         mixing.mixing, caching.blockcache, caching.shared,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index,
+        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
     )
 }  # fmt: skip
 CURVES = {fn.__name__: fn for fn in (curves.inflight, curves.gap, curves.request)}

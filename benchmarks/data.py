@@ -31,6 +31,10 @@ class Data:
         """Return the number of records, given that of a full run."""
         return full_count // 10 if self.quick else full_count
 
+    def runs(self) -> int:
+        """Return the number of runs whose median counts."""
+        return 1 if self.quick else 5
+
     def once(self, name: str, write: Any) -> pathlib.Path:
         """Return the folder of a name; write it on first use."""
         target = self.folder / f'{name}{"-quick" if self.quick else ""}'

@@ -8,189 +8,132 @@ The functions of this package block; those of :mod:`granular.aio` are coroutines
 
 from typing import TYPE_CHECKING
 
-from granular import aio, errors, filters, formats, metrics, shuffle, sources
-from granular._lazy import lazy_getattr
-from granular.aio.pipeline.blocking_iterator import DatasetIterator
-from granular.aio.pipeline.data_loader import DataLoader
-from granular.aio.pipeline.data_source import DataSource
-from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.load import load
-from granular.aio.pipeline.nodes.source import RandomAccessDataSource
-from granular.aio.pipeline.nodes.stacking import batch_and_pad
-from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, SequentialSampler
-from granular.aio.pipeline.spec import ShapeDtypeStruct
-from granular.aio.pipeline.transforms import (
-    Batch,
-    DatasetOptions,
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
-    MultiprocessingOptions,
-    NoSharding,
-    RandomMapTransform,
-    RangeDataSource,
-    ReadOptions,
-    ShardByJaxProcess,
-    ShardByTorchRank,
-    ShardOptions,
-)
-from granular.config import IOConfig
-from granular.errors import GranularError
-from granular.formats.codecs import decoders, encoders
-from granular.metrics import io_stats
-from granular.sync.bags import BagReader, BagWriter
-from granular.sync.datasets import DatasetReader, DatasetWriter, ShardedDatasetReader, ShardedDatasetWriter
-from granular.sync.loader import Loader
-from granular.sync.path import Path
-from granular.sync.pipeline import MapDataset
-from granular.sync.progress import progress
-
-if TYPE_CHECKING:
-    from granular.aio.caches.memory_source import InMemoryDataSource
-    from granular.errors import *  # noqa: F403
-    from granular.sync.caches import RedisCache, SharedMemoryCache
-    from granular.sync.datasources import (
-        ArrayRecordDataSource,
-        ParquetDataSource,
-        ParquetIterDataset,
-        TFRecordDataSource,
-        TFRecordIterDataset,
-        TokenWindows,
-        WebDatasetDataSource,
-        open,  # noqa: A004
-    )
-    from granular.sync.fields import (
-        ClassFilterWrapper,
-        FieldConcat,
-        FieldDataset,
-        FieldWrapper,
-        ModeWrapper,
-        OversamplingWrapper,
-        PercentFilterWrapper,
-        RepeatWrapper,
-        ShuffleWrapper,
-        SubsetWrapper,
-    )
-    from granular.sync.functions import (
-        Conversion,
-        LocalCopy,
-        build_index,
-        clean,
-        convert,
-        copy_to_local,
-        get_element_spec,
-        load_state,
-        save_state,
-        verify,
-    )
+from granular import errors
+from granular._lazy import lazy_names
 
 __version__ = '1.0.0a1'
 
-__all__ = [
-    'ArrayRecordDataSource',
-    'BagReader',
-    'BagWriter',
-    'Batch',
-    'ClassFilterWrapper',
-    'Conversion',
-    'DataLoader',
-    'DataSource',
-    'DatasetIterator',
-    'DatasetOptions',
-    'DatasetReader',
-    'DatasetWriter',
-    'FieldConcat',
-    'FieldDataset',
-    'FieldWrapper',
-    'FilterTransform',
-    'FlatMapTransform',
-    'GranularError',
-    'IOConfig',
-    'InMemoryDataSource',
-    'IndexSampler',
-    'IterDataset',
-    'Loader',
-    'LocalCopy',
-    'MapDataset',
-    'MapTransform',
-    'MapWithIndexTransform',
-    'ModeWrapper',
-    'MultiprocessingOptions',
-    'NoSharding',
-    'OversamplingWrapper',
-    'ParquetDataSource',
-    'ParquetIterDataset',
-    'Path',
-    'PercentFilterWrapper',
-    'RandomAccessDataSource',
-    'RandomMapTransform',
-    'RangeDataSource',
-    'ReadOptions',
-    'RecordMetadata',
-    'RedisCache',
-    'RepeatWrapper',
-    'SequentialSampler',
-    'ShapeDtypeStruct',
-    'ShardByJaxProcess',
-    'ShardByTorchRank',
-    'ShardOptions',
-    'ShardedDatasetReader',
-    'ShardedDatasetWriter',
-    'SharedMemoryCache',
-    'ShuffleWrapper',
-    'SubsetWrapper',
-    'TFRecordDataSource',
-    'TFRecordIterDataset',
-    'TokenWindows',
-    'WebDatasetDataSource',
-    'aio',
-    'batch_and_pad',
-    'build_index',
-    'clean',
-    'convert',
-    'copy_to_local',
-    'decoders',
-    'encoders',
-    'errors',
-    'filters',
-    'formats',
-    'get_element_spec',
-    'io_stats',
-    'load',
-    'load_state',
-    'metrics',
-    'open',
-    'progress',
-    'save_state',
-    'shuffle',
-    'sources',
-    'verify',
-]
-
-
-def __dir__() -> list[str]:
-    return [*__all__, '__version__']
-
-
-if not TYPE_CHECKING:
-    __getattr__ = lazy_getattr(
+if TYPE_CHECKING:
+    from granular import aio as aio
+    from granular import filters as filters
+    from granular import formats as formats
+    from granular import metrics as metrics
+    from granular import shuffle as shuffle
+    from granular import sources as sources
+    from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
+    from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
+    from granular.aio.pipeline.data_loader import DataLoader as DataLoader
+    from granular.aio.pipeline.data_source import DataSource as DataSource
+    from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
+    from granular.aio.pipeline.load import load as load
+    from granular.aio.pipeline.nodes.source import RandomAccessDataSource as RandomAccessDataSource
+    from granular.aio.pipeline.nodes.stacking import batch_and_pad as batch_and_pad
+    from granular.aio.pipeline.samplers import IndexSampler as IndexSampler
+    from granular.aio.pipeline.samplers import RecordMetadata as RecordMetadata
+    from granular.aio.pipeline.samplers import SequentialSampler as SequentialSampler
+    from granular.aio.pipeline.spec import ShapeDtypeStruct as ShapeDtypeStruct
+    from granular.aio.pipeline.transforms import Batch as Batch
+    from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
+    from granular.aio.pipeline.transforms import FilterTransform as FilterTransform
+    from granular.aio.pipeline.transforms import FlatMapTransform as FlatMapTransform
+    from granular.aio.pipeline.transforms import MapTransform as MapTransform
+    from granular.aio.pipeline.transforms import MapWithIndexTransform as MapWithIndexTransform
+    from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
+    from granular.aio.pipeline.transforms import NoSharding as NoSharding
+    from granular.aio.pipeline.transforms import RandomMapTransform as RandomMapTransform
+    from granular.aio.pipeline.transforms import RangeDataSource as RangeDataSource
+    from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
+    from granular.aio.pipeline.transforms import ShardByJaxProcess as ShardByJaxProcess
+    from granular.aio.pipeline.transforms import ShardByTorchRank as ShardByTorchRank
+    from granular.aio.pipeline.transforms import ShardOptions as ShardOptions
+    from granular.config import IOConfig as IOConfig
+    from granular.errors import *  # noqa: F403
+    from granular.formats.codecs import decoders as decoders
+    from granular.formats.codecs import encoders as encoders
+    from granular.metrics import io_stats as io_stats
+    from granular.sync.bags import BagReader as BagReader
+    from granular.sync.bags import BagWriter as BagWriter
+    from granular.sync.caches import RedisCache as RedisCache
+    from granular.sync.caches import SharedMemoryCache as SharedMemoryCache
+    from granular.sync.datasets import DatasetReader as DatasetReader
+    from granular.sync.datasets import DatasetWriter as DatasetWriter
+    from granular.sync.datasets import ShardedDatasetReader as ShardedDatasetReader
+    from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
+    from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
+    from granular.sync.datasources import ParquetDataSource as ParquetDataSource
+    from granular.sync.datasources import ParquetIterDataset as ParquetIterDataset
+    from granular.sync.datasources import TFRecordDataSource as TFRecordDataSource
+    from granular.sync.datasources import TFRecordIterDataset as TFRecordIterDataset
+    from granular.sync.datasources import TokenWindows as TokenWindows
+    from granular.sync.datasources import WebDatasetDataSource as WebDatasetDataSource
+    from granular.sync.datasources import open as open  # noqa: A004
+    from granular.sync.fields import ClassFilterWrapper as ClassFilterWrapper
+    from granular.sync.fields import FieldConcat as FieldConcat
+    from granular.sync.fields import FieldDataset as FieldDataset
+    from granular.sync.fields import FieldWrapper as FieldWrapper
+    from granular.sync.fields import ModeWrapper as ModeWrapper
+    from granular.sync.fields import OversamplingWrapper as OversamplingWrapper
+    from granular.sync.fields import PercentFilterWrapper as PercentFilterWrapper
+    from granular.sync.fields import RepeatWrapper as RepeatWrapper
+    from granular.sync.fields import ShuffleWrapper as ShuffleWrapper
+    from granular.sync.fields import SubsetWrapper as SubsetWrapper
+    from granular.sync.functions import Conversion as Conversion
+    from granular.sync.functions import LocalCopy as LocalCopy
+    from granular.sync.functions import build_index as build_index
+    from granular.sync.functions import clean as clean
+    from granular.sync.functions import convert as convert
+    from granular.sync.functions import copy_to_local as copy_to_local
+    from granular.sync.functions import get_element_spec as get_element_spec
+    from granular.sync.functions import load_state as load_state
+    from granular.sync.functions import save_state as save_state
+    from granular.sync.functions import verify as verify
+    from granular.sync.loader import Loader as Loader
+    from granular.sync.path import Path as Path
+    from granular.sync.pipeline import MapDataset as MapDataset
+    from granular.sync.progress import progress as progress
+else:
+    # Programs import what they use: names of the package are looked up in these modules on first access.
+    lazy_names(
         __name__,
         {
-            'granular.errors': ' '.join(name for name in vars(errors) if name.endswith('Error')),
+            'granular': 'aio errors filters formats metrics shuffle sources',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
+            'granular.aio.pipeline.blocking_iterator': 'DatasetIterator',
+            'granular.aio.pipeline.data_loader': 'DataLoader',
+            'granular.aio.pipeline.data_source': 'DataSource',
+            'granular.aio.pipeline.iter_dataset': 'IterDataset',
+            'granular.aio.pipeline.load': 'load',
+            'granular.aio.pipeline.nodes.source': 'RandomAccessDataSource',
+            'granular.aio.pipeline.nodes.stacking': 'batch_and_pad',
+            'granular.aio.pipeline.samplers': 'IndexSampler RecordMetadata SequentialSampler',
+            'granular.aio.pipeline.spec': 'ShapeDtypeStruct',
+            'granular.aio.pipeline.transforms': (
+                'Batch DatasetOptions FilterTransform FlatMapTransform MapTransform MapWithIndexTransform '
+                'MultiprocessingOptions NoSharding RandomMapTransform RangeDataSource ReadOptions '
+                'ShardByJaxProcess ShardByTorchRank ShardOptions'
+            ),
+            'granular.config': 'IOConfig',
+            'granular.errors': ' '.join(name for name in vars(errors) if name.endswith('Error')),
+            'granular.formats.codecs': 'decoders encoders',
+            'granular.metrics': 'io_stats',
+            'granular.sync.bags': 'BagReader BagWriter',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
+            'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource TFRecordIterDataset '
-                'TokenWindows WebDatasetDataSource open'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource '
+                'TFRecordIterDataset TokenWindows WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
-                'FieldDataset FieldWrapper ModeWrapper ClassFilterWrapper FieldConcat '
-                'OversamplingWrapper PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
+                'ClassFilterWrapper FieldConcat FieldDataset FieldWrapper ModeWrapper OversamplingWrapper '
+                'PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
             'granular.sync.functions': (
-                'Conversion LocalCopy build_index clean convert copy_to_local get_element_spec load_state save_state '
-                'verify'
+                'Conversion LocalCopy build_index clean convert copy_to_local get_element_spec load_state '
+                'save_state verify'
             ),
+            'granular.sync.loader': 'Loader',
+            'granular.sync.path': 'Path',
+            'granular.sync.pipeline': 'MapDataset',
+            'granular.sync.progress': 'progress',
         },
     )

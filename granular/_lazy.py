@@ -1,14 +1,21 @@
-"""Deferred imports: optional dependencies, and parts of this package that few programs need."""
+"""Deferred imports: optional dependencies, and the modules of this package, which are imported on first use."""
 
+import atexit
+import contextlib
 import importlib
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.errors import MissingExtraError
 
 _NAME: Final = 'granular-stream'
+
+_at_exit: Final = contextlib.ExitStack()
+atexit.register(_at_exit.close)
+at_exit: Final = _at_exit.callback
+"""Registers a function for the exit of the interpreter: before those registered so earlier, but after all handlers of
+the program, which may still read and write, although it registered them before the function's module was imported."""
 
 
 def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
@@ -34,6 +41,7 @@ def install_command(extra: str) -> str:
 
     An index may have no release of it, or another one.
     """
+    import json
     from importlib import metadata
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
@@ -61,20 +69,29 @@ def import_if_installed(module: str) -> Any:
         return None
 
 
-def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__`` (PEP 562) that imports some of its names on first access.
+def is_masked(array_type: type) -> bool:
+    """Return whether a type is that of arrays with a mask, without importing it, which takes long."""
+    return issubclass(array_type, getattr(sys.modules.get('numpy.ma'), 'MaskedArray', ()))
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> None:
+    """Let a package import its names on first access (PEP 562), and list them in ``__all__`` and ``dir``.
 
     Args:
       package: name of the package.
-      homes: for each module, the names it provides, separated by spaces.
+      homes: for each module, the names it provides, separated by spaces; the package itself for its modules.
     """
     modules = {name: module for module, names in homes.items() for name in names.split()}
+    namespace = vars(sys.modules[package])
 
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f'module {package!r} has no attribute {name!r}')
-        value = getattr(importlib.import_module(modules[name]), name)
-        setattr(sys.modules[package], name, value)
+        if modules[name] == package:
+            return importlib.import_module(f'{package}.{name}')
+        value = namespace[name] = getattr(importlib.import_module(modules[name]), name)
         return value
 
-    return find
+    names = sorted(modules)
+    version = ['__version__'] if '__version__' in namespace else []
+    namespace.update(__all__=names, __getattr__=find, __dir__=lambda: names + version)

@@ -84,5 +84,23 @@ def parquet():
     os._exit(0)
 
 
+def ready():
+    import grain
+
+    dataset = grain.MapDataset.source(list(range(1000))).map(lambda x: np.zeros(50_000, np.uint8)).batch(64).repeat()
+    items = iter(grain.experimental.ThreadPrefetchIterDataset(dataset.to_iter_dataset(), prefetch_buffer_size=8))
+    for _ in range(10):
+        next(items)
+    seconds = []
+    for _ in range(job['steps']):
+        time.sleep(0.05)
+        started = time.perf_counter()
+        batch = next(items)
+        seconds.append(time.perf_counter() - started)
+        del batch
+    print(json.dumps({'p50': float(np.median(seconds)) * 1e3}), flush=True)
+    os._exit(0)
+
+
 if __name__ == '__main__':
-    {'write': write, 'read': read, 'overhead': overhead, 'parquet': parquet}[sys.argv[1]]()
+    {'write': write, 'read': read, 'overhead': overhead, 'parquet': parquet, 'ready': ready}[sys.argv[1]]()

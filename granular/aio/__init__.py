@@ -8,127 +8,93 @@
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import lazy_getattr
-from granular.aio import sources
-from granular.aio.bags.reader import BagReader
-from granular.aio.bags.writer import BagWriter
-from granular.aio.datasets.build_index import build_index
-from granular.aio.datasets.clean import clean
-from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.sharded_reader import ShardedDatasetReader
-from granular.aio.datasets.sharded_writer import ShardedDatasetWriter
-from granular.aio.datasets.verify import verify
-from granular.aio.datasets.writer import DatasetWriter
-from granular.aio.loader.checkpoints import load_state, save_state
-from granular.aio.loader.loader import Loader
-from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_loader import DataLoader
-from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.iterator import DatasetIterator
-from granular.aio.pipeline.load import load
-from granular.aio.pipeline.map_dataset import MapDataset
-from granular.aio.pipeline.spec import get_element_spec
-from granular.aio.runtime.loop_resources import aclose
+from granular._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from granular.aio.caches.memory_source import InMemoryDataSource
-    from granular.aio.caches.redis_cache import RedisCache
-    from granular.aio.caches.shared_cache import SharedMemoryCache
-    from granular.aio.conversion.convert import convert
-    from granular.aio.datasources import (
-        ArrayRecordDataSource,
-        ParquetDataSource,
-        ParquetIterDataset,
-        TFRecordDataSource,
-        TFRecordIterDataset,
-        TokenWindows,
-        WebDatasetDataSource,
-    )
-    from granular.aio.datasources.detect import open  # noqa: A004
-    from granular.aio.fields.fields import FieldDataset, FieldWrapper
-    from granular.aio.fields.mode_wrapper import ModeWrapper
-    from granular.aio.fields.wrappers import (
-        ClassFilterWrapper,
-        FieldConcat,
-        OversamplingWrapper,
-        PercentFilterWrapper,
-        RepeatWrapper,
-        ShuffleWrapper,
-        SubsetWrapper,
-    )
-    from granular.aio.transfer.local_copy import copy_to_local
-
-__all__ = [
-    'ArrayRecordDataSource',
-    'BagReader',
-    'BagWriter',
-    'ClassFilterWrapper',
-    'DataLoader',
-    'DatasetIterator',
-    'DatasetReader',
-    'DatasetWriter',
-    'FieldConcat',
-    'FieldDataset',
-    'FieldWrapper',
-    'InMemoryDataSource',
-    'IterDataset',
-    'Loader',
-    'MapDataset',
-    'ModeWrapper',
-    'OversamplingWrapper',
-    'ParquetDataSource',
-    'ParquetIterDataset',
-    'Path',
-    'PercentFilterWrapper',
-    'RedisCache',
-    'RepeatWrapper',
-    'ShardedDatasetReader',
-    'ShardedDatasetWriter',
-    'SharedMemoryCache',
-    'ShuffleWrapper',
-    'SubsetWrapper',
-    'TFRecordDataSource',
-    'TFRecordIterDataset',
-    'TokenWindows',
-    'WebDatasetDataSource',
-    'aclose',
-    'build_index',
-    'clean',
-    'convert',
-    'copy_to_local',
-    'get_element_spec',
-    'load',
-    'load_state',
-    'open',
-    'save_state',
-    'sources',
-    'verify',
-]
-
-
-def __dir__() -> list[str]:
-    return [*__all__]
-
-
-if not TYPE_CHECKING:
-    __getattr__ = lazy_getattr(
+    from granular.aio import sources as sources
+    from granular.aio.bags.reader import BagReader as BagReader
+    from granular.aio.bags.writer import BagWriter as BagWriter
+    from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
+    from granular.aio.caches.redis_cache import RedisCache as RedisCache
+    from granular.aio.caches.shared_cache import SharedMemoryCache as SharedMemoryCache
+    from granular.aio.conversion.convert import convert as convert
+    from granular.aio.datasets.build_index import build_index as build_index
+    from granular.aio.datasets.clean import clean as clean
+    from granular.aio.datasets.reader import DatasetReader as DatasetReader
+    from granular.aio.datasets.sharded_reader import ShardedDatasetReader as ShardedDatasetReader
+    from granular.aio.datasets.sharded_writer import ShardedDatasetWriter as ShardedDatasetWriter
+    from granular.aio.datasets.verify import verify as verify
+    from granular.aio.datasets.writer import DatasetWriter as DatasetWriter
+    from granular.aio.datasources import ArrayRecordDataSource as ArrayRecordDataSource
+    from granular.aio.datasources import ParquetDataSource as ParquetDataSource
+    from granular.aio.datasources import ParquetIterDataset as ParquetIterDataset
+    from granular.aio.datasources import TFRecordDataSource as TFRecordDataSource
+    from granular.aio.datasources import TFRecordIterDataset as TFRecordIterDataset
+    from granular.aio.datasources import TokenWindows as TokenWindows
+    from granular.aio.datasources import WebDatasetDataSource as WebDatasetDataSource
+    from granular.aio.datasources.detect import open as open  # noqa: A004
+    from granular.aio.fields.fields import FieldDataset as FieldDataset
+    from granular.aio.fields.fields import FieldWrapper as FieldWrapper
+    from granular.aio.fields.mode_wrapper import ModeWrapper as ModeWrapper
+    from granular.aio.fields.wrappers import ClassFilterWrapper as ClassFilterWrapper
+    from granular.aio.fields.wrappers import FieldConcat as FieldConcat
+    from granular.aio.fields.wrappers import OversamplingWrapper as OversamplingWrapper
+    from granular.aio.fields.wrappers import PercentFilterWrapper as PercentFilterWrapper
+    from granular.aio.fields.wrappers import RepeatWrapper as RepeatWrapper
+    from granular.aio.fields.wrappers import ShuffleWrapper as ShuffleWrapper
+    from granular.aio.fields.wrappers import SubsetWrapper as SubsetWrapper
+    from granular.aio.loader.checkpoints import load_state as load_state
+    from granular.aio.loader.checkpoints import save_state as save_state
+    from granular.aio.loader.loader import Loader as Loader
+    from granular.aio.paths.path import Path as Path
+    from granular.aio.pipeline.data_loader import DataLoader as DataLoader
+    from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
+    from granular.aio.pipeline.iterator import DatasetIterator as DatasetIterator
+    from granular.aio.pipeline.load import load as load
+    from granular.aio.pipeline.map_dataset import MapDataset as MapDataset
+    from granular.aio.pipeline.spec import get_element_spec as get_element_spec
+    from granular.aio.runtime.loop_resources import aclose as aclose
+    from granular.aio.transfer.local_copy import copy_to_local as copy_to_local
+else:
+    # Programs import what they use: names of the package are looked up in these modules on first access.
+    lazy_names(
         __name__,
         {
+            'granular.aio': 'sources',
+            'granular.aio.bags.reader': 'BagReader',
+            'granular.aio.bags.writer': 'BagWriter',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.caches.redis_cache': 'RedisCache',
             'granular.aio.caches.shared_cache': 'SharedMemoryCache',
             'granular.aio.conversion.convert': 'convert',
+            'granular.aio.datasets.build_index': 'build_index',
+            'granular.aio.datasets.clean': 'clean',
+            'granular.aio.datasets.reader': 'DatasetReader',
+            'granular.aio.datasets.sharded_reader': 'ShardedDatasetReader',
+            'granular.aio.datasets.sharded_writer': 'ShardedDatasetWriter',
+            'granular.aio.datasets.verify': 'verify',
+            'granular.aio.datasets.writer': 'DatasetWriter',
             'granular.aio.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource TFRecordIterDataset '
-                'TokenWindows WebDatasetDataSource'
+                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource '
+                'TFRecordIterDataset TokenWindows WebDatasetDataSource'
             ),
             'granular.aio.datasources.detect': 'open',
             'granular.aio.fields.fields': 'FieldDataset FieldWrapper',
-            'granular.aio.fields.wrappers': (
-                'ClassFilterWrapper FieldConcat OversamplingWrapper PercentFilterWrapper '
-                'RepeatWrapper ShuffleWrapper SubsetWrapper'
-            ),
-            'granular.aio.transfer.local_copy': 'copy_to_local',
             'granular.aio.fields.mode_wrapper': 'ModeWrapper',
+            'granular.aio.fields.wrappers': (
+                'ClassFilterWrapper FieldConcat OversamplingWrapper PercentFilterWrapper RepeatWrapper '
+                'ShuffleWrapper SubsetWrapper'
+            ),
+            'granular.aio.loader.checkpoints': 'load_state save_state',
+            'granular.aio.loader.loader': 'Loader',
+            'granular.aio.paths.path': 'Path',
+            'granular.aio.pipeline.data_loader': 'DataLoader',
+            'granular.aio.pipeline.iter_dataset': 'IterDataset',
+            'granular.aio.pipeline.iterator': 'DatasetIterator',
+            'granular.aio.pipeline.load': 'load',
+            'granular.aio.pipeline.map_dataset': 'MapDataset',
+            'granular.aio.pipeline.spec': 'get_element_spec',
+            'granular.aio.runtime.loop_resources': 'aclose',
+            'granular.aio.transfer.local_copy': 'copy_to_local',
         },
     )

@@ -1,12 +1,12 @@
 """The sync API of :mod:`granular.aio.paths.path`."""
 
-import atexit
 import functools
 import io
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
+from granular._lazy import at_exit
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
@@ -220,4 +220,4 @@ def _drop_writers() -> None:
             run(raw.file.abort())
 
 
-atexit.register(_drop_writers)
+at_exit(_drop_writers)

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from granular._lazy import lazy_getattr
+from granular._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from granular.view.server import run, serve
-
-__all__ = ['run', 'serve']
-
-__getattr__ = lazy_getattr(__name__, {'granular.view.server': 'run serve'})  # it needs aiohttp
+    from granular.view.server import run as run
+    from granular.view.server import serve as serve
+else:
+    lazy_names(__name__, {'granular.view.server': 'run serve'})  # it needs aiohttp

@@ -8,10 +8,13 @@ from granular.aio.http.limits import Budget, Limit
 
 
 class Store:
-    """A simulated store of fixed latency and throughput. Its clock is advanced, not waited for."""
+    """A simulated store of fixed latency and throughput. Its clock is advanced, not waited for.
 
-    def __init__(self, limit, latency, most):
-        self.limit, self.latency, self.most, self.now = limit, latency, most, 100.0
+    The replies of a round trip come in one turn of the loop, each with its processor time.
+    """
+
+    def __init__(self, limit, latency, most, processing=0.0):
+        self.limit, self.latency, self.most, self.processing, self.now = limit, latency, most, processing, 100.0
 
     async def run(self, seconds):
         """Request more than the limit admits; returns the replies per second at the end."""
@@ -29,6 +32,7 @@ class Store:
                 self.limit.release(1)
                 if i % 50 == 0:
                     await asyncio.sleep(0)
+            self.limit.turned(len(out) * self.processing)
             held += [asyncio.create_task(self.limit.acquire(1)) for _ in out]
             await asyncio.sleep(0)
         for task in held:
@@ -47,6 +51,18 @@ async def test_saturated_store_gets_no_more_requests_than_it_answers():
     limit = Limit(0, 1 << 30)
     await Store(limit, 0.001, 10_000).run(4)
     assert limit.capacity == 256
+
+
+async def test_busy_loop_gets_fewer_requests_if_these_yield_as_much():
+    limit = Limit(0, 1 << 30)
+    assert await Store(limit, 0.001, 10_000, processing=1e-4).run(3) == pytest.approx(10_000)
+    assert limit.capacity == 32
+
+
+async def test_busy_loop_gets_as_many_requests_as_the_latency_calls_for():
+    limit = Limit(0, 1 << 30)
+    assert await Store(limit, 0.025, 6000, processing=1e-4).run(3) > 5500
+    assert limit.capacity < 200
 
 
 async def test_fixed_concurrency_is_a_limit():

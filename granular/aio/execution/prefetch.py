@@ -23,7 +23,8 @@ _CHEAP: Final = 0.002  # seconds below which an item is cheap
 _PATIENCE: Final = 3  # slow items in a row
 END: Final = object()
 """Sentinel returned after the last item."""
-_NOT_READY: Final = object()
+NOT_READY: Final = object()
+"""Sentinel returned in place of an item that is not ready."""
 
 
 class _Item(Generic[T]):
@@ -33,7 +34,7 @@ class _Item(Generic[T]):
       position: its position.
       loop: the loop of its task.
       task: its task; None once it is ready.
-      value: the item; ``_NOT_READY`` until then, and if it fails.
+      value: the item; ``NOT_READY`` until then, and if it fails.
     """
 
     __slots__ = ('loop', 'position', 'task', 'value')
@@ -41,7 +42,7 @@ class _Item(Generic[T]):
     def __init__(self, task: 'asyncio.Task[T]', position: int) -> None:
         self.task: asyncio.Task[T] | None = task
         self.position, self.loop = position, task.get_loop()
-        self.value: Any = _NOT_READY
+        self.value: Any = NOT_READY
         task.add_done_callback(self._end)
 
     def _end(self, task: 'asyncio.Task[T]') -> None:
@@ -104,6 +105,7 @@ class Prefetch(Generic[T]):
         self.token: object = None
         self.cheap: bool = False
         self.waited = self.consumed = 0.0
+        self._asked = 0.0  # when the next item was requested, or the last one
         self._returned: float | None = None  # when the last item was returned
         self._arriving = False  # True until its consumer has received it
         self._items: collections.deque[_Item[T]] = collections.deque()
@@ -142,23 +144,38 @@ class Prefetch(Generic[T]):
           asked: the time of the request, by ``time.perf_counter``, if it was made before this call.
         """
         asked = time.perf_counter() if asked is None else asked  # before the switch to a loop that may be busy
+        item = self.take_ready(asked)
+        if item is NOT_READY:
+            await ensure_event_loop()
+            item = await self._take_next()
+            self._give(item)
+        return item
+
+    def take_ready(self, asked: float) -> Any:
+        """Return what ``take`` returns; ``NOT_READY`` if it must wait, or if this thread has a running loop.
+
+        Args:
+          asked: the time of the request, by ``time.perf_counter``.
+        """
+        self._asked = max(self._asked, asked)
         if self._returned is not None:
-            asked = max(asked, self._returned)  # two consumers may wait at a time
-            spent = asked - self._returned
+            self._asked = max(asked, self._returned)  # two consumers may wait at a time
+            spent = self._asked - self._returned
             self.consumed += spent
             self._consumer_times.observe(spent)
             self._returned = None
-        item: Any = self._take_ready() if running_loop() is None else _NOT_READY
-        if item is _NOT_READY:
-            await ensure_event_loop()
-            item = await self._take_next()
-        if item is END:
-            return END
-        self._returned, self._arriving = time.perf_counter(), True
-        waited = self._returned - asked
-        self.waited += waited
-        self._wait_times.observe(waited)
+        item: Any = self._take_ready() if running_loop() is None else NOT_READY
+        if item is not NOT_READY:
+            self._give(item)
         return item
+
+    def _give(self, item: Any) -> None:
+        """Count the time since an item was requested, which is returned now."""
+        if item is not END:
+            self._returned, self._arriving = time.perf_counter(), True
+            waited = self._returned - self._asked
+            self.waited += waited
+            self._wait_times.observe(waited)
 
     async def _take_next(self) -> Any:
         """Return the next item, or ``END``, under the loop of the items."""
@@ -184,16 +201,16 @@ class Prefetch(Generic[T]):
             first = self._items[0]
         except IndexError:
             ended = self.stop is not None and self._frontier >= self.stop
-            return END if ended and not self._items else _NOT_READY
+            return END if ended and not self._items else NOT_READY
         if first.task is not None:
-            return _NOT_READY
+            return NOT_READY
         try:
             taken = self._items.popleft()
         except IndexError:  # dropped, because a state was loaded in another thread
-            return _NOT_READY
+            return NOT_READY
         if taken is not first:
             self._items.appendleft(taken)
-            return _NOT_READY
+            return NOT_READY
         with contextlib.suppress(RuntimeError):  # the loop is closed
             first.loop.call_soon_threadsafe(self._begin_more)
         return first.value

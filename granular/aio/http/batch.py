@@ -3,7 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Limit
@@ -12,6 +12,8 @@ from granular.aio.http.pool import Pool
 from granular.aio.http.retry import RecoverableKind, Traffic
 from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import outcome, start_task
+
+_AT_ONCE: Final = 16  # requests sent in one turn of the loop
 
 
 class Provider(Protocol):
@@ -84,10 +86,14 @@ class Batch:
             return
         limit = self._limit
         try:
+            sent = 0
             for download in self._downloads:
                 download.batch, download.weight = self, limit.reserved(download.nbytes)
                 if limit.admit(download):
                     self.start(download)
+                    sent += 1
+                    if not sent % _AT_ONCE:
+                        await asyncio.sleep(0)  # other callbacks of the loop, and other threads, have their turn
             await outcome(self._future)
         except BaseException:
             await self._cancel()
@@ -137,7 +143,9 @@ class Batch:
         metrics.ok += 1
         metrics.bytes += download.got
         traffic.succeeded()
-        self._limit.succeeded(download.first.moved)  # type: ignore[union-attr]
+        moved: float = download.first.moved  # type: ignore[union-attr]
+        self._limit.succeeded(moved)
+        self._limit.measure_turn(moved)
         self._limit.release(download.weight)
         self._count()
 

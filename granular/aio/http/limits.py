@@ -5,14 +5,19 @@ import collections
 import contextlib
 import logging
 import resource
+import time
 from typing import Final, Protocol
 
 logger: Final = logging.getLogger('granular')
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
+_FEW: Final = 32  # requests, to which a busy loop reduces the limit at most
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
 _PATIENCE: Final = 30.0  # seconds until the next increase after one that did not help
 _BETTER: Final = 1.1
+_AS_GOOD: Final = 0.95
+_LONG: Final = 0.003  # seconds of processor time for the replies of one turn of the loop, above which it is long
+_EVERY: Final = 0.01  # seconds between two measurements of such a turn
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
@@ -56,12 +61,15 @@ class Limit:
 
     While requests are queued, the limit is increased by half on trial; if that yields more replies per second, it stays
     and is increased again. So a distant store gets the requests that its latency calls for, and a busy one no more than
-    it can answer. A store that throttles one request in twenty halves the limit; then each successful reply adds a
-    fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative decrease).
+    it can answer. If the replies that are ready at a time keep the loop busy for long, so that the other coroutines of
+    its program wait, the limit is decreased by a quarter on trial; if that yields as many replies per second, it stays
+    and is decreased again. A store that throttles one request in twenty halves the limit; then each successful reply
+    adds a fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative
+    decrease).
 
     Args:
-      requests: the maximum; 0 to start with 256 and grow to 2,048. Never more than half of the file descriptors that
-        the process may have, as each request needs one.
+      requests: the maximum; 0 to start with 256, between 32 and 2,048. Never more than half of the file descriptors
+        that the process may have, as each request needs one.
       memory: bytes of the replies in flight.
     """
 
@@ -75,10 +83,13 @@ class Limit:
         self._running = 0
         self._memory = self._free = memory
         self._waiting: collections.deque[Waiting] = collections.deque()
+        self._adapts = not requests
         self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
+        self._turns = self._long_turns = 0  # of the loop, measured in the window
+        self._measured = 0.0  # time of the last measurement of a turn
         self._last = float('-inf')  # time of the last reply
-        self._rate: float | None = None  # replies per second before the last increase
-        self._again = 0.0  # time of the next increase
+        self._rate: float | None = None  # replies per second before the last change
+        self._again = 0.0  # time of the next change
         self._halved = 0.0
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
@@ -126,7 +137,7 @@ class Limit:
             self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
             self.fill()
         if now - self._last > _WINDOW:  # no reply for a while
-            self._began, self._replies, self._crowded = now, 0, False
+            self._open_window(now)
         self._last = now
         self._replies += 1
         if now - self._second > _PAUSE:
@@ -134,19 +145,44 @@ class Limit:
         self._answered += 1
         if self._waiting:
             self._crowded = True
-        if now - self._began > _WINDOW and self._replies >= 2 * self.capacity:
+        scale = 1 if self._is_busy() else 2
+        if now - self._began > scale * _WINDOW / 2 and self._replies >= scale * self.capacity:
             self._look(now, self._replies / (now - self._began))
-            self._began, self._replies, self._crowded = now, 0, False
+            self._open_window(now)
+
+    def _open_window(self, now: float) -> None:
+        self._began, self._replies, self._crowded, self._turns, self._long_turns = now, 0, False, 0, 0
+
+    def measure_turn(self, now: float) -> None:
+        """Measure the turn of the loop in which a reply ended, if none was measured for a while."""
+        if self._adapts and now - self._measured > _EVERY:
+            self._measured = now
+            started = time.thread_time()
+            asyncio.get_running_loop().call_soon(lambda: self.turned(time.thread_time() - started))
+
+    def turned(self, seconds: float) -> None:
+        """Record the processor time for the replies of one turn of the loop."""
+        self._turns += 1
+        self._long_turns += seconds > _LONG
+
+    def _is_busy(self) -> bool:
+        """Return whether most turns of the loop were long."""
+        return self._long_turns * 2 > self._turns
 
     def _look(self, now: float, rate: float) -> None:
-        """Increase the limit if more requests may yield more replies; revert an increase that did not."""
-        if not self._crowded or self.capacity < self._ceiling:
+        """Change the limit if more requests may yield more replies, or fewer as many; revert a change that did not."""
+        busy = self._is_busy()
+        if not (self._crowded or busy) or self.capacity < self._ceiling:
             return
-        if self._rate is not None and rate < self._rate * _BETTER:
-            self._ceiling, self._rate, self._again = self._before, None, now + _PATIENCE
-        elif now >= self._again and self._ceiling < self._most:
-            self._before, self._rate = self._ceiling, rate
-            self._ceiling = min(self._most, self._ceiling * 3 // 2)
+        before, ceiling = self._before, self._ceiling
+        self._before = ceiling
+        if self._rate is not None and rate < self._rate * (_BETTER if ceiling > before else _AS_GOOD):
+            patience = _PATIENCE if ceiling > before else _PATIENCE / 6  # rates vary, and fewer requests cost less
+            self._ceiling, self._rate, self._again = before, None, now + patience
+        elif now >= self._again and busy and ceiling > _FEW:
+            self._ceiling, self._rate = max(_FEW, ceiling * 3 // 4), rate
+        elif now >= self._again and not busy and ceiling < self._most:
+            self._ceiling, self._rate = min(self._most, ceiling * 3 // 2), rate
         else:
             self._rate = None
         self.capacity = float(self._ceiling)

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.runtime.threads import offload
@@ -128,7 +129,7 @@ class Assembly:
 
 
 def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(type(value)):
         raise DatapointError(
             f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its '
             f'filled(), or return the mask as another key'

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
-from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.execution.prefetch import END, NOT_READY, Prefetch
 from granular.aio.loader.collate import DROPPED, Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
@@ -388,7 +388,11 @@ class RunningLoader(Running):
             await self.settle()
             self._before, self._counted = self.ahead.position, self.counts
             self._astray, self._recipient = True, recipient
-            batch = await await_user(self.compute(self._next(asked)))
+            self._recycle()
+            loaded = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
+            if loaded is NOT_READY:
+                loaded = await await_user(self.compute(self._next(asked)))
+            batch = self._counted_batch(loaded)
             self._ended = batch is END
             if self._ended:
                 self._recipient = 0
@@ -416,9 +420,6 @@ class RunningLoader(Running):
             self._astray = True
 
     async def _next(self, asked: float) -> Any:
-        if self._last is not None:  # it was received
-            self._recycle(self._last)
-            self._last = None
         if self._assembly is None:
             self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
@@ -429,7 +430,10 @@ class RunningLoader(Running):
 
                 count = min(self._workers, self.ahead.depth + 1)  # others would wait for their turn without work
                 self._processes = Workers(self._assembly, count, self._mp)
-        loaded: Any = await self.ahead.take(asked)
+        return await self.ahead.take(asked)
+
+    def _counted_batch(self, loaded: Any) -> Any:
+        """Return the batch of what was loaded, counted, or ``END``."""
         if loaded is END:
             self.errors.summarise()
             return END
@@ -443,9 +447,12 @@ class RunningLoader(Running):
             self._last = batch
         return batch
 
-    def _recycle(self, batch: Batch) -> None:
+    def _recycle(self) -> None:
         """Let the memory of an earlier batch be used again, as one more was received."""
-        self._returned.append(batch)
+        if self._last is None:
+            return
+        self._returned.append(self._last)
+        self._last = None
         if len(self._returned) > self._recycle_after and self._assembly is not None:
             self._assembly.recycled.append(self._returned.popleft())
 

@@ -13,12 +13,14 @@ from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.other_names import answering
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
+from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     MultiprocessingOptions,
     ReadOptions,
     ShardOptions,
     Transformation,
+    as_read_options,
     as_shard,
     operation_of,
 )
@@ -26,6 +28,7 @@ from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
+_BATCHES_AHEAD: Final = 2
 _NO_SEED: Final = 'random_map requires random numbers: pass a seed to the sampler'
 
 
@@ -70,6 +73,16 @@ def _shard_of(sampler: Any) -> ShardOptions | None:
     return None if shard is None else as_shard(shard)
 
 
+class _Ahead(Prefetched):
+    """Elements after the operations that run in this process, computed before they are requested."""
+
+    unlisted = True
+
+    def describe(self) -> str:
+        description: str = self.parents[0].describe()
+        return description
+
+
 class DataLoader:
     """Load elements from a data source, in the order of a sampler, through operations.
 
@@ -93,7 +106,7 @@ class DataLoader:
       worker_count: processes that read and compute; 0 to use threads of this process.
       worker_buffer_size: chunks that each worker may have ready.
       shard_options: part of the data for this process; by default that of the sampler.
-      read_options: limits of the read-ahead.
+      read_options: limits of the read-ahead. Unless its ``prefetch_buffer_size`` is 0, two batches are computed ahead.
       on_error: policy for a datapoint that fails: 'raise', 'skip', or a function of index and error that returns a
         replacement, returns None to skip it, or raises. Store errors are always raised.
       start_method: start method of the processes: 'spawn', 'forkserver' or 'fork'.
@@ -146,8 +159,10 @@ class DataLoader:
         dataset = IterDataset(Read(source, read_options, shard=turns, on_error=on_error))
         if seed is not None:
             dataset = dataset.seed(seed)
-        dataset = dataset.apply(rest)
-        self._dataset = dataset.mp_prefetch(workers)
+        dataset = dataset.apply(rest).mp_prefetch(workers)
+        if rest and as_read_options(read_options).prefetch_buffer_size:
+            dataset = IterDataset(_Ahead(stream_of(dataset), _BATCHES_AHEAD))
+        self._dataset = dataset
 
     def __iter__(self) -> blocking_iterator.DatasetIterator:
         return iter(self._dataset)

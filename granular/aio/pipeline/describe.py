@@ -76,7 +76,7 @@ def resizable_stages(stage: Any) -> int:
     """Return the number of last stages of a stream whose sizes of batches and buffers no state depends on."""
     count = 0
     while getattr(stage := getattr(stage, 'untraced', stage), 'transparent', False):
-        count, stage = count + 1, stage.parents[0]
+        count, stage = count + (not getattr(stage, 'unlisted', False)), stage.parents[0]
     return count
 
 

@@ -7,7 +7,6 @@ thread, while the caller waits for its result.
 """
 
 import asyncio
-import atexit
 import concurrent.futures
 import contextvars
 import queue
@@ -17,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
-from granular._lazy import import_if_installed
+from granular._lazy import at_exit, import_if_installed
 from granular.aio.runtime import threads
 from granular.aio.runtime.forking import after_fork, inherited
 from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, running_loop, start_coroutine
@@ -207,7 +206,7 @@ class Bridge:
 
 
 bridge: Final = Bridge()
-atexit.register(bridge.stop)
+at_exit(bridge.stop)
 after_fork(bridge.after_fork)
 
 

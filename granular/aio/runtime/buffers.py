@@ -1,6 +1,7 @@
 """Memory for received data: bytes objects that are filled before other code sees them, so that nothing is copied."""
 
 import ctypes
+import functools
 import os
 import sys
 from typing import Any, Final, NamedTuple
@@ -59,8 +60,14 @@ def blank(size: int, name: str = '') -> Space:
     return Space(data, view)
 
 
+@functools.cache
 def keep_freed() -> None:
-    """Make the allocator keep freed memory for the next batch: up to 64 MB in each of a few arenas."""
+    """Make the allocator keep freed memory for the next batch: up to 64 MB in each of a few arenas.
+
+    It is a setting of the whole process, made by its first read, unless the environment has GRANULAR_KEEP_FREED=0.
+    """
+    if os.environ.get('GRANULAR_KEEP_FREED', '1') == '0':
+        return
     chosen = 'MALLOC_ARENA_MAX' in os.environ or 'arena_max' in os.environ.get('GLIBC_TUNABLES', '')
     if sys.platform == 'linux' and not chosen and (mallopt := getattr(ctypes.CDLL(None), 'mallopt', None)) is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)

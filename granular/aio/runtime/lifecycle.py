@@ -2,7 +2,6 @@
 
 import abc
 import asyncio
-import atexit
 import contextlib
 import logging
 import os
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from granular._lazy import at_exit
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
@@ -192,11 +192,13 @@ def report_no_loss(writer: Publishing) -> None:
 _writers: Final[weakref.WeakSet[Publishing]] = weakref.WeakSet()
 
 
-@atexit.register
 def _report_losses() -> None:
     with contextlib.ExitStack() as stack:  # all losses are reported, even where warnings are errors
         for writer in list(_writers):
             stack.callback(writer._report_loss)
+
+
+at_exit(_report_losses)
 
 
 class Running(abc.ABC):

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
+from granular._lazy import at_exit
 from granular.aio.runtime.cores import usable_cores
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import (
@@ -63,7 +64,7 @@ def _begin_exit() -> None:
     threading.excepthook = report
 
 
-expect_exit()
+at_exit(_begin_exit)
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):

@@ -17,7 +17,6 @@ from granular.metrics import counters
 _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
 
-keep_freed()
 logger: Final = logging.getLogger('granular')
 
 past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_caches', default=False)
@@ -57,6 +56,7 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
 
     Neighbouring ranges share requests to the store, all of which are sent at once.
     """
+    keep_freed()
     if len(requests) > _MOST:
         return await read_all(store, requests[:_MOST]) + await read_all(store, requests[_MOST:])
     for request in requests:

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_if_installed
+from granular._lazy import import_if_installed, is_masked
 from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer, Codec
 
@@ -151,7 +151,7 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes. Raise ``EncodeError`` for
     arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(type(value)):
         raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
     array = np.asarray(value)
     text = dtype_text(array.dtype)

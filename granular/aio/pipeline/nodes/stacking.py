@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from granular._lazy import is_masked
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError
@@ -59,7 +60,7 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         if type(first) in _NUMBERS:
             out = np.array(datapoints)
         else:
-            out = (np.ma.stack if np.ma.MaskedArray in kinds else np.stack)(datapoints)
+            out = (np.ma.stack if any(map(is_masked, kinds)) else np.stack)(datapoints)
     except TypeError:  # of dtypes that have none in common
         _check_dtypes(datapoints)
         raise
