@@ -90,7 +90,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[all,demo]'
+	$(PIP) -e '.[all]'
 	touch $@
 
 $(VENV)/test: pyproject.toml | $(BIN)/python

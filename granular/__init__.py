@@ -48,6 +48,7 @@ from granular.sync.progress import progress
 
 if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource
+    from granular.errors import *  # noqa: F403
     from granular.sync.caches import RedisCache, SharedMemoryCache
     from granular.sync.datasources import (
         ArrayRecordDataSource,
@@ -176,6 +177,7 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_getattr(
         __name__,
         {
+            'granular.errors': ' '.join(name for name in vars(errors) if name.endswith('Error')),
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasources': (

@@ -1,11 +1,14 @@
 """Deferred imports: optional dependencies, and parts of this package that few programs need."""
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from granular.errors import MissingExtraError
+
+_NAME: Final = 'granular-stream'
 
 
 def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
@@ -23,7 +26,31 @@ def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         reason = purpose or f'{module} cannot be imported'
-        raise MissingExtraError(f"{reason}: pip install 'granular-stream[{extra}]'") from error
+        raise MissingExtraError(f'{reason}: {install_command(extra)}') from error
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra from where this package was installed from.
+
+    An index may have no release of it, or another one.
+    """
+    from importlib import metadata
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        recorded = metadata.distribution(_NAME).read_text('direct_url.json')
+    except metadata.PackageNotFoundError:
+        recorded = None
+    origin: dict[str, Any] = json.loads(recorded or '{}')
+    url = origin.get('url', '')
+    if 'vcs_info' in origin:
+        version = origin['vcs_info']
+        return f"pip install '{_NAME}[{extra}] @ {version['vcs']}+{url}@{version['commit_id']}'"
+    if 'dir_info' in origin:
+        editable = '-e ' if origin['dir_info'].get('editable') else ''
+        return f"pip install {editable}'{url2pathname(urlsplit(url).path)}[{extra}]'"
+    return f"pip install '{_NAME}[{extra}]{f' @ {url}' if url else ''}'"
 
 
 def import_if_installed(module: str) -> Any:

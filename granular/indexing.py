@@ -71,8 +71,13 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
     """
     position = check_index(index, name)
     if not -length <= position < length:
-        raise OutOfRangeError(f'{name}: index {position} is out of range: it has {length}', index=position)
+        raise _out_of_range(name, position, length)
     return position + length if position < 0 else position
+
+
+def _out_of_range(name: str, index: int, length: int) -> OutOfRangeError:
+    valid = f'expected {-length} to {length - 1}' if length else 'it is empty'
+    return OutOfRangeError(f'{name}: index {index} is out of range: {valid}', index=index)
 
 
 def indices_of(indices: Any, length: int, name: str) -> Ints:
@@ -94,7 +99,7 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     invalid = (array < -length) | (array >= length)
     if invalid.any():
         index = int(array[invalid][0])
-        raise OutOfRangeError(f'{name}: index {index} is out of range: it has {length}', index=index)
+        raise _out_of_range(name, index, length)
     array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)
 

@@ -13,9 +13,10 @@ from rich.console import Console
 
 import granular
 from granular._lazy import import_extra
-from granular.cli.describe import Description, describe, printable, readable, refuse_other_formats
+from granular.cli.describe import Description, describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, with_store_options
-from granular.errors import InvalidArgumentError, NotFoundError, UnknownTypeError
+from granular.errors import InvalidArgumentError, UnknownTypeError
+from granular.view.sources import as_record
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -63,7 +64,7 @@ def demo(
 @app.command()
 @with_store_options
 def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Describe a dataset, its shards, or a bag: spec, layout, version of the format, datapoints, bytes, index."""
+    """Describe a dataset, or files that granular.open reads: spec, layout, datapoints, bytes, index."""
     description = describe(open_path(url))
     if as_json:
         typer.echo(json.dumps(description))
@@ -112,9 +113,12 @@ def cat(
     """Show one datapoint."""
     root = open_path(url)
     with _reader(root) as reader:
-        spec = reader.spec
-        datapoint = reader[index, dict(map(_mask, keys)) if keys else None]
-    values = {key: readable(value, spec[key]) for key, value in datapoint.items()}
+        spec = getattr(reader, 'spec', {})
+        masks = dict(map(_mask, keys or ()))
+        datapoint = reader[index, masks if spec else list(masks)] if masks else reader[index]
+    if not isinstance(datapoint, dict):
+        datapoint = {'record': datapoint}
+    values = {key: readable(value, spec.get(key) or as_record(value)[0]) for key, value in datapoint.items()}
     if as_json:
         typer.echo(json.dumps(values))
         return
@@ -148,23 +152,32 @@ def copy(
 
 @app.command()
 @with_store_options
-def verify(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Read all of a dataset and list its problems: structure, references, and records that have checksums."""
+def verify(
+    open_path: OpenPath,
+    url: Address,
+    decode: Annotated[bool, typer.Option('--decode', help='Decode all records, too.')] = False,
+    as_json: Json = False,
+) -> None:
+    """Read all of a dataset and list its problems: structure, references, checksums, and with --decode, values."""
     path = open_path(url)
     refuse_other_formats(path)
     with show_bytes(Console(stderr=True), 'verify', path) as advance:
-        report = granular.verify(path, advance)
+        report = granular.verify(path, advance, granular.decoders if decode else None)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
         for problem in report.problems:
             location = problem.path if problem.record is None else f'{problem.path}: record {problem.record}'
             typer.echo(printable(f'{location}: {problem.message}'))
-        checked = f'{report.checked:,} of them with a checksum' if report.checked else 'none of which has a checksum'
         typer.echo(
             f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
-            f'{checked}, {report.bytes:,} bytes'
+            f'{report.checked:,} compared with a checksum, {report.decoded:,} decoded, {report.bytes:,} bytes'
         )
+        if report.undecoded:
+            why = 'no decoder of their types' if decode else 'pass --decode'
+            typer.echo(printable(f'not looked at: the values of {", ".join(report.undecoded)} ({why})'))
+        if unchecked := report.records - report.checked:
+            typer.echo(f'not looked at: the bytes of {unchecked:,} records, which were written without checksums')
     if report.problems:
         raise typer.Exit(1)
 
@@ -227,7 +240,7 @@ def view(
 ) -> None:
     """Show what is in a bucket, folder or dataset in a local web page, until it is interrupted."""
     import_extra('aiohttp', 'view', 'the web page needs its extra')
-    from granular.view import run
+    from granular.view.server import run
 
     def announce(link: str) -> None:
         typer.echo(link)
@@ -271,17 +284,11 @@ def say(console: Console, text: str) -> None:
     console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
-def _reader(root: granular.Path) -> granular.DatasetReader | granular.ShardedDatasetReader:
-    for decoders in (granular.decoders, None):
-        try:
-            try:
-                return granular.DatasetReader(root, decoders, cache_index=False)
-            except NotFoundError:
-                refuse_other_formats(root)
-                return granular.ShardedDatasetReader(root, decoders, cache_index=False)
-        except UnknownTypeError:
-            continue  # show values of custom types as bytes
-    raise NotFoundError(f'{root}: is not a dataset')
+def _reader(root: granular.Path) -> Any:
+    try:
+        return open_any(root, granular.decoders)
+    except UnknownTypeError:
+        return open_any(root, None)  # show values of custom types as bytes
 
 
 def _mask(text: str) -> tuple[str, bool | slice]:
@@ -329,7 +336,7 @@ def _print_description(description: Description) -> None:
     head = Table.grid(padding=(0, 2))
     for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes', 'index'):
         value: Any = description.get(name)
-        if name == 'versions':
+        if name == 'versions' and value:
             name, value = 'format', f'version {", ".join(map(str, value))}'
         elif isinstance(value, bool):
             value = 'yes' if value else 'no'
@@ -339,6 +346,7 @@ def _print_description(description: Description) -> None:
     if description.get('keys'):
         table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
         for key, row in description['keys'].items():
-            table.add_row(Text(key), Text(printable(row['type'])), f'{row["records"]:,}', f'{row["bytes"]:,}')
+            counts = [f'{row[name]:,}' if name in row else '' for name in ('records', 'bytes')]
+            table.add_row(Text(key), Text(printable(row['type'])), *counts)
         console.print()
         console.print(table, highlight=False)

@@ -1,22 +1,26 @@
 """Describes datasets as plain data, for the command line."""
 
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
+import granular
+from granular.aio.conversion.convert import PLAN
+from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import format_of
-from granular.errors import InvalidArgumentError, NotFoundError
-from granular.sync.bags import BagReader
+from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
+from granular.formats.layout import shard_number
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.path import Path
+from granular.view.sources import source_of
 
 _MAX_VALUES = 8  # number of array values to show
 _DEPTH = 64  # limit on the nesting of lists and maps
 
 
-class Key(TypedDict):
-    """One key of a dataset."""
+class Key(TypedDict, total=False):
+    """One key of a dataset, or a column of another file, whose records are not counted."""
 
     type: str
     records: int
@@ -24,7 +28,7 @@ class Key(TypedDict):
 
 
 class Description(TypedDict, total=False):
-    """A dataset, a sharded dataset, or a bag."""
+    """A dataset, or a file of another format."""
 
     url: str
     kind: str
@@ -51,52 +55,51 @@ def refuse_other_formats(path: Path) -> None:
         )
 
 
-def describe(path: Path) -> Description:
-    """Describe the dataset or bag at a path. Reads only the ends of tables, never records.
+def open_any(path: Path, decoders: Decoders) -> Any:
+    """Open what is at a path, as ``granular.open`` does, but read only the ends of the tables of a dataset.
 
     Raises:
-      NotFoundError: if it is neither a dataset, a folder of shards, nor a bag.
-      InvalidArgumentError: if it is a file of another format.
+      NotFoundError: if there is nothing that has a reader; it says so if a conversion has not finished.
     """
-    if path.suffix == '.bag':
-        with BagReader(path, cache_index=False) as bag:
-            return {
-                'url': f'{path}', 'kind': 'bag', 'versions': [bag.version], 'datapoints': len(bag), 'bytes': bag.size,
-            }  # fmt: skip
-    try:
-        with DatasetReader(path, None, cache_index=False) as reader:
-            return {'url': f'{path}', 'kind': 'dataset', **_describe([reader.aio])}
-    except NotFoundError as error:
-        try:
-            with ShardedDatasetReader(path, None, cache_index=False) as sharded:
-                shards = sharded.aio.readers
-                return {
-                    'url': f'{path}', 'kind': 'sharded dataset', 'shards': len(shards), **_describe(shards),
-                    'index': Path(index_path(path.aio)).exists(),
-                }  # fmt: skip
-        except NotFoundError:
-            refuse_other_formats(path)
-            raise error from None
+    if path.suffix != '.bag' and not format_of(path.name):
+        for cls in (DatasetReader, ShardedDatasetReader):
+            try:
+                return cls(path, decoders, cache_index=False)
+            except NotFoundError:
+                continue
+            except CorruptDatasetError:
+                _refuse_unfinished(path)
+                raise
+    _refuse_unfinished(path)
+    return granular.open(path, decoders)
 
 
-def _describe(readers: list[Any]) -> Description:
-    spec, bags = readers[0].spec, [reader.bags for reader in readers]
-    keys = {
-        key: Key(
-            type=spec.get(key, 'references'),
-            records=sum(len(reader_bags[key]) for reader_bags in bags),
-            bytes=sum(reader_bags[key].size for reader_bags in bags),
+def _refuse_unfinished(path: Path) -> None:
+    plan = path / PLAN
+    if plan.exists() and not (plan.parent / 'spec.json').exists():
+        finished = sum((shard / 'spec.json').exists() for shard in path.iterdir() if shard_number(shard.name))
+        raise NotFoundError(
+            f'{path}: is an unfinished conversion, with {finished} finished shards: the same `granular convert` '
+            f'resumes it; to discard it, remove the folder'
         )
-        for key in bags[0]
-    }
-    return {
-        'layout': readers[0].layout,
-        'versions': sorted({bag.version for reader_bags in bags for bag in reader_bags.values()}),
-        'datapoints': sum(len(reader) for reader in readers),
-        'bytes': sum(reader.size for reader in readers),
-        'spec': spec,
-        'keys': keys,
-    }
+
+
+def describe(path: Path) -> Description:
+    """Describe what is at a path. Of a dataset, only the ends of tables are read, never records.
+
+    Raises:
+      NotFoundError: if there is nothing that has a reader.
+    """
+    with open_any(path, None) as reader:
+        facts = source_of(reader.aio).describe()
+        keys = {row.pop('key'): row for row in facts.pop('keys')}
+        description = {name: value for name, value in facts.items() if name in Description.__annotations__}
+        description.update(url=f'{path}', datapoints=len(reader), keys=keys)
+        if hasattr(reader, 'spec'):
+            description['spec'] = reader.spec
+        if isinstance(reader, ShardedDatasetReader):
+            description['index'] = Path(index_path(path.aio)).exists()
+        return cast(Description, {name: value for name, value in description.items() if value is not None})
 
 
 def printable(text: str) -> str:

@@ -183,7 +183,7 @@ class Planner:
         self._stops = np.cumsum(self.lengths)
         self._cached = frozenset(cached)
         self._choices = self._parts[0].choose(keys)
-        self.merge = path.store.merge
+        self.merge, self.local = path.store.merge, path.store.local
         self.length = int(self._stops[-1])
         if not self.length:
             raise InvalidArgumentError(f'{path}: expected a dataset with datapoints, got an empty one')
@@ -301,7 +301,8 @@ class _Estimate:
         """Return the orders to compare."""
         sized = shuffle.Blocks().sized(self._mean)
         variants = {(sized.block, sized.window), (max(1, sized.block // 4), sized.window), (64, 128)}
-        return ['full', *(f'blocks:{block},{window}' for block, window in sorted(variants, reverse=True)), 'cache']
+        blocks = [f'blocks:{block},{window}' for block, window in sorted(variants, reverse=True)]
+        return ['full', *blocks, *([] if self._planner.local else ['cache'])]  # a disk needs no cache on a disk
 
     def plans(self, order: str) -> list[Plan]:
         """Return the plans for an order: for blocks on several hosts, also with shards of their own."""

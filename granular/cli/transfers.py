@@ -68,6 +68,9 @@ def convert(
     engine: Annotated[
         str, typer.Option(help=f'The engine that writes the shards: {" or ".join(get_args(Engine))}.')
     ] = 'local',
+    on_error: Annotated[
+        str, typer.Option(help='stop at a record that does not fit the types, or skip it, and list all of them.')
+    ] = 'stop',
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +78,10 @@ def convert(
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
+    if on_error not in ('stop', 'skip'):
+        raise InvalidArgumentError(f"--on-error: expected 'stop' or 'skip', got {on_error!r}")
     options.update(checksums=checksums, parallel=parallel, engine=engine)
+    options['on_error'] = 'raise' if on_error == 'stop' else on_error
     source_path, target_path = open_path(source), open_path(target)
     console = Console(stderr=True)
     if dry_run or console.is_terminal:
@@ -107,7 +113,10 @@ def _spec(texts: list[str]) -> dict[str, str]:
 def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
     names = {key: field for field, key in done.renamed.items()}
     for key, kind in done.spec.items():
-        typer.echo(printable(f'{key}: {kind}{f" (from {names[key]!r})" if key in names else ""}'))
+        field = f' (from {names[key]!r})' if key in names else ''
+        typer.echo(printable(f'{key}: {kind}{field} ({done.reasons[key]})'))
+    for name, reason in done.skipped.items():
+        typer.echo(printable(f'skipped {name}: {reason.removeprefix(f"{name}: ")}'), err=True)
     datapoints = 'an unknown number of' if done.datapoints is None else f'{done.datapoints:,}'
     shards = 'shards' if done.shards is None else f'{done.shards:,} shard{"" if done.shards == 1 else "s"}'
     summary = f'{datapoints} datapoints of {done.source} ({done.format}) in {shards}'
@@ -115,4 +124,7 @@ def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
         typer.echo(printable(f'would write {summary} to {target}'))
     else:
         existing = f', {done.found:,} of them there before' if done.found else ''
-        typer.echo(printable(f'{summary} in {target}{existing}: {done.bytes:,} bytes written, {done.seconds:,.1f} s'))
+        skipped = f', {len(done.skipped):,} records skipped' if done.skipped else ''
+        typer.echo(
+            printable(f'{summary} in {target}{existing}{skipped}: {done.bytes:,} bytes written, {done.seconds:,.1f} s')
+        )

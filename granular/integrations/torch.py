@@ -1,27 +1,33 @@
 """PyTorch (extra ``torch``): streams as an iterable dataset, and batches as tensors.
 
 Readers and MapDatasets need no adapter: a ``torch.utils.data.DataLoader`` accepts them directly and requests whole
-batches with ``__getitems__``.
+batches with ``__getitems__``. ``Dataset`` skips those of their datapoints that fail.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 from granular._lazy import import_extra
+from granular.aio.execution.failures import Errors, Failure, OnError, capturing, outline
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
+from granular.aio.pipeline.nodes.source import convert
 from granular.aio.pipeline.position import check_plain
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
-from granular.errors import InvalidArgumentError
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import check_integer
 from granular.integrations import batches as core
 
-__all__ = ['Batches', 'IterableDataset', 'has_accelerator', 'to_torch']
+__all__ = ['Batches', 'Dataset', 'IterableDataset', 'has_accelerator', 'to_torch']
 
 torch = import_extra('torch', 'torch')
 data = import_extra('torch.utils.data', 'torch')
+_Dataset: Any = data.Dataset
 _Base: Any = data.IterableDataset
 
 
@@ -46,6 +52,8 @@ class IterableDataset(_Base):  # type: ignore[misc]
       shard_options: the shard of this rank; by default that of ``torch.distributed``. Pass
         ``ShardByTorchRank(drop_remainder=True)`` where all ranks must take equally many steps.
       read_options: the limits of the prefetch, for a MapDataset.
+      on_error: as for ``to_iter_dataset``, for a MapDataset. An element of a batched one is a whole batch: to leave out
+        single datapoints, pass ``dataset.to_iter_dataset(on_error='skip').batch(64)``.
 
     Raises:
       InvalidArgumentError: if it is not a dataset of granular, or (while iterating) if it cannot be divided, or if it
@@ -57,12 +65,15 @@ class IterableDataset(_Base):  # type: ignore[misc]
         dataset: MapOperations | IterDataset,
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
+        on_error: OnError = 'raise',
     ) -> None:
         super().__init__()
         if isinstance(dataset, MapOperations):
-            dataset = dataset.to_iter_dataset(read_options)
-        elif read_options is not None:
-            raise InvalidArgumentError('read_options are those of to_iter_dataset: a stream has them already')
+            dataset = dataset.to_iter_dataset(read_options, on_error=on_error)
+        elif read_options is not None or on_error != 'raise':
+            raise InvalidArgumentError(
+                'read_options and on_error are those of to_iter_dataset: a stream has them already'
+            )
         if not isinstance(dataset, IterDataset):
             raise InvalidArgumentError(f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}')
         self._stream = stream_of(dataset)
@@ -111,6 +122,64 @@ class IterableDataset(_Base):  # type: ignore[misc]
         """
         check_plain(state)
         self._epoch = number_of(state, 'epoch')
+
+
+class Dataset(_Dataset):  # type: ignore[misc]
+    """Datapoints for ``torch.utils.data.DataLoader`` by index, without those that fail.
+
+    ::
+
+        dataset = Dataset(granular.MapDataset.source(reader).map(augment))
+        loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2)
+
+    A batch with datapoints that fail is smaller. Each process logs the first one of each reason, and how many there
+    were when it ends.
+
+    Args:
+      source: a reader, a MapDataset or another source.
+      on_error: 'skip', or a function of index and error that returns a replacement, or None to skip it.
+
+    Attributes:
+      errors: the failures of this process, with ``count`` and ``recent``.
+    """
+
+    def __init__(self, source: Any, on_error: OnError = 'skip') -> None:
+        self._source, self._on_error = source, on_error
+        self._node = convert(source)
+        self.errors = Errors(on_error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._source, self._on_error)
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        out = run(self._fetch(indices))
+        failed = [one for one in out if type(one) is Failure]
+        if failed and not self.errors.count:  # in the process that has the failures, at its end
+            Finalize(self, self.errors.summarise, exitpriority=0)
+        self.errors.report([outline(failure) for failure in failed])
+        values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
+        rest = [value for value in values if value is not None]
+        if not rest and failed:
+            raise DatapointError(f'all {len(failed)} datapoints of the batch failed') from failed[0].error
+        return rest
+
+    async def _fetch(self, indices: Sequence[int]) -> list[Any]:
+        await ensure_event_loop()  # in whose context the variable is set
+        before = capturing.set(True)
+        try:
+            out = await self._node.fetch(indices)
+        finally:
+            capturing.reset(before)
+        for one in out:
+            if type(one) is Failure and self.errors.raises_for(one):
+                raise one.error
+        return out
 
 
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from granular._lazy import import_extra
 from granular.config import MiB
 from granular.errors import DecodeError, UnsupportedError
-from granular.formats import decode_array
+from granular.formats import decode_array, decode_image
 from granular.formats.codecs.arrays import array_of, dtype_text
 from granular.formats.codecs.videos import rgb_converter
 from granular.view.kinds import MAGIC, family_of, media_type
@@ -89,6 +89,24 @@ def _image(data: bytes, side: int) -> Picture:
         raise
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         raise DecodeError(f'{len(data)} bytes are not an image that Pillow supports: {error!r:.200}') from error
+
+
+def as_decoded(data: bytes) -> bytes | None:
+    """Return the file of an image in RGB, as decoders return it, if a browser shows other colours: of CMYK; else None.
+
+    Raises:
+      DecodeError: if the image is damaged.
+    """
+    pil = import_extra('PIL.Image', 'formats', 'images need Pillow')
+    try:
+        with pil.open(io.BytesIO(data), formats=('JPEG',)) as image:
+            if image.mode != 'CMYK' or image.width * image.height > _PIXELS:
+                return None
+    except Exception:  # Pillow raises anything: the browser says that it is damaged
+        return None
+    stream = io.BytesIO()
+    pil.fromarray(decode_image(data)).save(stream, 'PNG', compress_level=1)
+    return stream.getvalue()
 
 
 def _turn(width: int, height: int, most: int) -> contextlib.AbstractContextManager[Any]:

@@ -30,7 +30,7 @@ from granular.errors import (
 from granular.view.guard import HEADERS, Guard
 from granular.view.kinds import MAGIC, media_type
 from granular.view.library import Library
-from granular.view.pictures import MOST, picture, plane_of, show_plane
+from granular.view.pictures import MOST, as_decoded, picture, plane_of, show_plane
 from granular.view.previews import LINE, TEXT, detail, head_size, line
 from granular.view.search import search
 from granular.view.sources import Source, Value, reason
@@ -329,6 +329,10 @@ class _Server:
             start, stop = _range_of(request, value.size)
             response = web.StreamResponse(status=200 if request.http_range == slice(None, None, 1) else 206)
             media = '' if 'download' in request.query else media_type(head, value.size)
+            if media == 'image/jpeg' and value.size <= MOST:
+                (data,) = await source.read([(value, 0, value.size)])
+                if (decoded := await call_in(self._artists, as_decoded, data)) is not None:
+                    return web.Response(body=decoded, content_type='image/png')
             response.content_type = media or 'application/octet-stream'
             for name, text in HEADERS.items():
                 response.headers[name] = text

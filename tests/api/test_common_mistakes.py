@@ -1,6 +1,7 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
 import pathlib
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from granular.errors import (
     DatapointError,
     DatapointKeysError,
     InvalidArgumentError,
+    OutOfRangeError,
     UnknownKeyError,
     UnknownSchemeError,
 )
@@ -53,6 +55,14 @@ MISTAKES = {
     'stream_in_a_loader': (
         lambda: granular.Loader(dataset.to_iter_dataset(), 1),
         r'IterDataset is not a source: .*: iterate over a stream itself, after its batch\(...\)',
+    ),
+    'option_of_another_library_in_a_path': (
+        lambda: granular.Path('s3://bucket/data', endpoint='http://localhost'),
+        r"s3://bucket: unknown options \['endpoint'\]: expected some of .*endpoint_url",
+    ),
+    'filter_before_a_loader': (
+        lambda: granular.Loader(dataset.map(lambda i: {'i': i}).filter(lambda one: one['i'] % 2), 2),
+        r'the source drops datapoints, by filter, .*: use dataset.to_iter_dataset\(\).batch\(64\)',
     ),
     'text_in_a_config': (
         lambda: granular.IOConfig(concurrency='3'),
@@ -98,3 +108,63 @@ def test_a_datapoint_with_other_keys_is_an_error_with_those_keys_alone(tmp_path)
         with pytest.raises(DatapointKeysError, match=r"datapoint 0: unknown keys \['c'\]$"):
             writer.append({'a': 1, 'b': 'x', 'c': 2})
     assert issubclass(DatapointKeysError, DatapointError) and issubclass(DatapointKeysError, UnknownKeyError)
+
+
+@pytest.mark.parametrize('cls', [granular.Loader, granular.aio.Loader, granular.DataLoader])
+@pytest.mark.parametrize(
+    'name',
+    ['batch_size', 'num_workers', 'prefetch_factor', 'pin_memory', 'drop_last', 'shuffle', 'collate_fn', 'dataset'],
+)
+def test_arguments_of_torch_are_answered_with_ours(cls, name):
+    arguments = {'source': [1], 'batch': 2} if cls is not granular.DataLoader else {'data_source': [1], 'sampler': 1}
+    with pytest.raises(InvalidArgumentError, match=rf"Loader: no arguments \['{name}'\]: for {name}, pass \w+"):
+        cls(**arguments, **{name: 4})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
+        cls(**arguments, bach=4)
+
+
+@pytest.mark.parametrize('scheme', ['s3://b', 'gs://b', 'http://b', 'az://b', 'hf://datasets/b/c'])
+def test_unknown_options_of_stores_are_refused_where_they_are_written(scheme):
+    with pytest.raises(InvalidArgumentError, match=r"unknown options \['endpoint'\]: expected some of"):
+        granular.Path(f'{scheme}/x', endpoint='http://localhost')
+
+
+def test_errors_are_names_of_the_package():
+    for name in vars(granular.errors):
+        if name.endswith('Error'):
+            assert getattr(granular, name) is getattr(granular.errors, name)
+
+
+def test_unknown_fields_are_refused_where_they_are_selected(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'x', {'label': 'int'}) as writer:
+        writer.append({'label': 1})
+    with granular.DatasetReader(tmp_path / 'x') as reader:
+        with pytest.raises(UnknownKeyError, match=r"select has \['lable'\], the spec has \['label'\]"):
+            MapDataset.source(reader).select(['lable'])
+        for index in (1, -2):
+            with pytest.raises(OutOfRangeError, match=f'index {index} is out of range: expected -1 to 0'):
+                reader[index]
+
+
+def test_stage_that_does_not_pickle_is_named():
+    lock = threading.Lock()
+
+    def locked(number):
+        return number, lock
+
+    stream = dataset.map(abs).map(locked).map(len).to_iter_dataset()
+    with iter(stream.mp_prefetch(granular.MultiprocessingOptions(1))) as iterator:
+        with pytest.raises(InvalidArgumentError, match=r'functions that pickle, map\(.*locked\) does not: TypeError'):
+            next(iterator)
+
+
+@pytest.mark.parametrize('workers', [{}, {'workers': 1, 'mp': 'fork'}])
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+def test_texts_of_any_length_are_batched(workers):
+    texts = ['a', 'longer', '', 'ä' * 300, 'b', 'c']
+    with granular.Loader([{'text': text, 'data': text.encode()} for text in texts], 3, **workers) as loader:
+        batches = list(loader)
+    assert [text for batch in batches for text in batch['text'].tolist()] == texts
+    assert [data for batch in batches for data in batch['data'].tolist()] == [text.encode() for text in texts]
+    with granular.Loader([{'text': 'a'}, {'text': 1}], 2) as loader, pytest.raises(DatapointError, match="key 'text'"):
+        next(loader)

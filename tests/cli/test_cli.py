@@ -1,8 +1,10 @@
 """The commands of the command line, their output and their errors."""
 
 import json
+import pathlib
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import granular
 from granular.errors import GranularError
+from tests.support.files import FILES, FORMATS
 
 SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
 
@@ -70,11 +73,25 @@ def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
-@pytest.mark.parametrize('command', [('info',), ('cat', 0), ('plan',), ('verify',), ('index',)])
+@pytest.mark.parametrize('command', [('plan',), ('verify',), ('index',)])
 def test_commands_of_datasets_name_those_of_other_files(granular_cli, tmp_path, command):
     (tmp_path / 'rows.parquet').write_bytes(b'PAR1')
     code, _, err = granular_cli(command[0], tmp_path / 'rows.parquet', *command[1:])
     assert (code, 'rows.parquet: is a file of the format parquet' in err, 'granular convert' in err) == (1, True, True)
+
+
+@pytest.mark.parametrize('suffix', FILES)
+def test_info_and_cat_take_what_open_takes(granular_cli, tmp_path, suffix):
+    for number, start in enumerate((0, 3)):
+        (tmp_path / f'{number}.{suffix}').write_bytes(FILES[suffix](range(start, start + 3)))
+    for path, count in ((tmp_path / f'*.{suffix}', 6), (tmp_path / f'1.{suffix}', 3), (tmp_path, 6)):
+        facts = json.loads(granular_cli('info', path, '--json')[1])
+        assert (f'{facts["kind"]}DataSource', facts['datapoints']) == (FORMATS[suffix].source, count)
+        assert granular_cli('info', path)[0] == 0
+        code, out, _ = granular_cli('cat', path, -1, '--json')
+        assert (code, list(facts['keys'])) == (0, list(json.loads(out)))
+    code, _, err = granular_cli('info', tmp_path / 'nope')
+    assert (code, f'{tmp_path}/nope: no such file or folder' in err) == (1, True)
 
 
 def test_copy_refuses_to_overwrite_by_default(granular_cli, path, tmp_path):
@@ -99,7 +116,8 @@ def test_copy_and_info_of_a_bucket(granular_cli, path, fakegcs):
 
 @pytest.mark.parametrize(
     ('args', 'match'),
-    [(('info', '/nowhere/x'), 'spec.json'), (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
+    [(('info', '/nowhere/x'), 'no such file or folder'),
+     (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
      (('copy', '/nowhere/x', '/tmp/y'), 'nowhere'), (('info', 'nosuch://x'), 'nosuch'),
      (('demo', '--store', 'x'), 'store')],
 )  # fmt: skip
@@ -121,7 +139,7 @@ def test_missing_extra_is_named(interpreter):
     code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
     done = interpreter.run(code)
     assert done.returncode == 2
-    assert 'granular-stream[cli]' in done.stderr
+    assert "[cli]'" in done.stderr
     assert not issubclass(GranularError, SystemExit)
 
 
@@ -132,7 +150,8 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     args = ('convert', tmp_path / 'images', tmp_path / 'ds', '--shardlen', 2, '--spec', 'label=i64')
     code, out, err = granular_cli(*args, '--dry-run')
     assert (code, err) == (0, '')
-    assert out.splitlines()[:3] == ['class: utf8', 'image: png', 'label: i64']
+    reason = '(of 3 sampled: 3'
+    assert out.splitlines()[:3] == [f'class: utf8 {reason} utf8)', f'image: png {reason} png)', 'label: i64 (given)']
     assert f'would write 3 datapoints of {tmp_path}/images (images) in 2 shards to {tmp_path}/ds' in out
     assert not (tmp_path / 'ds').exists()
     code, out, err = granular_cli(*args)
@@ -160,3 +179,63 @@ def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     assert json.loads(granular_cli('info', tmp_path / 'ds2', '--json')[1])['datapoints'] == 5
     granular_cli('copy-to-local', tmp_path / 'train.zip', tmp_path / 'kept.zip', '--keep-archives')
     assert (tmp_path / 'kept.zip').read_bytes() == (tmp_path / 'train.zip').read_bytes()
+
+
+def test_verify_decodes_or_says_that_it_did_not(granular_cli, tmp_path):
+    file = granular.encoders['jpg'](np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
+    spec = {'image': 'jpg', 'label': 'int', 'mine': 'mine'}
+    with granular.ShardedDatasetWriter(
+        tmp_path / 'x', spec, {**granular.encoders, 'mine': bytes}, shardlen=4
+    ) as writer:
+        for i in range(10):
+            writer.append({'image': file[: len(file) // 2] if i in (2, 7) else file, 'label': i, 'mine': b'?'})
+    code, out, _ = granular_cli('verify', tmp_path / 'x')
+    assert (code, 'no problems' in out, '40 compared with a checksum, 0 decoded' in out) == (0, True, True)
+    assert 'not looked at: the values of image, label, mine (pass --decode)\n' in out
+    code, out, _ = granular_cli('verify', tmp_path / 'x', '--decode')
+    lines = out.splitlines()
+    assert (code, len(lines)) == (1, 4)
+    for line, (shard, record) in zip(lines, [('000000', 2), ('000001', 3)], strict=False):
+        assert line.startswith(f'{tmp_path}/x/{shard}/image.bag: record {record}: is not decoded: ')
+    assert lines[2].startswith('2 problems: 10 datapoints, 40 records, 40 compared with a checksum, 20 decoded')
+    assert lines[3] == 'not looked at: the values of mine (no decoder of their types)'
+    with granular.DatasetWriter(tmp_path / 'bare', {'n': 'int'}, checksums=False) as writer:
+        writer.append({'n': 1})
+    out = granular_cli('verify', tmp_path / 'bare', '--decode')[1]
+    assert 'not looked at: the bytes of 2 records, which were written without checksums' in out
+
+
+@pytest.mark.parametrize(
+    ('origin', 'command'),
+    [
+        (None, "'granular-stream[view]'"),
+        ({'url': 'file:///a%20b/granular', 'dir_info': {}}, "'/a b/granular[view]'"),
+        ({'url': 'file:///granular', 'dir_info': {'editable': True}}, "-e '/granular[view]'"),
+        (
+            {'url': 'https://host/granular.git', 'vcs_info': {'vcs': 'git', 'commit_id': '12ab'}},
+            "'granular-stream[view] @ git+https://host/granular.git@12ab'",
+        ),
+        (
+            {'url': 'https://host/granular.whl', 'archive_info': {}},
+            "'granular-stream[view] @ https://host/granular.whl'",
+        ),
+    ],
+)
+def test_missing_extra_is_installed_from_where_the_package_came_from(origin, command, tmp_path):
+    info = tmp_path / 'granular_stream-9.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text('Metadata-Version: 2.1\nName: granular-stream\nVersion: 9\n')
+    if origin is not None:
+        (info / 'direct_url.json').write_text(json.dumps(origin))
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['aiohttp'] = None; "
+        "sys.argv[1:] = ['view', '.']; from granular.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f'error: the web page needs its extra: pip install {command}\n')
+
+
+def test_all_has_what_demo_and_view_need():
+    project = tomllib.loads((pathlib.Path(__file__).parents[2] / 'pyproject.toml').read_text())['project']
+    extras = project['optional-dependencies']['all'][0]
+    assert {'view', 'demo', 'cli', 'formats'} <= set(extras.partition('[')[2].rstrip(']').split(','))

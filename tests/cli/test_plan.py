@@ -237,3 +237,10 @@ def test_command_prints_a_table_and_json(granular_cli, server, tmp_path):
     code, _, err = granular_cli('plan', url, '--bench', rates)
     assert code == 1
     assert 'expected the output of granular bench --json' in err
+
+
+def test_no_cache_is_planned_for_local_data(tmp_path):
+    write(tmp_path / 'data')
+    report = plan(granular.Path(tmp_path / 'data'), Run(batch=50))
+    assert not any('cache_dir' in one.order for one in report.plans)
+    assert any('cache_dir' in one.order for one in plan(granular.Path(tmp_path / 'data'), Run(50), ['cache']).plans)

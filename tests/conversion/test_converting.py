@@ -93,7 +93,7 @@ def test_sources_and_iterables_are_converted(store, layout, request, tmp_path):
         seen = []
         target = root / kind.__name__
         done = granular.convert(kind(count), target, shardlen=10, layout=layout, checksums=local, progress=seen.append)
-        assert done.spec == {'a': 'array', 'f': 'msgpack', 'n': 'int', 'text': 'utf8', 'x': 'bytes'}
+        assert done.spec == {'a': 'array', 'f': 'float', 'n': 'int', 'text': 'utf8', 'x': 'bytes'}
         assert (done.datapoints, done.shards, done.found, sum(seen)) == (count, shards, 0, count)
         assert done.format == ('source' if kind is Random else 'iterable')
         assert done.bytes > 0
@@ -157,12 +157,15 @@ def image_file(format, size=(6, 4)):
 JPEG, PNG, WEBP, GIF, BMP, TIFF = map(image_file, ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP', 'TIFF'))
 
 KINDS = [
-    ([1, -5, 2**100], 'int'), ([np.int64(3), 4], 'int'), ([True, False], 'msgpack'), ([1, None], 'msgpack'),
-    ([1.5], 'msgpack'), ([np.float32(1)], 'array'), (['x'], 'utf8'), ([b'x'], 'bytes'),
+    ([1, -5, 2**100], 'int'), ([np.int64(3), 4], 'int'), ([True, False], 'bool'), ([1, None], 'msgpack'),
+    ([1.5], 'float'), ([np.float32(1)], 'float'), ([1.5, 2], 'msgpack'), ([True, 1], 'msgpack'),
+    (['x'], 'utf8'), ([b'x'], 'bytes'),
     ([JPEG], 'jpg'), ([PNG], 'png'), ([WEBP, GIF, BMP], 'png'), ([JPEG, PNG], 'jpg'), ([JPEG, b'x'], 'bytes'),
     ([TIFF], 'bytes'), ([JPEG, None], 'msgpack'), ([[1, 2], {'a': ['b', None]}], 'msgpack'), ([np.arange(3)], 'array'),
     ([[np.arange(3)], 1], 'tree'), ([{'a': np.int64(2)}], 'tree'), ([Image.new('RGB', (2, 2))], 'png'),
-    ([np.bool_(1)], 'msgpack'), ([1, np.int64(2), None], 'msgpack'), ([b'x', 'y', 1], 'msgpack'),
+    ([np.bool_(1)], 'bool'),
+    ([1.5, None], 'msgpack'), ([JPEG, JPEG, JPEG, None], 'msgpack'), ([1, np.int64(2), None], 'msgpack'),
+    ([b'x', 'y', 1], 'msgpack'),
     ([object()], ''), ([2**200], ''), ([np.arange(3), JPEG, 'x'], 'tree'),
 ]  # fmt: skip
 
@@ -539,7 +542,7 @@ def test_json_files_are_stored_as_they_are(tmp_path, contents, kind, records):
 
 def test_damaged_json_file_behind_the_sample_is_an_error_unless_the_type_is_text(tmp_path):
     write_tar(tmp_path / 'data.tar', [b'{}', b'{'], 'json')
-    with pytest.raises(EncodeError, match=r"datapoint 1, key 'json'.* not JSON.*pass another one with spec"):
+    with pytest.raises(EncodeError, match=r"datapoint 1, key 'json'.* not JSON.*pass another type"):
         granular.convert(tmp_path / 'data.tar', tmp_path / 'x', sample=1)
     assert granular.convert(tmp_path / 'data.tar', tmp_path / 'y', sample=1, spec={'json': 'utf8'}).datapoints == 2
 

@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import zlib
 
 import numpy as np
 import pyarrow
@@ -11,7 +12,8 @@ from pyarrow import parquet
 
 import granular
 from granular import aio
-from granular.errors import InvalidArgumentError, NotFoundError
+from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from tests.support.files import FILES, numbers_in
 
 SPEC = {'image': 'png', 'label': 'int'}
 
@@ -140,3 +142,64 @@ def test_the_wrong_reader_of_a_dataset_names_the_right_one(bucket):
     message = 'dataset: is a dataset without shards: open it with DatasetReader, or with granular.open'
     with pytest.raises(NotFoundError, match=message):
         granular.ShardedDatasetReader(bucket / 'dataset')
+
+
+def saved_by_mds(folder):
+    (folder / 'index.json').write_text('{"shards": [{"format": "mds"}], "version": 2}')
+
+
+def saved_by_litdata(folder):
+    (folder / 'index.json').write_text('{"chunks": [], "config": {}}')
+
+
+def saved_by_datasets(folder):
+    (folder / 'state.json').write_text('{}')
+    (folder / 'data-00000-of-00001.arrow').write_bytes(b'')
+
+
+def packed(folder):
+    (folder / 'train.tar.gz').write_bytes(b'')
+
+
+FOREIGN = {
+    saved_by_mds: r'is of streaming.StreamingDataset: .*granular.convert\(streaming.StreamingDataset\(local=',
+    saved_by_litdata: r'is of litdata.StreamingDataset: .*granular.convert\(litdata.StreamingDataset\(',
+    saved_by_datasets: 'is of datasets.save_to_disk: .*granular convert',
+    packed: 'a compressed tar file has no random access: decompress it',
+}
+
+
+@pytest.mark.parametrize('write', FOREIGN)
+def test_folders_of_other_libraries_name_the_remedy(write, tmp_path):
+    (tmp_path / 'x').mkdir()
+    write(tmp_path / 'x')
+    with pytest.raises(NotFoundError, match=FOREIGN[write]):
+        granular.open(tmp_path / 'x')
+    if write is not saved_by_datasets:  # which convert reads
+        with pytest.raises(NotFoundError, match=FOREIGN[write]):
+            granular.convert(tmp_path / 'x', tmp_path / 'y')
+    for call in (granular.open, lambda path: granular.convert(path, tmp_path / 'y')):
+        if write is packed:
+            with pytest.raises((NotFoundError, InvalidArgumentError), match=FOREIGN[write]):
+                call(tmp_path / 'x' / 'train.tar.gz')
+
+
+@pytest.mark.parametrize('suffix', FILES)
+def test_braces_stand_for_numbers(suffix, tmp_path):
+    for number in range(4):
+        (tmp_path / f'a-{number:03}.{suffix}').write_bytes(FILES[suffix]([10 * number, 10 * number + 1]))
+    pattern = tmp_path / f'a-{{001..003}}.{suffix}'
+    with granular.open(pattern) as reader:
+        assert numbers_in(reader) == [10, 11, 20, 21, 30, 31]
+    assert granular.convert(pattern, tmp_path / 'out').datapoints == 6
+    with pytest.raises(NotFoundError, match=f'a-004.{suffix}: matches no files'):
+        granular.open(tmp_path / f'a-{{001..004}}.{suffix}')
+    with pytest.raises(InvalidArgumentError, match='expected at most 1000000 ascending numbers'):
+        granular.open(tmp_path / f'a-{{3..1}}.{suffix}')
+
+
+def test_tfrecord_files_of_zlib_are_streamed(tmp_path):
+    (tmp_path / 'a.tfrecord.zz').write_bytes(zlib.compress(FILES['tfrecord']([1, 2, 3])))
+    with pytest.raises(UnsupportedError, match='TFRecordIterDataset'):
+        granular.open(tmp_path / 'a.tfrecord.zz')
+    assert granular.convert(tmp_path / 'a.tfrecord.zz', tmp_path / 'out').datapoints == 3

@@ -545,7 +545,7 @@ def test_text_that_is_not_utf8_names_file_row_and_column(tmp_path, column):
         for indices in ([19], [16, 17, 18, 19], [22, 19, 0], range(16, 20)):
             with pytest.raises(DatapointError, match=rf"/b: row 7, column '{column}': .*UTF8.*: write text") as caught:
                 source.fetch(indices)
-        assert isinstance(caught.value.__cause__, pa.ArrowException)
+        assert isinstance(caught.value.__context__, pa.ArrowException)
         assert source[19, ['id']] == {'id': 7}
         stream = granular.MapDataset.source(source).to_iter_dataset(on_error='skip')
         assert [row['id'] for row in stream] == 2 * [i for i in range(12) if i % 4 != 3]

@@ -161,7 +161,7 @@ async def test_async_api(tmp_path):
             fetched = await asyncio.gather(*(windows.fetch([i, 5]) for i in range(20)))
             assert [int(pair[0]['tokens'][0]) for pair in fetched] == list(range(307, 20_307, 1000))
             assert len([window async for window in windows]) == len(windows) == 90
-            with pytest.raises(OutOfRangeError, match='index 90 is out of range: it has 90'):
+            with pytest.raises(OutOfRangeError, match='index 90 is out of range: expected -90 to 89'):
                 await windows.get(90)
         with pytest.raises(ClosedError):
             await windows.get(0)

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import pickle
@@ -14,7 +15,7 @@ import pytest
 
 import granular
 from granular import MapDataset, ShardOptions
-from granular.errors import InvalidArgumentError, MissingExtraError, StateError
+from granular.errors import DatapointError, InvalidArgumentError, MissingExtraError, StateError
 from granular.integrations import batches as core
 from tests.support.tables import each_value
 
@@ -294,6 +295,73 @@ def test_failed_conversion_is_raised_at_the_position_of_its_batch(buffer):
         assert next(batches) == [12, 13, 14, 15]
 
 
+def odd_fails(datapoint):
+    if datapoint['i'] % 8 == 3:
+        raise ValueError(f'bad {datapoint["i"]}')
+    return datapoint
+
+
+ROADS = {
+    'map-style': lambda torch, dataset: (torch.Dataset(dataset), {'batch_size': 4}),
+    'map-style, replaced': lambda torch, dataset: (
+        torch.Dataset(dataset, on_error=lambda index, _: {'i': -index}),
+        {'batch_size': 4},
+    ),
+    'iterable': lambda torch, dataset: (
+        torch.IterableDataset(dataset.to_iter_dataset(on_error='skip').batch(4)),
+        {'batch_size': None},
+    ),
+    'iterable, batched by torch': lambda torch, dataset: (
+        torch.IterableDataset(dataset, on_error='skip'),
+        {'batch_size': 4},
+    ),
+}
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('road', ROADS)
+def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, workers, tmp_path, caplog):
+    from torch.utils.data import DataLoader
+
+    import granular.integrations.torch
+
+    log = logging.FileHandler(tmp_path / 'log')  # which workers write to, too
+    logging.getLogger('granular').addHandler(log)
+    try:
+        dataset = MapDataset.source([{'i': i} for i in range(32)]).map(odd_fails)
+        source, options = ROADS[road](granular.integrations.torch, dataset)
+        loader = DataLoader(source, num_workers=workers, **options)
+        numbers = [number for batch in loader for number in batch['i'].tolist()]
+        good = [i for i in range(32) if i % 8 != 3]
+        assert sorted(numbers) == sorted(good + [-i for i in range(3, 32, 8)] if 'replaced' in road else good)
+        del loader, source
+        gc.collect()
+        for child in multiprocessing.active_children():
+            child.join()
+    finally:
+        logging.getLogger('granular').removeHandler(log)
+        log.close()
+    lines = (tmp_path / 'log').read_text().splitlines()
+    first = [line for line in lines if 'failed: ValueError: bad' in line]
+    summaries = [line for line in lines if line.startswith('on_error skipped')]
+    assert len(lines) == len(first) + len(summaries)
+    assert len(first) == len(summaries) <= max(1, workers)
+    assert sum(int(line.split('datapoints')[0].split()[-1]) for line in summaries) == 4
+
+
+def test_batch_of_which_all_datapoints_fail_is_an_error():
+    from granular.integrations.torch import Dataset
+
+    dataset = Dataset(MapDataset.source([{'i': 3}, {'i': 4}]).map(odd_fails))
+    assert (len(dataset), dataset[1]) == (2, {'i': 4})
+    with pytest.raises(DatapointError, match='all 2 datapoints of the batch failed'):
+        dataset.__getitems__([0, 0])
+    assert dataset.errors.count == 2
+    assert pickle.loads(pickle.dumps(dataset))[1] == {'i': 4}
+    with pytest.raises(InvalidArgumentError, match="on_error: expected 'raise'"):
+        Dataset([1], on_error='ignore')
+
+
 def test_invalid_arguments_are_rejected():
     import torch
     from torch.utils.data import DataLoader
@@ -315,6 +383,8 @@ def test_invalid_arguments_are_rejected():
         IterableDataset(MapDataset.range(3).to_iter_dataset(shard_options=ShardOptions(0, 2)), ShardOptions(0, 2))
     with pytest.raises(InvalidArgumentError, match='a stream has them already'):
         IterableDataset(stream(), read_options=granular.ReadOptions())
+    with pytest.raises(InvalidArgumentError, match='a stream has them already'):
+        IterableDataset(stream(), on_error='skip')
     (message,) = DataLoader(Refused(), batch_size=None, num_workers=1)
     assert 'leave out the one or the other' in message
     with pytest.raises(InvalidArgumentError, match='epoch: expected an integer >= 0, got -1'):

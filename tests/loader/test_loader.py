@@ -200,13 +200,6 @@ def test_datapoint_of_different_shape_is_an_error(odd, match):
         assert 'step 5' in str(caught.value)
 
 
-def test_text_of_different_length_is_not_truncated():
-    words = ['four', 'longer']
-    with granular.Loader(words.__getitem__ and (lambda i: {'t': words[i]}), 2) as loader:
-        with pytest.raises(DatapointError, match='<U6'):
-            next(loader)
-
-
 def test_memory_is_recycled():
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2, recycle_after=2) as loader:
         retained = [next(loader) for _ in range(12)]

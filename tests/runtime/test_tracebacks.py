@@ -8,7 +8,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import DecodeError, GranularError, InvalidArgumentError, NotFoundError, StoreError
 from tests.support.servers import free_ports
 
 LINES = 16  # of a traceback with one call of the user, without the marks below lines of code
@@ -77,6 +77,79 @@ async def test_opening_with_await_has_a_short_traceback():
     with pytest.raises(NotFoundError) as caught:
         await aio.DatasetReader.open('/nowhere')
     assert len(lines_of(caught.value)) <= LINES, trace_of(caught.value)
+
+
+@pytest.fixture(scope='module')
+def damaged(tmp_path_factory):
+    """64 datapoints, of which number 37 has a damaged image."""
+    path = tmp_path_factory.mktemp('damaged') / 'data'
+    good = granular.encoders['jpg'](np.zeros((8, 8, 3), np.uint8))
+    with granular.DatasetWriter(path, {'image': 'jpg'}, {'jpg': bytes}) as writer:
+        for i in range(64):
+            writer.append({'image': b'not a JPEG' if i == 37 else good})
+    return path
+
+
+def same(datapoint):
+    return datapoint
+
+
+def torch_loader(dataset, **options):
+    from torch.utils.data import DataLoader
+
+    return list(DataLoader(dataset, **options))
+
+
+def iterable(dataset):
+    from granular.integrations.torch import IterableDataset
+
+    return IterableDataset(dataset)
+
+
+ROADS = {
+    'an index': lambda reader, _: reader[37],
+    'a slice': lambda reader, _: reader[30:40],
+    'a reader': lambda reader, _: list(reader),
+    'a MapDataset': lambda _, dataset: list(dataset),
+    'a Loader': lambda _, dataset: list(granular.Loader(dataset, 8)),
+    'a Loader with a worker': lambda _, dataset: list(granular.Loader(dataset, 8, workers=1, mp='fork')),
+    'a stream': lambda _, dataset: list(dataset.to_iter_dataset()),
+    'a stream with a map': lambda _, dataset: list(dataset.to_iter_dataset().map(same)),
+    'a stream of batches': lambda _, dataset: list(dataset.batch(8).to_iter_dataset()),
+    'a stream with a worker': lambda _, dataset: list(
+        dataset.to_iter_dataset().mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
+    ),
+    'a DataLoader': lambda reader, _: list(
+        granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(64))
+    ),
+    'torch, map-style': lambda reader, _: torch_loader(reader, batch_size=8),
+    'torch, map-style, with a worker': lambda _, dataset: torch_loader(
+        dataset, batch_size=8, num_workers=1, multiprocessing_context='fork'
+    ),
+    'torch, iterable': lambda _, dataset: torch_loader(iterable(dataset.batch(8)), batch_size=None),
+    'torch, iterable, with a worker': lambda _, dataset: torch_loader(
+        iterable(dataset.batch(8)), batch_size=None, num_workers=1, multiprocessing_context='fork'
+    ),
+}
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('road', ROADS)
+def test_record_that_is_not_decoded_has_a_short_traceback(road, damaged):
+    with granular.DatasetReader(damaged) as reader:
+        dataset = granular.MapDataset.source(reader).map(same)
+        with pytest.raises(DecodeError) as caught:
+            ROADS[road](reader, dataset)
+    text = trace_of(caught.value)
+    of_torch = 2 * sum('/torch/' in line for line in text.splitlines())  # with the line of code
+    assert len(lines_of(caught.value)) <= 20 + of_torch, text
+    assert text.count('datapoint 37') == text.count(f'{damaged}') == text.count('not decoded as') == 1, text
+
+
+def test_frames_of_a_decoder_of_the_user_remain(damaged):
+    with granular.DatasetReader(damaged, {'jpg': inner}) as reader, pytest.raises(DecodeError, match='mine') as caught:
+        reader[3]
+    assert 'in inner' in trace_of(caught.value)
 
 
 def test_repeated_cause_is_not_printed_but_kept():

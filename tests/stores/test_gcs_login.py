@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import types
 
 import pytest
@@ -151,7 +152,7 @@ def test_concurrent_requests_fetch_one_token(tmp_path, server, method):
     assert server.tokens == 1
 
 
-def test_token_is_renewed_before_it_expires(server, tmp_path):
+def test_token_is_renewed_before_it_expires(server, tmp_path, monkeypatch):
     file, _ = account(tmp_path, server)
     login = log_in('gs://bucket', {'token': str(file)}, False, 5.0)
     assert login.stale
@@ -161,7 +162,8 @@ def test_token_is_renewed_before_it_expires(server, tmp_path):
     login.credentials.expiry = now + datetime.timedelta(seconds=200)
     # It was fetched just now: the next one would be the same.
     assert not login.stale
-    login._renewed -= 60  # instead of waiting for a minute
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 60)  # instead of waiting for a minute
+    monkeypatch.setattr('granular.aio.stores.gcs.auth.time', clock)
     assert login.stale
     login.credentials.expiry = now - datetime.timedelta(seconds=1)
     assert login.stale

@@ -1,6 +1,7 @@
 """The page of ``granular view`` in Chromium: what is seen, the keyboard, and data that tries to run."""
 
 import contextlib
+import json
 
 import pytest
 from selenium.common.exceptions import WebDriverException
@@ -261,6 +262,16 @@ def test_filter_shows_what_it_finds(page):
     page.selects(14)
     page.press('/', 'nowhere', Keys.ENTER)
     page.see('.message', '0 found in all 120 datapoints')
+
+
+def test_indices_of_a_filter_are_saved_for_a_map_dataset(page):
+    page.open('#/train?look=table&key=label&is=%3D&text=3')
+    page.see('.message', '12 found in all 120 datapoints')
+    page.run('URL.createObjectURL = (file) => { file.text().then((text) => { window.saved = text; }); return "#"; }')
+    page.click('button.save')
+    saved = json.loads(page.wait(lambda: page.run('return window.saved')))
+    assert saved == list(range(3, 120, 10))
+    assert list(granular.MapDataset.range(120).subset(saved)) == saved
 
 
 def test_about_shows_spec_shards_and_histograms(page):

@@ -583,3 +583,23 @@ def test_port_in_use_is_an_error(example, served):
     port = served.origin.rpartition(':')[2]
     with pytest.raises(granular.errors.InvalidArgumentError, match=f'port {port} '), Served(example, int(port)):
         pass
+
+
+def test_cmyk_is_shown_as_decoded_and_orientation_as_in_tiles(tmp_path):
+    pixels = np.arange(24 * 16 * 4, dtype=np.uint32).reshape(16, 24, 4).astype(np.uint8)
+    cmyk, turned = io.BytesIO(), io.BytesIO()
+    PIL.Image.fromarray(pixels, 'CMYK').save(cmyk, 'JPEG')
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    PIL.Image.fromarray(pixels[..., :3]).save(turned, 'JPEG', exif=exif)
+    files = [cmyk.getvalue(), turned.getvalue()]
+    with granular.DatasetWriter(tmp_path / 'x', {'image': 'jpg'}, {'jpg': bytes}) as writer:
+        for file in files:
+            writer.append({'image': file})
+    with Served(granular.Path(tmp_path)) as served:
+        shown = ask(served, '/api/media', path='x', key='image', index=0)
+        assert shown.headers['Content-Type'] == 'image/png'
+        assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(shown.body))), granular.decoders['jpg'](files[0]))
+        assert ask(served, '/api/media', path='x', key='image', index=0, download=1).body == files[0]
+        assert ask(served, '/api/media', path='x', key='image', index=1).body == files[1]
+        assert b'image-orientation: none' in ask(served, '/static/detail.css').body

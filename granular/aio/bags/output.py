@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.tasks import gather, settle
+from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
@@ -313,15 +313,19 @@ class BagOutput(AsyncResource):
             await self._publish_one(*file)
 
     async def _publish_one(self, path: Path, writer: ObjectWriter, size: int) -> None:
-        try:
+        async def publish() -> None:
             await writer.close()
+            self._writers.remove(writer)
+            self._published[path] = _Published(size, writer.version, writer)
+
+        try:
+            await uncut(publish())
         except AlreadyExistsError:
             raise
         except BaseException:
-            self._uncertain[path] = _Published(-1, writer=writer)
+            if path not in self._published:
+                self._uncertain[path] = _Published(-1, writer=writer)
             raise
-        self._writers.remove(writer)
-        self._published[path] = _Published(size, writer.version, writer)
 
     @property
     def is_winner(self) -> bool:

@@ -13,9 +13,11 @@ from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
+from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.shards import shards_in
 from granular.aio.datasets.writer import DatasetWriter
+from granular.aio.execution.failures import capturing
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -25,16 +27,11 @@ from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.local.writing import final_name, remove_leftovers
-from granular.errors import (
-    AlreadyExistsError,
-    CorruptDatasetError,
-    InvalidArgumentError,
-    NotFoundError,
-)
+from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import Layout, shard_name
 from granular.indexing import check_integer
 
-PLAN: Final = f'{shard_name(0)}/.granular-conversion'
+PLAN: Final = f'{shard_name(0)}/{CONVERSION}'
 """The file that records the source and the settings, so that a resumed run uses the same. It is in the folder of the
 first shard because granular 0.21 and 0.24 take every name beside the shards for a shard."""
 
@@ -54,10 +51,13 @@ class Conversion:
       format: ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'images'``, ``'huggingface'``,
         ``'source'`` for an object with random access, or ``'iterable'``.
       spec: the type of each key.
+      reasons: why each key has its type: what the sample has, or that it was given.
       renamed: the keys of fields whose names cannot be keys, by field.
       datapoints: the number of datapoints; None if it is known only after the conversion.
       shards: the number of shards; None likewise.
       found: the datapoints that had been written by earlier runs.
+      skipped: the reason for each record that was skipped, by its file or number; of finished shards that were found,
+        none.
       bytes: the bytes written by this call.
       seconds: the duration of this call.
     """
@@ -65,10 +65,12 @@ class Conversion:
     source: str
     format: str
     spec: dict[str, str]
+    reasons: dict[str, str]
     renamed: dict[str, str]
     datapoints: int | None
     shards: int | None
     found: int = 0
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
     bytes: int = 0
     seconds: float = 0.0
 
@@ -85,6 +87,7 @@ async def convert(
     checksums: bool = True,
     parallel: int | None = None,
     sample: int = 128,
+    on_error: Literal['raise', 'skip'] = 'raise',
     dry_run: bool = False,
     progress: Progress | None = None,
     engine: Engine = 'local',
@@ -96,10 +99,13 @@ async def convert(
     ``000000/.granular-conversion`` records the source and the settings. Run one conversion at a time: a second
     one on the same machine is refused, but one on another machine that writes to the same bucket is not detected.
 
-    Types are inferred from a sample: integers are ``int``, text ``utf8``, bytes ``bytes`` (``jpg`` or ``png`` if they
-    are an image file), arrays ``array``, PIL images ``png``, and other numbers, None, lists and mappings ``msgpack``
-    (``tree`` if they hold arrays). Image files are stored as they are, and so are the JSON files of WebDataset, as
-    ``json``. A record that is not a mapping gets the key ``data``.
+    Types are inferred from a sample: numbers are ``int``, ``float`` or ``bool``, text ``utf8``, bytes ``bytes``
+    (``jpg`` or ``png`` if most of them are image files, or named so), arrays ``array``, PIL images ``png``, and None,
+    lists and mappings ``msgpack`` (``tree`` if they hold arrays). Image files are stored as they are, and so are the
+    JSON files of WebDataset, as ``json``. A record that is not a mapping gets the key ``data``.
+
+    A record that does not fit its type is an error that names it, and its file. Those of the sample are named
+    together, before anything is written.
 
     TFRecord files, also compressed ones, are of ``tf.train.Example``: features with one value in all of 64 sampled
     records are that value, other ones an array, or a list of bytes. To keep records as they are, pass a
@@ -125,6 +131,8 @@ async def convert(
       layout, checksums: as for ``DatasetWriter``.
       parallel: shards written at a time; by default 8, and with Ray as many as the cluster has room for.
       sample: records to infer types from.
+      on_error: ``'skip'`` leaves out records that do not fit, which the result lists; a shard then has fewer than
+        ``shardlen`` datapoints. With Ray, only ``'raise'``.
       dry_run: write nothing.
       progress: called in a thread, with the number of records written, or found to exist, since the last call; with
         Ray once per shard.
@@ -151,20 +159,28 @@ async def convert(
     sample = check_integer('sample', sample, 1)
     if engine not in get_args(Engine):
         raise InvalidArgumentError(f"engine: expected 'local' or 'ray', got {engine!r}")
-    async with contextlib.aclosing(await open_source(source, format)) as opened:
+    if on_error not in ('raise', 'skip') or (on_error, engine) == ('skip', 'ray'):
+        raise InvalidArgumentError(f"on_error: expected 'raise', or without Ray 'skip', got {on_error!r}")
+    skip = on_error == 'skip'
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(capturing.reset, capturing.set(skip))
+        opened = await stack.enter_async_context(contextlib.aclosing(await open_source(source, format)))
         if engine == 'ray' and opened.source is None:
             raise InvalidArgumentError(
                 f"{opened.name}: has no random access, which engine='ray' needs to divide it among tasks: expected "
                 f'files, a reader, a list or a MapDataset'
             )
-        mapping = RecordMapping(await opened.sample(sample), spec, layout, opened.name)
+        sampled = await opened.sample(sample)
+        mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images)
+        if not skip:
+            mapping.refuse_bad(sampled)
         fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')
         records = None if opened.source is None else len(opened)
         shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
-        result = Conversion(opened.name, opened.format, mapping.spec, mapping.renamed, records, shards)
+        result = Conversion(opened.name, opened.format, mapping.spec, mapping.reasons, mapping.renamed, records, shards)
         if not dry_run:
-            hint = ': the type was inferred from other records: pass another one with spec'
-            writer = ShardWriter(Path(directory), mapping, fields, shardlen, layout, checksums, opened.name, hint)
+            options = (layout, checksums, opened.name, mapping.hints, skip)
+            writer = ShardWriter(Path(directory), mapping, fields, shardlen, *options)
             # In a thread, because it imports ray.
             ray = await offload(RayShards, writer, source, format, opened) if engine == 'ray' else None
             result = await _Work(opened, writer, parallel, progress, ray).run(result)
@@ -186,7 +202,8 @@ class _Work:
         self._parallel, self._report, self._ray = parallel, ProgressReport(progress), ray
         self._claim: Claim | None = None
         self._lengths: dict[int, int] = {}  # of the finished shards
-        self._found = self._bytes = 0
+        self._is_new = False
+        self._found = self._bytes = self._missing = 0  # missing: the records without a datapoint
 
     async def run(self, plan: Conversion) -> Conversion:
         """Convert, and return the plan with the counts."""
@@ -200,10 +217,17 @@ class _Work:
             return await self._run(plan)
 
     async def _run(self, plan: Conversion) -> Conversion:
-        await self._find_shards()
         source = self._source.source
-        shards, records = await (self._convert_stream() if source is None else self._convert_indexed(source))
-        return dataclasses.replace(plan, shards=shards, datapoints=records, found=self._found, bytes=self._bytes)
+        try:
+            await self._find_shards()
+            shards, records = await (self._convert_stream() if source is None else self._convert_indexed(source))
+        except AlreadyExistsError:
+            raise  # the shards are those of another conversion, which may be running
+        except BaseException:
+            await self._tidy()
+            raise
+        written = dataclasses.replace(plan, shards=shards, datapoints=records - self._missing, found=self._found)
+        return dataclasses.replace(written, bytes=self._bytes, skipped=self._writer.skipped)
 
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""
@@ -231,6 +255,7 @@ class _Work:
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._writer.shardlen,
             'spec': self._writer.mapping.spec, 'layout': self._writer.layout, 'checksums': self._writer.checksums,
+            'skip': self._writer.skip or None,
         }  # fmt: skip
         existing_path = former if await former.exists() else path
         try:
@@ -245,6 +270,7 @@ class _Work:
                 raise AlreadyExistsError(
                     f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'
                 ) from None
+            self._is_new = True
             await self._write_plan(path, plan)
             return
         except ValueError as error:
@@ -258,6 +284,20 @@ class _Work:
         if existing_path == former:
             await self._write_plan(path, plan)
             await former.unlink()
+
+    async def _tidy(self) -> None:
+        """Remove the empty folders that an error left, and the plan if no shard is finished."""
+        store, first = self._directory.store, self._writer.folder(0)
+        if self._writer.shardlen is None:
+            return
+        with contextlib.suppress(NotFoundError):
+            numbers = await shards_in(self._directory)
+            if self._is_new and not any([await (self._writer.folder(n) / 'spec.json').exists() for n in numbers]):
+                await store.delete([(self._directory / PLAN).key])
+            for number in numbers if store.has_folders else ():
+                await store.delete_empty(self._writer.folder(number).key)
+            if self._is_new and store.has_folders and not await first.exists():
+                await store.delete_empty(self._directory.key)
 
     async def _is_used(self, numbers: list[int]) -> bool:
         """Return whether there are shards, apart from the first one's folder if it is empty, without a plan as yet."""
@@ -284,13 +324,14 @@ class _Work:
         length = self._lengths.get(number)
         if length is None:
             return False
-        if length != expected:
+        if length != expected and not (self._writer.skip and length < expected):
             raise CorruptDatasetError(
                 f'{self._writer.folder(number)}: has {length} datapoints, expected {expected} from '
                 f'{self._source.name}: the source has changed'
             )
         self._found += length
-        await self._report.add(length)
+        self._missing += expected - length
+        await self._report.add(expected)
         return True
 
     # --- sources with random access
@@ -342,6 +383,7 @@ class _Work:
             for shard in publish_after:
                 await shard.acquire()
         self._bytes += writer.size
+        self._missing += stop - start - len(writer)
 
     # --- sources without random access
 
@@ -387,18 +429,21 @@ class _Work:
 
     async def _pour(self, records: ReadAhead, writer: DatasetWriter, first: int) -> int:
         """Fill a shard until it is full or the records end; return the number of its records."""
-        count = existing = len(writer)
+        existing = len(writer)
         self._found += existing
         await self._report.add(existing)
-        while existing and (chunk := await records.take(min(existing, self._writer.chunk))):
+        count, skip = 0, self._writer.skip
+        while existing and not skip and (chunk := await records.take(min(existing, self._writer.chunk))):
             existing -= len(chunk)
+            count += len(chunk)
+        while (skip or not existing) and (chunk := await records.take(self._left(count))):
+            existing = await self._writer.write(writer, chunk, first + count, self._report.add, existing)
+            count += len(chunk)
         if existing:
             raise CorruptDatasetError(
-                f'{writer.directory}: has {count} datapoints, {existing} more than the source has for it'
+                f'{writer.directory}: has {len(writer)} datapoints, {existing} more than the source has for it'
             )
-        while chunk := await records.take(self._left(count)):
-            await self._writer.write(writer, chunk, first + count, self._report.add)
-            count += len(chunk)
+        self._missing += count - len(writer)
         return count
 
     async def _publish(self, writer: DatasetWriter) -> None:

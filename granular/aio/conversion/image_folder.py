@@ -6,12 +6,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from granular.aio.conversion.infer import FileRecord
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import NotFoundError
 
-_IMAGES: Final = ('.jpg', '.jpeg', '.png', '.webp', '.gif', '.bmp', '.tif', '.tiff', '.ppm', '.pgm')
+IMAGE_SUFFIXES: Final = ('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp', 'tif', 'tiff', 'ppm', 'pgm')
+_ENDINGS: Final = tuple(f'.{suffix}' for suffix in IMAGE_SUFFIXES)
 
 
 class ImageFolder:
@@ -42,21 +44,23 @@ class ImageFolder:
         async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:  # type: ignore[type-var]
             async for entry in tree:
                 name = entry.name
-                if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_IMAGES):
+                if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_ENDINGS):
                     entries.append(entry)
         images = cls(folder, entries)
         if not len(images):
-            raise NotFoundError(f'{folder}: has no images in folders by class ({", ".join(_IMAGES)})')
+            raise NotFoundError(f'{folder}: has no images in folders by class ({", ".join(_ENDINGS)})')
         return images
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    async def fetch(self, indices: Any) -> list[dict[str, Any]]:
+    async def fetch(self, indices: Any) -> list[FileRecord]:
         """Return the datapoints at many indices."""
         rows = [self._rows[index] for index in np.asarray(indices).tolist()]
         replies = await gather([self._folder.store.read(key) for _, key in rows])
-        return [
-            {'image': reply.data, 'label': self._labels[name], 'class': name}
-            for (name, _), reply in zip(rows, replies, strict=True)
-        ]
+        return [self._record(reply.data, *row) for row, reply in zip(rows, replies, strict=True)]
+
+    def _record(self, data: bytes, name: str, key: str) -> FileRecord:
+        record = FileRecord(image=data, label=self._labels[name])
+        record['class'], record.path = name, self._folder.store.url(key)
+        return record

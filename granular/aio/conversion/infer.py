@@ -1,5 +1,6 @@
 """Infer a spec, with a type for each key, from a sample of records."""
 
+import collections
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -7,13 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from granular import formats
+from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.codecs.images import image_type
 from granular.formats.layout import Layout, Spec, check_spec
 
-_PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
+_PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
 _DEPTH: Final = 64
+_NAMED: Final = 20  # bad records that an error names
 
 
 class JSONText(str):
@@ -22,30 +25,50 @@ class JSONText(str):
     __slots__ = ()
 
 
+class FileRecord(dict[str, Any]):
+    """A record that is a file, which errors name.
+
+    Attributes:
+      path: the file.
+    """
+
+    path: str
+
+
 class RecordMapping:
     """The mapping from records to datapoints of a granular dataset.
 
-    Inferred types: ``msgpack`` for ``bool``, ``float``, None, lists and mappings (``tree`` with arrays in it), ``int``
-    for integers, ``utf8`` for text, ``json`` for JSON files, ``jpg`` or ``png`` for bytes of an image file, ``bytes``
-    for other bytes, ``array`` for arrays and other NumPy scalars, ``png`` for PIL images. Keys with values of several
-    types get a type that can represent all: ``jpg`` for images, ``bytes`` for images and other bytes, otherwise
-    ``msgpack`` or ``tree``.
+    Inferred types: ``int``, ``float`` and ``bool``; ``msgpack`` for None, lists and mappings (``tree`` with arrays in
+    it), ``utf8`` for text, ``json`` for JSON files, ``jpg`` or ``png`` for bytes of an image file, ``bytes`` for other
+    bytes, ``array`` for arrays and other NumPy scalars, ``png`` for PIL images. Bytes of which most are image files, or
+    that have the name of one, are images: the other ones are bad. Keys with values of several other types get a type
+    that can represent all: ``jpg`` for images, otherwise ``bytes``, ``msgpack`` or ``tree``.
 
     Args:
       sample: a sample of the records.
       spec: types that override the inferred ones, by key.
       layout: the layout of the dataset.
       name: the source, for errors.
+      images: fields that are images by the names of their files.
 
     Attributes:
       spec: the type of each key, sorted by key.
+      reasons: what the sample has for each key, or that its type was given.
+      hints: the remedy for a value that does not fit its type, by key.
       renamed: the keys of fields whose names cannot be keys, by field.
       mean: the mean size of a record in bytes, estimated from the sample.
     """
 
-    def __init__(self, sample: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout, name: str) -> None:
+    def __init__(
+        self,
+        sample: Sequence[Any],
+        spec: Mapping[str, str] | None,
+        layout: Layout,
+        name: str,
+        images: Sequence[str] = (),
+    ) -> None:
         self._name = name
-        records = [self._mapping(record) for record in sample]
+        records = [self._mapping(record) for record in sample if not isinstance(record, Failure)]
         names = list(dict.fromkeys(field for record in records for field in record))
         self._keys = {field: _key_of(field, layout) for field in names}
         fields: dict[str, str] = {}
@@ -56,10 +79,11 @@ class RecordMapping:
                 )
             fields[key] = field
         self.renamed: dict[str, str] = {field: key for field, key in self._keys.items() if field != key}
-        types = {
-            key: _common_type({_kind(_plain(record.get(field))) for record in records})
+        counts = {
+            key: collections.Counter(_kind(_plain(record.get(field))) for record in records)
             for field, key in self._keys.items()
         }
+        types = {key: _type_of(counts[key], field in images) for field, key in self._keys.items()}
         if records and (unknown := sorted(set(spec or {}) - set(types))):
             raise InvalidArgumentError(f'{name}: spec names keys {unknown}, the records have {sorted(types)}')
         types.update(spec or {})
@@ -69,10 +93,42 @@ class RecordMapping:
         if not types:
             raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
         self.spec: Spec = check_spec(types, layout)
+        self.reasons: dict[str, str] = {
+            key: 'given' if key in (spec or {}) else f'of {len(records)} sampled: {_listed(counts[key])}'
+            for key in self.spec
+        }
+        self.hints: dict[str, str] = {key: _hint(key, kind, key in (spec or {})) for key, kind in self.spec.items()}
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
         self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
+        self._images = images if self._files else []
+
+    def refuse_bad(self, sample: Sequence[Any]) -> None:
+        """Raise an error that names all sampled records whose images are not image files, before anything is written.
+
+        Raises:
+          EncodeError: if there are any.
+        """
+        for field in self._images:
+            bad = [
+                (number, record) for number, record in enumerate(sample)
+                if isinstance(record, Mapping) and not image_type(record[field])
+            ]  # fmt: skip
+            if not bad:
+                continue
+            names = [
+                f'{getattr(record, "path", f"record {number} of the sample")} ({_outline(record[field])})'
+                for number, record in bad[:_NAMED]
+            ]
+            more = f', and {len(bad) - _NAMED} more' if len(bad) > _NAMED else ''
+            key = self._keys[field]
+            raise EncodeError(
+                f'{self._name}: key {key!r}: {len(bad)} of {len(sample)} sampled files are not a JPEG, PNG, WebP, GIF '
+                f'or BMP: {", ".join(names)}{more}{self.hints[key]}',
+                path=getattr(bad[0][1], 'path', self._name),
+                key=key,
+            )
 
     def encoders(self, custom: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the encoders. Those for images and JSON leave files as they are."""
@@ -159,7 +215,13 @@ def _kind(value: Any, depth: int = 0) -> str:
             return 'array' if value.dtype.kind in 'biufcmMSUV' and value.dtype.names is None else ''
         case np.integer() if not depth:
             return 'int'
-        case bool() | float() | None:
+        case bool():
+            return 'bool'
+        case float():
+            return 'float'
+        case np.number() if not depth and value.dtype.kind == 'f' and value.itemsize <= 8:
+            return 'float'
+        case None:
             return 'msgpack'
         case int():
             return 'int' if value.bit_length() < 128 else ''
@@ -178,6 +240,30 @@ def _kind(value: Any, depth: int = 0) -> str:
                 return 'msgpack'
             return 'tree' if kinds <= {*_PLAIN, 'jpg', 'png', 'array', 'tree'} else ''
     return 'png' if _is_pil(value) else ''
+
+
+def _outline(value: bytes) -> str:
+    return f'{len(value)} bytes from {value[:8]!r} on' if value else 'empty'
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ', '.join(f'{count} {kind}' for kind, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+
+
+def _hint(key: str, kind: str, is_given: bool) -> str:
+    reason = '' if is_given else f': {kind!r} was inferred from a sample'
+    other = f'{key}=bytes' if kind in ('jpg', 'png') else 'another type'
+    return f'{reason}: repair or remove it, skip it (on_error), or pass {other} (spec)'
+
+
+def _type_of(counts: Mapping[str, int], is_image: bool) -> str:
+    """Return the type for values of which so many have each type; empty if none fits."""
+    kinds = set(counts)
+    if kinds <= {'jpg', 'png', 'bytes'}:
+        images = sum(counts.get(kind, 0) for kind in ('jpg', 'png'))
+        if 2 * images > sum(counts.values()) or is_image:
+            kinds = (kinds - {'bytes'}) or {'jpg'}
+    return _common_type(kinds)
 
 
 def _common_type(kinds: set[str]) -> str:

@@ -13,10 +13,10 @@ import numpy as np
 
 from granular import formats
 from granular._lazy import import_extra
-from granular.aio.conversion.image_folder import ImageFolder
+from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
 from granular.aio.conversion.infer import JSONText
 from granular.aio.datasources.arguments import refuse_gaps
-from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of
+from granular.aio.datasources.detect import CLASSES, ENDINGS, PACKED, UNPACK, format_of, remedy_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.paths.path import Path, is_pattern, matches_of
@@ -52,6 +52,7 @@ class RecordSource:
       items: the records, if they can only be read in order; otherwise None.
       size: the bytes of its files, if known; detects that the source has changed.
       opened: the reader to close with it.
+      images: fields that are images by the names of their files.
     """
 
     name: str
@@ -68,9 +69,10 @@ class RecordSource:
         items: Any = None,
         size: int | None = None,
         opened: AsyncResource | None = None,
+        images: Sequence[str] = (),
     ) -> None:
         self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
-        self.opened = opened
+        self.opened, self.images = opened, images
         self._sampled: list[Any] = []  # sampled records, to be yielded again by ``stream``
         self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
 
@@ -299,8 +301,10 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     except NotFoundError as error:
         if format:
             raise
+        if remedy := await remedy_of(folder, sorted(names)):
+            raise NotFoundError(f'{folder}: {remedy}') from None
         raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format') from None
-    return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size)
+    return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
 
 
 def _kind_of(name: str) -> str:
@@ -313,6 +317,8 @@ def _format_of(paths: Sequence[Path]) -> str:
         raise InvalidArgumentError(
             f'{paths[0]} and {len(paths) - 1} more: expected files of one format, got {", ".join(sorted(kinds))}'
         )
+    if packed := [path for path in paths if path.name.endswith(PACKED)]:
+        raise InvalidArgumentError(f'{packed[0]}: {UNPACK}')
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
             f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
@@ -335,7 +341,8 @@ async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSo
     options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
     opened: Any = CLASSES[format](paths, **options)
     await ensure_open(opened)
-    return RecordSource(name, format, sources.convert(opened), size=size, opened=opened)
+    images = IMAGE_SUFFIXES if format == 'webdataset' else ()
+    return RecordSource(name, format, sources.convert(opened), size=size, opened=opened, images=images)
 
 
 async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordSource:

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from granular.aio.datasets.codec import Field, encode_now, keys_error
+from granular.aio.datasets.codec import Field, describe_error, encode_now, keys_error
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter, expect_copies
+from granular.aio.execution.failures import Failure, of_datapoint
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.lifecycle import ensure_open
@@ -49,12 +50,15 @@ class ShardWriter:
       shardlen: datapoints per shard; None for one dataset without shards.
       layout, checksums: as for ``DatasetWriter``.
       name: the source, for errors.
-      hint: a remedy for values that an encoder rejects.
+      hints: the remedy for a value that the encoder rejects, by key.
+      skip: skip records that do not fit the spec: a shard then has fewer datapoints than records.
 
     Attributes:
       mapping, shardlen, layout, checksums: as passed.
       chunk: the number of records to read at a time.
       has_copies: True if several processes may write the same shard at the same time.
+      skip: as passed.
+      skipped: the reason for each record that was skipped, by its file or number.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class ShardWriter:
         layout: Layout,
         checksums: bool,
         name: str,
-        hint: str = '',
+        hints: Mapping[str, str] | None = None,
+        skip: bool = False,
     ) -> None:
         self.directory, self.mapping, self._fields = directory, mapping, fields
         self.shardlen, self.layout, self.checksums = shardlen, layout, checksums
-        self._name, self._hint = name, hint
+        self._name, self._hints = name, hints or {}
+        self.skip, self.skipped = skip, dict[str, str]()
         self.has_copies = False
         self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
 
@@ -95,7 +101,8 @@ class ShardWriter:
         writer = await self.open(number)
         try:
             await tell(len(writer))
-            await self._fill(source, writer, start + len(writer), stop, tell)
+            # Records that were skipped are not among the datapoints of the shard, so it is compared from its start on.
+            await self._fill(source, writer, start if self.skip else start + len(writer), stop, tell)
         except BaseException:
             await writer.abort()
             raise
@@ -104,36 +111,58 @@ class ShardWriter:
     async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int, tell: Tell) -> None:
         """Write records to a shard, and read the next ones meanwhile."""
         indices, reading = range(start, min(start + self.chunk, stop)), None
+        present = len(writer) if self.skip else 0
         try:
             while indices:
                 records = await outcome(reading or source.fetch(indices))
                 following = range(indices.stop, min(indices.stop + self.chunk, stop))
                 reading = start_task(source.fetch(following)) if following else None
-                await self.write(writer, records, indices.start, tell)
+                present = await self.write(writer, records, indices.start, tell, present)
                 indices = following
         finally:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
 
-    async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell) -> None:
-        """Append records, the first of which has number ``first`` in the source. They are encoded in a thread."""
-        for datapoint in await offload(self._encode, records, first):
+    async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell, present: int = 0) -> int:
+        """Append records, the first of which has number ``first`` in the source. They are encoded in a thread.
+
+        Args:
+          present: datapoints that the shard has already, which are left out.
+
+        Returns:
+          How many of these are still to come.
+        """
+        datapoints = await offload(self._encode, records, first)
+        for datapoint in datapoints[present:]:
             await writer.append(datapoint, flush=False)
-        await tell(len(records))
+        await tell(len(records) - min(present, len(datapoints)))
+        return max(0, present - len(datapoints))
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
         """Return the encoded records, by key."""
-        out, spec, name = [], self.mapping.spec, self._name
+        out = []
         for number, record in enumerate(records, first):
-            datapoint = self.mapping.datapoint(record)
-            if datapoint.keys() != spec.keys():
-                hint = ": a key that is often missing can have the type 'msgpack', given with spec"
-                raise keys_error(spec, datapoint, name, number, hint)
             try:
-                encoded = encode_now(self._fields, datapoint, name, number)
-            except EncodeError as error:
-                raise EncodeError(f'{error}{self._hint}') from error
-            pairs = zip(self._fields, encoded, strict=True)
-            out.append({field.key: values if field.many else values[0] for field, values in pairs})
+                out.append(self._encode_one(record, number))
+            except Exception as error:
+                if not self.skip or not of_datapoint(error):
+                    raise
+                self.skipped[getattr(record, 'path', f'datapoint {number}')] = describe_error(error)
         return out
+
+    def _encode_one(self, record: Any, number: int) -> dict[str, Any]:
+        if isinstance(record, Failure):
+            raise record.error
+        spec, name = self.mapping.spec, getattr(record, 'path', self._name)
+        datapoint = self.mapping.datapoint(record)
+        if datapoint.keys() != spec.keys():
+            hint = ": a key that is often missing can have the type 'msgpack', given with spec"
+            raise keys_error(spec, datapoint, name, number, hint)
+        try:
+            encoded = encode_now(self._fields, datapoint, name, number)
+        except EncodeError as error:
+            hint = '' if self.skip else self._hints.get(error.key or '', '')
+            raise EncodeError(f'{error}{hint}', path=name, key=error.key, index=number) from error.__cause__
+        pairs = zip(self._fields, encoded, strict=True)
+        return {field.key: values if field.many else values[0] for field, values in pairs}

@@ -21,6 +21,9 @@ from granular.aio.stores.local.writing import final_name
 from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import SUFFIXES, shard_name, shard_number
 
+CONVERSION: Final = '.granular-conversion'
+"""The file in the first shard that records a conversion."""
+
 _BAG: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _INDEX_DRAFT: Final = re.compile(r'[0-9a-f]{40}\.index\.[0-9a-f]{8}\.tmp')
 
@@ -32,9 +35,10 @@ class Leftover:
     Attributes:
       path: the file or folder, or the object that an upload was to become.
       kind: ``'upload'``: an unfinished multipart upload; ``'draft'``: a temporary file, or the record of
-        an append that has ended; ``'bag'``: a file of a bag in a dataset without a ``spec.json``; ``'folder'``: an
-        empty folder of a shard; ``'claim'``: the claim of a writer of shards in a bucket; ``'part'``: a file of an
-        unfinished write by Ray, in its folder ``.parts.<token>`` or in the shards beside it.
+        an append that has ended, or of a conversion that has finished no shard; ``'bag'``: a file of a bag in a dataset
+        without a ``spec.json``; ``'folder'``: an empty folder of a shard; ``'claim'``: the claim of a writer of shards
+        in a bucket; ``'part'``: a file of an unfinished write by Ray, in its folder ``.parts.<token>`` or in the shards
+        beside it.
       size: its size in bytes.
       age: seconds since the last write in its folder.
     """
@@ -104,7 +108,10 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
             continue
         if _shards_of(key) in claimed:
             continue  # protects a live writer, however long it takes to fill a shard
-        cleaning = _Cleaning(store, key, folder, directory in sharded, bags)
+        resumable = CONVERSION in folder.files and any(
+            other.finished and _shards_of(name) == directory for name, other in folders.items()
+        )
+        cleaning = _Cleaning(store, key, folder, directory in sharded, bags, resumable)
         removed = await cleaning.run(now, older, remove)
         leftovers += removed
         if directory is not None and not (removed and cleaning.empties):
@@ -134,7 +141,7 @@ class _Folder:
     def is_of_dataset(self) -> bool:
         """True if its bags belong to a dataset, finished or not: others may have been written on their own."""
         names = self.files.keys() | {final_name(name) for name in self.files}
-        return not names.isdisjoint(('spec.json', 'refs.bag'))
+        return not names.isdisjoint(('spec.json', 'refs.bag', CONVERSION))
 
     @property
     def claims(self) -> list[Entry]:
@@ -168,7 +175,7 @@ def _is_written(name: str) -> bool:
     """Return whether a file has a name that writers use."""
     stem, suffix = os.path.splitext(name)
     is_bag = suffix in SUFFIXES and _BAG.fullmatch(stem) is not None
-    return is_bag or name in ('spec.json', MARKER) or _is_temporary(name) or is_claim(name)
+    return is_bag or name in ('spec.json', MARKER, CONVERSION) or _is_temporary(name) or is_claim(name)
 
 
 def _is_temporary(name: str) -> bool:
@@ -284,14 +291,18 @@ class _Cleaning:
       folder: its content.
       is_shard: True if it is named like a shard, and another shard, or itself, is of a dataset.
       bags: True to remove its bags even if they may have been written on their own.
+      resumable: True if a shard beside it is finished, so that the record of a conversion remains.
 
     Attributes:
       empties: True if nothing remains of the folder.
     """
 
-    def __init__(self, store: Store, key: str, folder: _Folder, is_shard: bool, bags: bool) -> None:
+    def __init__(self, store: Store, key: str, folder: _Folder, is_shard: bool, bags: bool, resumable: bool) -> None:
         self._store, self._key, self._folder = store, key, folder
-        self._temporary = [entry for name, entry in folder.files.items() if _is_temporary(name) and store.local]
+        drafts = [] if resumable or folder.finished else [CONVERSION]
+        self._temporary = [
+            entry for name, entry in folder.files.items() if (_is_temporary(name) and store.local) or name in drafts
+        ]
         self._unfinished = [
             entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished
         ]

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
+from granular.aio.datasets.codec import Decoders, describe_error
 from granular.aio.datasets.columns import read_references
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
@@ -21,8 +22,9 @@ from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import CorruptError, NotFoundError, UnsupportedError
+from granular.formats.base import Decoder
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
-from granular.formats.layout import shard_name
+from granular.formats.layout import element, shard_name
 from granular.indexing import Ints
 
 _SPAN = 1 << 15  # datapoints whose references are checked at a time
@@ -51,6 +53,8 @@ class Report:
       datapoints: the datapoints of all shards.
       records: the records that were read.
       checked: the records that were compared with a checksum.
+      decoded: the records that were decoded.
+      undecoded: the keys of which no record was decoded, as there is no decoder for their types.
       bytes: the bytes of the records.
       problems: the problems; empty for an intact dataset.
     """
@@ -58,16 +62,22 @@ class Report:
     datapoints: int = 0
     records: int = 0
     checked: int = 0
+    decoded: int = 0
+    undecoded: list[str] = dataclasses.field(default_factory=list)
     bytes: int = 0
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
 
-async def verify(path: AnyPath, progress: Progress | None = None) -> Report:
+async def verify(path: AnyPath, progress: Progress | None = None, decoders: Decoders = None) -> Report:
     """Read a whole dataset, sharded or not, and check its structure, references, records, checksums and index.
+
+    Checksums are those of the records as they were written: a file that was damaged before has a right one, and only
+    ``decoders`` find it.
 
     Args:
       path: the folder.
       progress: called in a thread, with the number of bytes read since the last call.
+      decoders: decode all records of these types, such as with ``granular.decoders``; by default, none.
 
     Returns:
       The report. Corrupt data is reported, not raised, and does not end the reading.
@@ -86,7 +96,7 @@ async def verify(path: AnyPath, progress: Progress | None = None) -> Report:
     bytes_read = ProgressReport(progress, MiB)
     await root.store.ready()
     if await (root / 'spec.json').exists():
-        await _verify_dataset(root, report, bytes_read)
+        await _verify_dataset(root, report, bytes_read, decoders or {})
         await bytes_read.finish()
         return report
     numbers = await shards_in(root)
@@ -98,7 +108,7 @@ async def verify(path: AnyPath, progress: Progress | None = None) -> Report:
             last = '' if number == expected + 1 else f', as are all up to {shard_name(number - 1)}'
             path = f'{root / shard_name(expected)}'
             report.problems.append(Problem(path, None, f'the shard is missing{last}'))
-        await _verify_dataset(root / shard_name(number), report, bytes_read)
+        await _verify_dataset(root / shard_name(number), report, bytes_read, decoders or {})
         expected = number + 1
     await bytes_read.finish()
     await _verify_index(root, numbers, report)
@@ -164,7 +174,9 @@ def _spans(count: int) -> Iterator[Ints]:
     return (np.arange(start, min(start + _SPAN, count)) for start in range(0, count, _SPAN))
 
 
-async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport) -> None:
+async def _verify_dataset(
+    folder: Path, report: Report, progress: ProgressReport, decoders: Mapping[str, Decoder]
+) -> None:
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
@@ -179,7 +191,10 @@ async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport
         if reader.layout == 'refs':
             await _verify_references(reader, folder, report)
         for key, bag in bags.items():
-            await _verify_bag(bag, folder / f'{key}.bag', report, progress)
+            decoder = decoders.get(element(reader.spec[key])) if key in reader.spec else None
+            if decoder is None and key in reader.spec and key not in report.undecoded:
+                report.undecoded.append(key)
+            await _verify_bag(bag, folder / f'{key}.bag', report, progress, decoder)
 
 
 async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
@@ -191,11 +206,16 @@ async def _verify_references(reader: DatasetReader, folder: Path, report: Report
             report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
-async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: ProgressReport) -> None:
+async def _verify_bag(
+    bag: BagReader, path: Path, report: Report, progress: ProgressReport, decoder: Decoder | None
+) -> None:
     sums = await _read_sums(path.with_suffix(SUFFIX), len(bag), report)
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:
-        return [(len(record), _difference(record, sums, i)) for i, record in enumerate(records, start)]
+        return [
+            (len(record), _difference(record, sums, i) or _refusal(record, decoder))
+            for i, record in enumerate(records, start)
+        ]
 
     async def read(indices: range) -> list[tuple[int, str | None]]:
         return await offload(check, indices.start, await bag.fetch(indices))
@@ -205,6 +225,7 @@ async def _verify_bag(bag: BagReader, path: Path, report: Report, progress: Prog
         async for size, difference in results:
             report.records += 1
             report.checked += sums is not None
+            report.decoded += decoder is not None
             report.bytes += size
             if difference is not None:
                 report.problems.append(Problem(f'{path}', index, difference))
@@ -228,3 +249,15 @@ def _difference(record: bytes, sums: Sums | None, index: int) -> str | None:
     if sums is None or (checksum := crc32c(record)) == sums[index]:
         return None
     return f'its checksum is {checksum:08x}, not {int(sums[index]):08x}'
+
+
+def _refusal(record: bytes, decoder: Decoder | None) -> str | None:
+    """Decode a record; None if that succeeds, or if there is no decoder."""
+    try:
+        if decoder is not None:
+            decoder(record)
+    except MemoryError:
+        raise
+    except Exception as error:
+        return f'is not decoded: {describe_error(error)}'
+    return None

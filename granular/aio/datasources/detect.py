@@ -28,12 +28,18 @@ Opened = DatasetReader | ShardedDatasetReader | Any
 ENDINGS: Final = {
     '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
     '.tar': 'webdataset', '.tfrecord': 'tfrecord', '.tfrecords': 'tfrecord', '.tfrecord.gz': 'tfrecord',
+    '.tfrecord.zz': 'tfrecord',
 }  # fmt: skip
 CLASSES: Final[Mapping[str, Any]] = {
     'parquet': ParquetDataSource, 'arrayrecord': ArrayRecordDataSource, 'tfrecord': TFRecordDataSource,
     'webdataset': WebDatasetDataSource,
 }  # fmt: skip
 
+PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
+UNPACK: Final = (
+    'a compressed tar file has no random access: decompress it to .tar (gunzip), or unpack it with `granular '
+    'copy-to-local`'
+)
 _SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
 
 
@@ -68,9 +74,10 @@ async def open(  # noqa: A001
     ======================================================  =======================
 
     The last four are also opened from a folder that has files of one of these formats, from a pattern such as
-    ``s3://bucket/train-*.tar``, and from a sequence of files; several files are sorted by name, unless they are given
-    as a sequence. What exists under a name such as ``x[1].tar`` is opened; only otherwise is the name a pattern. Of
-    names such as ``train.tfrecord-00000-of-00010`` in a folder or pattern, all ten must exist.
+    ``s3://bucket/train-*.tar`` or ``train-{000..127}.tar``, and from a sequence of files; several files are sorted by
+    name, unless they are given as a sequence. What exists under a name such as ``x[1].tar`` is opened; only otherwise
+    is the name a pattern. Of names such as ``train.tfrecord-00000-of-00010`` in a folder or pattern, all ten must
+    exist.
 
     Args:
       path: a file, a folder, a pattern or a sequence of files.
@@ -122,12 +129,28 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
     if not files:
         if not entries and await folder.is_file():  # a bucket lists no folder behind the name of an object
             raise _unknown(folder)
+        if remedy := await remedy_of(folder, [entry.name for entry in entries]):
+            raise NotFoundError(f'{folder}: {remedy}')
         raise NotFoundError(
             f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
             f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(sorted(entry.name for entry in entries))}'
         )
     refuse_gaps(files, f'{folder}')
     return await _open_files(files, f'{folder}', decoders, options)
+
+
+async def remedy_of(folder: Path, names: Sequence[str]) -> str:
+    """Return what a folder of another library is, and how to convert it; empty if it is not known."""
+    if 'state.json' in names or 'dataset_dict.json' in names:
+        return f'is of datasets.save_to_disk: convert it with `granular convert {folder} TARGET`'
+    content = await (folder / 'index.json').read_bytes() if 'index.json' in names else b''
+    for mark, library in ((b'"shards"', 'streaming'), (b'"chunks"', 'litdata')):
+        if mark in content:
+            dataset = f'{library}.StreamingDataset({"local=" if library == "streaming" else ""}{str(folder)!r})'
+            return f'is of {library}.StreamingDataset: convert it with granular.convert({dataset}, TARGET)'
+    if any(name.endswith(PACKED) for name in names):
+        return UNPACK
+    return ''
 
 
 def _describe_folder(names: Sequence[str]) -> str:
@@ -141,6 +164,8 @@ def _describe_folder(names: Sequence[str]) -> str:
 
 
 def _unknown(file: Path) -> NotFoundError:
+    if file.name.endswith(PACKED):
+        return NotFoundError(f'{file}: {UNPACK}')
     return NotFoundError(
         f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}'
     )

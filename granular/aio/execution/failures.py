@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, cast
 
-from granular.aio.runtime.tracebacks import RemoteError, shorten, summary
+from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
 
@@ -21,7 +21,7 @@ OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
 _RECENT: Final = 1000
 _REASONS: Final = 100  # reasons that a summary tells apart
-_NUMBER: Final = re.compile(r'\d+')
+_VALUE: Final = re.compile(r"""\bb'[^']*'|\bb"[^"]*"|\d+""")  # what differs between errors of one reason
 
 
 capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)
@@ -58,10 +58,11 @@ def of_datapoint(error: Exception) -> bool:
 def portable(error: BaseException) -> tuple[list[bytes], str]:
     """Return an error and its causes, pickled one after the other, and its traceback as text, for ``remote``.
 
+    The text is empty where the message says all.
     Classes that cannot be imported are pickled by value, as those of a script of which a function was sent by value.
     """
     shorten(error)
-    text = ''.join(traceback.format_exception(error))
+    text = '' if tells_all(error) else ''.join(traceback.format_exception(error))
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)
@@ -81,7 +82,7 @@ def _pickled(error: BaseException) -> bytes:
 
 def remote(pickled: Sequence[bytes], text: str) -> BaseException:
     """Restore an error from another process, with its causes."""
-    chain = [*map(pickle.loads, pickled), RemoteError(text)]
+    chain = [*map(pickle.loads, pickled), *([RemoteError(text)] if text else [])]
     for error, cause in itertools.pairwise(chain):
         error.__cause__ = cause
     first: BaseException = chain[0]
@@ -131,13 +132,14 @@ class Errors:
         return call_user(self.on_error, failure.index, failure.error) if callable(self.on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
-        """Count and log datapoints that failed."""
+        """Count datapoints that failed, and log the first one of each reason."""
         for number, message in failed:
             self.count += 1
             self.recent.append((number, message))
-            logger.warning('the datapoint at %s %d failed: %s', self._unit, number, message)
-            reason = _NUMBER.sub('…', message)
+            reason = _VALUE.sub('…', message)
             known = reason in self._reasons or len(self._reasons) < _REASONS
+            level = logging.WARNING if known and reason not in self._reasons else logging.DEBUG
+            logger.log(level, 'the datapoint at %s %d failed: %s', self._unit, number, message)
             self._reasons[reason if known else 'other reasons'] += 1
 
     def summarise(self) -> None:

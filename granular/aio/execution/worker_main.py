@@ -23,6 +23,10 @@ from granular.metrics import Metrics, counters, timing
 class Stage(Protocol):
     """A stage of a pipeline, which is timed."""
 
+    def describe(self) -> str:
+        """Return its name and arguments."""
+        ...
+
     def spent_times(self) -> tuple[int, float]:
         """Return the number of datapoints that were timed, and the seconds that they took."""
 

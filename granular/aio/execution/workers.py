@@ -103,6 +103,15 @@ class Workers:
         dead = self._workers[number]
         self._workers[number] = self._worker(number, [worker for worker in self._workers if worker is not dead])
 
+    def _culprit(self) -> str:
+        """Return the first stage that does not pickle, for an error."""
+        for stage in reversed(self._task.stages()):  # a stage pickles with those before it
+            try:
+                shared_memory.split(stage, by_value=not _imports_main())
+            except Exception:
+                return f', {stage.describe()} does not'
+        return ''
+
     def _start(self) -> None:
         if self._context.get_start_method() != 'fork':
             token = pickling_for_worker.set(True)
@@ -111,7 +120,7 @@ class Workers:
                 self._payload, self._parts = shared_memory.split(work, by_value=not _imports_main())
             except Exception as error:
                 raise InvalidArgumentError(
-                    f'worker processes need a source and functions that pickle: {summary(error)}'
+                    f'worker processes need a source and functions that pickle{self._culprit()}: {summary(error)}'
                 ) from error
             finally:
                 pickling_for_worker.reset(token)

@@ -20,6 +20,12 @@ Spec = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 # Limits of a batch that the event loop assembles itself, in less than a millisecond: bytes and values.
 _IN_PLACE: Final = MiB
 _VALUES_IN_PLACE: Final = 512
+_TEXT: Final = 'US'  # kinds of dtypes
+
+DROPPED: Final = (
+    'the source drops datapoints, by filter, flat_map or a function that returns None, and batches of a Loader would '
+    'not be full: use dataset.to_iter_dataset().batch(64)'
+)
 
 
 class LoadedBatch(NamedTuple):
@@ -33,7 +39,7 @@ class Assembly:
     """Loads batches from a source, in this process or in a worker process.
 
     Args:
-      source: a source of datapoints, which are dicts of numbers and arrays.
+      source: a source of datapoints, which are dicts of numbers, text and arrays.
       size: datapoints per batch.
       spec: dtype and shape of each key.
       on_error: policy for a datapoint that fails.
@@ -76,6 +82,13 @@ class Assembly:
             else self._memory(len(datapoints))
         )
         for key, (dtype, shape) in self._spec.items():
+            if dtype.kind in _TEXT and not shape:
+                values = [_as_array(key, datapoint[key], first + i) for i, datapoint in enumerate(datapoints)]
+                for i, value in enumerate(values):
+                    if _dtype_of(value) != dtype or value.shape:
+                        raise differing(key, value, first + i, dtype, shape)
+                out[key] = np.array(values, dtype)  # as wide as the longest text of the batch
+                continue
             target = out[key]
             if not shape and (column := _scalars([datapoint[key] for datapoint in datapoints], dtype)) is not None:
                 target[:] = column
@@ -141,13 +154,20 @@ def spec_of(datapoint: Any) -> Spec:
     Raises:
       DatapointError: if the datapoint is not a dict of numbers and arrays.
     """
+    if datapoint is None:
+        raise DatapointError(f'step 0: {DROPPED}')
     if not isinstance(datapoint, Mapping):
         raise DatapointError(f'step 0: expected a dict, got {type(datapoint).__name__}')
     arrays = {key: _as_array(key, value, 0) for key, value in datapoint.items()}
     for key, value in arrays.items():
         if value.dtype == object:
             raise differing(key, value, 0)
-    return {key: (value.dtype, value.shape) for key, value in arrays.items()}
+    return {key: (_dtype_of(value), value.shape) for key, value in arrays.items()}
+
+
+def _dtype_of(value: NDArray[Any]) -> np.dtype[Any]:
+    """Return the dtype of a value: of text and of bytes without their length, which may differ."""
+    return np.dtype(value.dtype.kind) if value.dtype.kind in _TEXT and not value.shape else value.dtype
 
 
 def check(datapoint: Any, step: int, spec: Spec) -> None:
@@ -155,12 +175,14 @@ def check(datapoint: Any, step: int, spec: Spec) -> None:
     check_keys(datapoint, step, spec)
     for key, (dtype, shape) in spec.items():
         value = _as_array(key, datapoint[key], step)
-        if value.dtype != dtype or value.shape != shape:
+        if _dtype_of(value) != dtype or value.shape != shape:
             raise differing(key, value, step, dtype, shape)
 
 
 def check_keys(datapoint: Any, step: int, spec: Spec) -> None:
     """Raise ``DatapointError`` if the keys of a datapoint differ from those of the first."""
+    if datapoint is None:
+        raise DatapointError(f'step {step}: {DROPPED}')
     if not isinstance(datapoint, Mapping):
         raise DatapointError(f'step {step}: expected a dict, got {type(datapoint).__name__}')
     if datapoint.keys() != spec.keys():

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
 from granular.aio.execution.prefetch import END, Prefetch
-from granular.aio.loader.collate import Assembly, Batch, LoadedBatch, Spec, spec_of
+from granular.aio.loader.collate import DROPPED, Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
+from granular.aio.pipeline.other_names import answering
 from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import ensure_event_loop
@@ -137,7 +138,7 @@ class Loader(LoaderHandle):
 
     Args:
       source: a source of ``sources``, a reader, a MapDataset, a sequence, or an object with ``fetch``; its datapoints
-        are dicts of numbers and arrays.
+        are dicts of numbers, text and arrays. Texts of a batch may differ in length.
       batch: datapoints per batch.
       prefetch: batches to fetch ahead.
       workers: threads that decode and transform; with ``mp``, processes, of which at most ``prefetch + 1`` are started,
@@ -166,6 +167,18 @@ class Loader(LoaderHandle):
     num_shards: int
     recycle_after: int | bool
 
+    @answering(
+        batch_size='batch',
+        num_workers="workers, which are threads (mp='spawn' makes them processes)",
+        prefetch_factor='prefetch, which counts batches',
+        pin_memory="granular.integrations.torch.Batches(loader, device='cuda'), which pins memory",
+        drop_last='nothing: a finite source ends with its last full batch',
+        shuffle='sources.Epochs(source, shuffle=True), or MapDataset.shuffle, as the source',
+        sampler='MapDataset.slice(indices) as the source',
+        collate_fn='MapDataset.batch(64, batch_fn=...) with to_iter_dataset() instead of a Loader',
+        persistent_workers='nothing: workers persist',
+        dataset='source',
+    )
     def __init__(
         self,
         source: Any,
@@ -189,6 +202,8 @@ class Loader(LoaderHandle):
         num_shards = check_integer('num_shards', num_shards, 1)
         shard_id = check_integer('shard_id', shard_id, 0, num_shards - 1)
         self.source: Source = convert(source)
+        if self.source.sparse and on_error == 'raise':
+            raise InvalidArgumentError(DROPPED)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
         self._core = RunningLoader(

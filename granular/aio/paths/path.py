@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
-from typing import Self
+from typing import Final, Self
 
 from numpy.typing import ArrayLike
 
@@ -18,6 +18,9 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.metrics import counters
+
+_BRACES: Final = re.compile(r'\{(\d{1,9})\.\.(\d{1,9})\}')
+_MAX_FILES: Final = 1_000_000  # that braces stand for
 
 
 class Path(PurePath):
@@ -243,18 +246,32 @@ class Path(PurePath):
 async def is_pattern(path: Path) -> bool:
     """Return whether a path stands for the paths that its last component matches: if it has a wildcard, and no file or
     folder has this name."""
-    return _has_wildcard(path.name) and not await path.exists()
+    return (_has_wildcard(path.name) or _BRACES.search(path.name) is not None) and not await path.exists()
 
 
 async def matches_of(pattern: Path) -> list[Path]:
-    """Return the paths that match the last component of a path, sorted.
+    """Return the paths that match the last component of a path, sorted. ``{000..002}`` stands for three numbers.
 
     Raises:
-      NotFoundError: if there is none.
+      NotFoundError: if there is none, or none for one of the numbers.
     """
-    if paths := sorted([path async for path in pattern.parent.glob(pattern.name)]):
-        return paths
-    raise NotFoundError(f'{pattern}: matches no files')
+    paths: set[Path] = set()
+    for name in _expand_braces(pattern.name):
+        matches = [path async for path in pattern.parent.glob(name)]
+        if not matches:
+            raise NotFoundError(f'{pattern.parent / name}: matches no files')
+        paths.update(matches)
+    return sorted(paths)
+
+
+def _expand_braces(name: str) -> list[str]:
+    if (match := _BRACES.search(name)) is None:
+        return [name]
+    head, first, last, tail = name[: match.start()], match[1], match[2], name[match.end() :]
+    numbers = range(int(first), int(last) + 1)
+    if not 0 < len(numbers) <= _MAX_FILES:
+        raise InvalidArgumentError(f'{name}: expected at most {_MAX_FILES} ascending numbers, got {len(numbers)}')
+    return [f'{head}{number:0{len(first)}}{rest}' for number in numbers for rest in _expand_braces(tail)]
 
 
 def _has_wildcard(name: str) -> bool:

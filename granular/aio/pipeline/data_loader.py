@@ -11,6 +11,7 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.other_names import answering
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
@@ -98,6 +99,17 @@ class DataLoader:
       start_method: start method of the processes: 'spawn', 'forkserver' or 'fork'.
     """
 
+    @answering(
+        batch_size='operations=[granular.Batch(64)]',
+        num_workers='worker_count',
+        prefetch_factor='worker_buffer_size',
+        pin_memory="granular.integrations.torch.Batches(loader, device='cuda'), which pins memory",
+        drop_last='operations=[granular.Batch(64, drop_remainder=True)]',
+        shuffle='sampler=granular.IndexSampler(len(source), shuffle=True, seed=0)',
+        collate_fn='operations=[granular.Batch(64, batch_fn=...)]',
+        persistent_workers='nothing: the workers of an iteration end with it',
+        dataset='data_source',
+    )
     def __init__(
         self,
         *,

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
 
 T = TypeVar('T')
+
+_UNCUT: Final = 1.0  # seconds in which a request that publishes something may end
 
 
 class HeldError(Exception):
@@ -54,7 +57,7 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
 
 
 async def uncut(coro: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that is never cancelled: a caller that is waits for its end first.
+    """Return the result of a coroutine that is not cut at once: a cancelled caller first waits a second for its end.
 
     For a request that publishes something: cut, it may or may not be carried out, even later.
     """
@@ -65,9 +68,11 @@ async def uncut(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await outcome(result_of(task))
     except asyncio.CancelledError:
-        while not task.done():
+        until = time.monotonic() + _UNCUT
+        while not task.done() and (left := until - time.monotonic()) > 0:
             with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
-                await asyncio.wait([task])
+                await asyncio.wait([task], timeout=left)
+        await end_tasks([task])
         raise
 
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from granular.errors import GranularError
+from granular.errors import DatapointError, GranularError
 
 _Owner = Literal['granular', 'library', 'user']
 
@@ -36,9 +36,10 @@ def summary(error: BaseException) -> str:
 def shorten(error: BaseException) -> None:
     """Shorten the traceback of an error that leaves the library, and those of its causes.
 
-    Of the frames of granular, the innermost one remains, and all frames of the user's code. A cause that is an OSError
-    whose text the message repeats is moved to ``__context__``, where it is not printed. Errors other than granular's
-    own are left as they are, unless a function of the user raised them.
+    Of the frames of granular, the innermost one remains, and all frames of the user's code. Moved to ``__context__``,
+    where it is not printed, is a cause that is an OSError whose text the message repeats, and the cause of an error of
+    a datapoint, whose message describes what its decoder or encoder found. Errors other than granular's own are left as
+    they are, unless a function of the user raised them.
     """
     if os.environ.get('GRANULAR_FULL_TRACEBACKS', '0') not in ('', '0'):
         return
@@ -46,6 +47,12 @@ def shorten(error: BaseException) -> None:
         for link in reversed(list(_chain(error))):
             BaseException.with_traceback(link, _cut(link.__traceback__))
             _hide_repeated(link)
+
+
+def tells_all(error: BaseException) -> bool:
+    """Return whether the message of a shortened error says all that its traceback does, which has no user's frame."""
+    described = isinstance(error, DatapointError) and _printed_before(error) is None
+    return described and 'user' not in map(_owner, _frames(error.__traceback__))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -108,11 +115,13 @@ def _cut(trace: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def _hide_repeated(error: BaseException) -> None:
-    """Move a cause whose text the message repeats to ``__context__``, unless it has a cause or a user's frame."""
+    """Move a cause that the message describes to ``__context__``, unless it has a cause or a user's frame."""
     cause = error.__cause__
-    if not isinstance(error, GranularError) or not isinstance(error, OSError) or not isinstance(cause, OSError):
+    if cause is None or _printed_before(cause) is not None or 'user' in map(_owner, _frames(cause.__traceback__)):
         return
-    text = str(cause) if isinstance(cause, GranularError) else cause.strerror or OSError.__str__(cause)
-    tells_more = _printed_before(cause) is not None or 'user' in map(_owner, _frames(cause.__traceback__))
-    if text in str(error) and not tells_more:
+    described = isinstance(error, DatapointError)
+    if isinstance(error, GranularError) and isinstance(error, OSError) and isinstance(cause, OSError):
+        text = str(cause) if isinstance(cause, GranularError) else cause.strerror or OSError.__str__(cause)
+        described = text in str(error)
+    if described and not isinstance(cause, RemoteError):
         error.__cause__, error.__context__ = None, cause  # the first suppresses the second

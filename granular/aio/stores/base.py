@@ -157,7 +157,7 @@ class Store(abc.ABC):
     Args:
       root: the beginning of the addresses of its files, such as ``s3://bucket``.
       config: the settings.
-      options: the user's options, such as ``endpoint_url``.
+      options: the user's options, such as ``endpoint_url``, of ``option_names`` (empty if any are accepted).
     """
 
     local = False
@@ -169,10 +169,14 @@ class Store(abc.ABC):
     versions_repeat = True
     """True if a file that is rewritten with the same bytes may have the same version."""
 
+    option_names: Sequence[str] = ()
+
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         self.root = root
         self.config = config
         self.options: dict[str, Any] = dict(options)
+        if self.option_names:
+            check_options(root, self.options, self.option_names)
         protect(secrets_in(self.options))
         self.merge: Merge = store_defaults(config, local=self.local)
 

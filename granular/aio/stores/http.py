@@ -10,7 +10,7 @@ from granular._redact import hidden
 from granular.aio.http.messages import http_date, shown
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import Entry, Stat, check_options
+from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.links import links_of
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import MiB
@@ -22,6 +22,7 @@ _MAX_PAGE: Final = 16 * MiB
 class HTTPStore(RemoteStore['HTTPClient']):
     """A host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
+    option_names = ('headers', 'tls_verify')
     is_bucket = False
 
     def _space(self) -> str:
@@ -91,7 +92,6 @@ class HTTPClient(Client):
 
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
-        check_options(store.root, store.options, ('headers', 'tls_verify'))
         self._store = store
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:

@@ -22,7 +22,7 @@ from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import Entry, Request, Stat, Store, check_options
+from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
 from granular.errors import (
@@ -40,7 +40,6 @@ _ADDRESS: Final = re.compile(
     re.DOTALL,
 )
 _KINDS: Final = ('datasets', 'spaces', 'models', 'kernels', 'buckets')
-_OPTIONS: Final = frozenset(('endpoint_url', 'tls_verify', 'token'))
 _COMMIT: Final = re.compile(r'[0-9a-f]{40}')
 _NEXT: Final = re.compile(r'<([^>]*)>\s*;\s*rel="?next"?')
 _MAX_PAGE: Final = 16 * MiB
@@ -72,12 +71,12 @@ class HubStore(RemoteStore['HubClient']):
     ``endpoint_url``; ``tls_verify``.
     """
 
+    option_names = ('endpoint_url', 'tls_verify', 'token')
     is_bucket = False
     variables = ('HF_TOKEN', 'HF_TOKEN_PATH', 'HF_HOME')
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
-        check_options(root, self.options, _OPTIONS)
         match = _ADDRESS.fullmatch(root.partition('://')[2])
         if match is None:
             raise InvalidArgumentError(f'{root}: expected hf:// and a repository')

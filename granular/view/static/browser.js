@@ -157,7 +157,8 @@ export class Browser {
     const part = done ? 'all' : `${count(next)} of`;
     let text = error || `${count(matches.length)} found in ${part} ${count(this.dataset.length)} datapoints`;
     if (skipped) text += `; ${count(skipped)} were not compared, as they are damaged or larger than 64 KiB`;
-    this.note.textContent = done || error ? `${text}.` : `${text} …`;
+    this.note.textContent = done || error ? `${text}. ` : `${text} … `;
+    if (matches.length) this.note.append(h('button', { type: 'button', class: 'save', onclick: () => this.search.save() }, 'Save all indices'));
     this.note.classList.toggle('bad', Boolean(error));
     announce(text);
   }

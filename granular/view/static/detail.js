@@ -109,7 +109,7 @@ function image(where) {
   const note = h('p', { class: 'note' });
   const picture = h('img', { alt: `${where.key} of datapoint ${where.index}`, src: media(where), draggable: 'false' });
   picture.addEventListener('load', () => {
-    note.textContent = `${picture.naturalWidth} × ${picture.naturalHeight}`;
+    note.textContent = `${picture.naturalWidth} × ${picture.naturalHeight}, as decoded: without EXIF orientation`;
     picture.classList.toggle('exact', Math.max(picture.naturalWidth, picture.naturalHeight) <= 128);
   });
   picture.addEventListener('error', () => {

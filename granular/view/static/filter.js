@@ -45,6 +45,19 @@ export class Search {
     this.changed();
   }
 
+  /** Search to the end, and save the indices of the matches as a list that `MapDataset.subset` takes. */
+  async save() {
+    while (!this.done && !this.error && !this.ended.signal.aborted) {
+      await this.more();
+      await new Promise((resolve) => setTimeout(resolve, 20));
+    }
+    if (!this.done) return;
+    const file = new Blob([JSON.stringify(this.matches)], { type: 'application/json' });
+    const link = h('a', { href: URL.createObjectURL(file), download: 'indices.json' });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
   end() {
     this.ended.abort();
   }

@@ -27,6 +27,7 @@ from granular.aio.runtime.user_functions import (
     refuse_coroutine_function,
 )
 from granular.errors import (
+    ClosedError,
     InvalidArgumentError,
     OutOfRangeError,
     UnknownKeyError,
@@ -254,11 +255,13 @@ class _Adapter(Source):
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
                 raise
-            steps = np.asarray(indices)
-            if len(steps) == 1:
-                return [Failure(int(steps[0]), error)]
-            halves = np.array_split(steps, 2)
-            return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
+            failed = error
+        # Behind the handler, in which the errors of the halves would have this one as their context.
+        steps = np.asarray(indices)
+        if len(steps) == 1:
+            return [Failure(int(steps[0]), failed)]
+        halves = np.array_split(steps, 2)
+        return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
 
 
 class Fetching(_Adapter):
@@ -276,7 +279,17 @@ class Fetching(_Adapter):
     def select(self, fields: Sequence[str]) -> Self | None:
         if not takes_mask(self._source) or self._mask is not None:
             return None
+        if isinstance(spec := _known_spec(self._source), Mapping) and (unknown := sorted(set(fields) - set(spec))):
+            raise UnknownKeyError(f'{self._source!r}: select has {unknown}, the spec has {list(spec)}')
         return type(self)(self._source, tuple(fields))
+
+
+def _known_spec(source: Any) -> Any:
+    """Return the spec of a reader that is open; None for others."""
+    try:
+        return getattr(source, 'spec', None)
+    except ClosedError:
+        return None
 
 
 async def _awaited(

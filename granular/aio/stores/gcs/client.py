@@ -13,7 +13,6 @@ from granular.aio.http.messages import Target
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
-from granular.aio.stores.base import check_options
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
 from granular.aio.stores.gcs.listing import next_page
@@ -28,7 +27,6 @@ from granular.errors import (
     StoreError,
 )
 
-_OPTIONS: Final = ('anon', 'endpoint_url', 'project', 'requester_pays', 'tls_verify', 'token')
 _OBJECT_FIELDS: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
 _PAGE_FIELDS: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
 T = TypeVar('T')
@@ -39,7 +37,6 @@ class GCSClient(Client):
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
-        check_options(store.root, store.options, _OPTIONS)
         self._token_lock = asyncio.Lock()
         self._store = store
         self.base: str = endpoints.check(store.root, store.endpoint)

@@ -7,7 +7,7 @@ from granular.aio.stores import endpoints
 from granular.aio.stores.base import check_options
 from granular.errors import InvalidArgumentError
 
-_OPTIONS: Final = (
+OPTIONS: Final = (
     *('anon', 'client_kwargs', 'config_kwargs', 'endpoint_url', 'key', 'profile', 'region', 'requester_pays'),
     *('s3_additional_kwargs', 'secret', 'tls_verify', 'token'),
 )
@@ -35,13 +35,12 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 def check(root: str, options: Mapping[str, Any]) -> None:
-    """Reject unknown options, and parts of credentials.
+    """Reject unknown names in options that are mappings, and parts of credentials.
 
     Raises:
       InvalidArgumentError: naming the unknown options and the valid ones, or the missing part.
     """
     for label, names, valid in (
-        ('options', options, _OPTIONS),
         ('client_kwargs', options.get('client_kwargs') or {}, ('endpoint_url', 'region_name')),
         ('config_kwargs', options.get('config_kwargs') or {}, _TUNING),
         ('config_kwargs of s3', (options.get('config_kwargs') or {}).get('s3') or {}, ('addressing_style',)),

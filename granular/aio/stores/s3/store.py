@@ -14,6 +14,7 @@ from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3.client import EXPRESS, S3Client
 from granular.aio.stores.s3.documents import is_writable
+from granular.aio.stores.s3.options import OPTIONS
 from granular.errors import NotFoundError
 
 _BATCH: Final = 1000  # keys in one delete request
@@ -30,6 +31,7 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     """
 
     passes = 5
+    option_names = OPTIONS
     variables = (
         *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE'),
         *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),

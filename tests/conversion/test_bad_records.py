@@ -1,0 +1,155 @@
+"""Records that do not fit: named with their files, skipped, and what an error leaves behind."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+import granular
+from granular.errors import DatapointError, EncodeError, InvalidArgumentError, NotFoundError
+
+BAD = {3: b'not an image', 17: b'', 44: b'<html>'}  # by number
+
+
+def image_folder(root, count=60, bad=BAD):
+    """Write images in two classes, of which some files are bad; return the paths of these."""
+    for i in range(count):
+        file = root / ('cat' if i < count // 2 else 'dog') / f'{i:03}.png'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bad[i] if i in bad else granular.encoders['png'](np.full((2, 3), i, np.uint8)))
+    return [root / ('cat' if i < count // 2 else 'dog') / f'{i:03}.png' for i in bad]
+
+
+def labels(folder):
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        return [one['image'][0, 0, 0] if 'image' in one else one['n'] for one in reader]
+
+
+@pytest.mark.parametrize('spec', [None, {'image': 'png'}])
+def test_bad_files_of_the_sample_are_named_before_anything_is_written(spec, tmp_path):
+    bad = image_folder(tmp_path / 'images')
+    with pytest.raises(EncodeError, match="key 'image': 3 of 60 sampled files are not a JPEG, PNG") as caught:
+        granular.convert(tmp_path / 'images', tmp_path / 'out', spec=spec)
+    assert all(f'{path} ' in str(caught.value) for path in bad)
+    assert ('was inferred' in str(caught.value)) == (spec is None)
+    assert (caught.value.key, caught.value.path) == ('image', f'{bad[0]}')
+    assert os.listdir(tmp_path) == ['images']
+
+
+@pytest.mark.parametrize('spec', [None, {'image': 'png'}])
+def test_bad_file_behind_the_sample_is_named(spec, tmp_path):
+    bad = image_folder(tmp_path / 'images', bad={44: b'<html>'})
+    with pytest.raises(EncodeError, match='datapoint 44') as caught:
+        granular.convert(tmp_path / 'images', tmp_path / 'out', spec=spec, sample=2)
+    assert str(caught.value).startswith(f'{bad[0]}: ')
+    assert ('was inferred' in str(caught.value)) == (spec is None)
+    assert (caught.value.key, caught.value.path, caught.value.index) == ('image', f'{bad[0]}', 44)
+
+
+def test_names_of_files_and_majorities_decide_about_images(tmp_path):
+    image_folder(tmp_path / 'images', 4, {0: b'a', 1: b'b', 2: b'c'})
+    done = granular.convert(tmp_path / 'images', tmp_path / 'named', on_error='skip')
+    assert (done.spec['image'], done.reasons['image']) == ('png', 'of 4 sampled: 3 bytes, 1 png')
+    assert (done.datapoints, labels(tmp_path / 'named')) == (1, [3])
+    png = granular.encoders['png'](np.zeros((2, 2), np.uint8))
+    done = granular.convert([{'x': png}, {'x': b'?'}], tmp_path / 'even')
+    assert (done.spec, done.reasons) == ({'x': 'bytes'}, {'x': 'of 2 sampled: 1 png, 1 bytes'})
+    with pytest.raises(EncodeError, match=r'1 of 3 sampled files.*record 2 of the sample \(1 bytes from'):
+        granular.convert([{'x': png}, {'x': png}, {'x': b'?'}], tmp_path / 'most')
+    assert granular.convert([{'x': png}, {'x': b'?'}], tmp_path / 'given', spec={'x': 'bytes'}).reasons == {
+        'x': 'given'
+    }
+
+
+@pytest.mark.parametrize('shardlen', [7, 1000, None])
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_records_that_do_not_fit_are_skipped_and_listed(shardlen, layout, tmp_path):
+    records = [{'n': 'text' if i in (5, 21) else i, **({} if i != 30 else {'m': 1})} for i in range(40)]
+    expected = [i for i in range(40) if i not in (5, 21, 30)]
+    options = {'shardlen': shardlen, 'layout': layout, 'spec': {'n': 'int'}, 'on_error': 'skip', 'sample': 3}
+    for name, source in (('indexed', lambda: records), ('stream', lambda: iter(records))):
+        done = granular.convert(source(), tmp_path / name, **options)
+        assert done.datapoints == len(expected)
+        assert sorted(done.skipped) == ['datapoint 21', 'datapoint 30', 'datapoint 5']
+        assert 'expected an integer, got str' in done.skipped['datapoint 5']
+        with granular.open(tmp_path / name) as reader:
+            assert [one['n'] for one in reader] == expected
+        again = granular.convert(source(), tmp_path / name, **options)
+        assert (again.found, again.bytes) == (len(expected), 0)
+        if shardlen == 7:  # a shard that is missing is written again, the same
+            shutil.copytree(tmp_path / name, tmp_path / 'whole')
+            shutil.rmtree(tmp_path / name / '000003')
+            assert list(granular.convert(source(), tmp_path / name, **options).skipped) == ['datapoint 21']
+            for file in sorted((tmp_path / 'whole' / '000003').iterdir()):
+                assert (tmp_path / name / '000003' / file.name).read_bytes() == file.read_bytes()
+            shutil.rmtree(tmp_path / 'whole')
+
+
+def test_datapoints_that_a_source_cannot_read_are_skipped(tmp_path):
+    def odd(i):
+        if i == 9:
+            raise ValueError('broken')
+        return {'n': i}
+
+    source = granular.MapDataset.source(range(20)).map(odd)
+    with pytest.raises(ValueError, match='broken'):
+        granular.convert(source, tmp_path / 'out', shardlen=5)
+    done = granular.convert(source, tmp_path / 'skipped', shardlen=5, on_error='skip')
+    assert (done.datapoints, list(done.skipped)) == (19, ['datapoint 9'])
+    assert labels(tmp_path / 'skipped') == [i for i in range(20) if i != 9]
+
+
+def test_invalid_policies_are_refused(tmp_path):
+    for options in ({'on_error': 'ignore'}, {'on_error': 'skip', 'engine': 'ray'}):
+        with pytest.raises(InvalidArgumentError, match="on_error: expected 'raise'"):
+            granular.convert([{'n': 1}], tmp_path / 'x', **options)
+
+
+@pytest.mark.parametrize('kind', ['indexed', 'stream'])
+@pytest.mark.parametrize('bad', [0, 14, 39])
+def test_error_leaves_finished_shards_or_nothing(kind, bad, granular_cli, tmp_path):
+    records = [{'n': 'text' if i == bad else i} for i in range(40)]
+    source = records if kind == 'indexed' else iter(records)
+    with pytest.raises(DatapointError):
+        granular.convert(source, tmp_path / 'out', shardlen=10, parallel=2, spec={'n': 'int'})
+    if not (tmp_path / 'out').exists():
+        return
+    finished = [path.parent for path in (tmp_path / 'out').rglob('spec.json')]
+    assert finished
+    folders = set((tmp_path / 'out').iterdir())
+    assert folders == {*finished, tmp_path / 'out' / '000000'}
+    with pytest.raises(NotFoundError):
+        granular.open(tmp_path / 'out')
+    code, _, err = granular_cli('info', tmp_path / 'out')
+    assert (code, f'an unfinished conversion, with {len(finished)} finished shards' in err) == (1, True)
+    records[bad] = {'n': bad}
+    granular.convert(records if kind == 'indexed' else iter(records), tmp_path / 'out', shardlen=10)
+    assert labels(tmp_path / 'out') == list(range(40))
+
+
+def test_killed_conversion_without_a_finished_shard_is_listed_by_clean(tmp_path):
+    granular.convert([{'n': i} for i in range(10)], tmp_path / 'out', shardlen=5)
+    shutil.rmtree(tmp_path / 'out' / '000001')
+    (tmp_path / 'out' / '000001').mkdir()
+    for file in (tmp_path / 'out' / '000000').iterdir():
+        if file.name != '.granular-conversion':
+            file.unlink()
+    leftovers = [(os.path.relpath(one.path, tmp_path / 'out'), one.kind) for one in granular.clean(tmp_path, older=0)]
+    assert leftovers == [('000000/.granular-conversion', 'draft'), ('000001', 'folder')]
+    granular.clean(tmp_path, remove=True, older=0)
+    assert list((tmp_path / 'out').iterdir()) == []
+
+
+def test_command_reports_types_with_reasons_and_skipped_files(granular_cli, tmp_path):
+    bad = image_folder(tmp_path / 'images')
+    code, out, err = granular_cli('convert', tmp_path / 'images', tmp_path / 'out')
+    assert (code, out) == (1, '')
+    assert all(f'{path}' in err for path in bad)
+    code, out, err = granular_cli('convert', tmp_path / 'images', tmp_path / 'out', '--on-error', 'skip')
+    assert code == 0
+    assert 'image: png (of 60 sampled: 57 png, 3 bytes)\n' in out
+    assert '57 datapoints' in out
+    assert '3 records skipped' in out
+    assert [line.split(': ')[0] for line in err.splitlines()] == [f'skipped {path}' for path in bad]
+    assert 'expected' in granular_cli('convert', tmp_path / 'images', tmp_path / 'out', '--on-error', 'x')[2]
