@@ -1,7 +1,6 @@
 """The questions: each runs hosts against a model of a bucket, and returns figures and lines over time."""
 
 import asyncio
-import collections
 import dataclasses
 import logging
 import pathlib
@@ -52,7 +51,7 @@ class Run:
 
     def __init__(self, folder: pathlib.Path, count: int, model: Model, program: Program, seed: int = 0) -> None:
         self.world = World(seed)
-        self.bucket = Bucket(self.world, Objects(folder), model)
+        self.bucket = Bucket(self.world, indexed(folder), model)
         self.count, self.program = count, program
         self.waits: list[list[float]] = []
         self.done: list[list[int]] = []  # requests that were answered well, of each host, at each second
@@ -89,6 +88,7 @@ class Run:
             'goodput / limit': done / (last - first) / limit,
             'wasted requests': 1 - done / max(1, requests),
             'Jain': each.sum() ** 2 / len(each) / max(1e-9, (each**2).sum()),
+            'failed hosts': sum(host.error is not None for host in self.world.hosts),
         }
 
 
@@ -101,6 +101,17 @@ def steady(run: Run) -> float:
         if done[window].mean() >= 0.9 * limit and done[window].sum() >= 0.9 * requests[window].sum():
             return second
     return float('inf')
+
+
+def indexed(folder: pathlib.Path) -> Objects:
+    """Return the objects of a bucket, in which the dataset has an index."""
+    objects, builder = Objects(folder), World()
+    with builder.begun():
+        Bucket(builder, objects, Model(rate=1e9))
+        building = builder.host().start(aio.build_index(address('data')))
+        while not building.done():
+            builder.run(1)
+    return objects
 
 
 def dataset(folder: pathlib.Path, name: str = 'data', **options: Any) -> pathlib.Path:
@@ -130,14 +141,8 @@ def start(folder: pathlib.Path, scale: float) -> Answer:
     """All hosts open a dataset of 10,000 shards at once, with its index and without."""
     shards = int(10_000 * scale)
     root = dataset(folder, f'shards-{shards}', shards=shards, records=4, size=64)
-    objects = Objects(root)
-    config = granular.IOConfig()
+    objects, config = indexed(root), granular.IOConfig()
     answer = Answer({}, unit='requests/s')
-    builder = World()
-    with builder.begun():
-        Bucket(builder, objects, Model(rate=1e9))
-        builder.host().start(aio.build_index(address('data', config)))
-        builder.run(3600)
 
     async def opening(host: Host, index: bool) -> None:
         reader = await aio.ShardedDatasetReader.open(address('data', config), granular.decoders, index=index)

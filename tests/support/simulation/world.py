@@ -22,6 +22,7 @@ from unittest import mock
 from granular.aio import aclose
 from granular.aio.http import connection, pool
 from granular.aio.runtime.threads import Threads
+from granular.errors import StoreError
 
 _START = 1000.0  # of the clock, as those of real machines do not begin at 0 either
 
@@ -137,6 +138,7 @@ class Host(asyncio.AbstractEventLoop):
 
     Attributes:
       requests, done, refused: the requests that the network has had from it, that it has answered well, and refused.
+      error: of the store, by which its program ended.
       free: the time at which all that was sent to it until now has arrived.
     """
 
@@ -144,18 +146,22 @@ class Host(asyncio.AbstractEventLoop):
         self.world, self.number, self.bandwidth = world, number, bandwidth
         self.requests = self.done = self.refused = 0
         self.free = 0.0
-        self.connections: set[asyncio.Transport] = set()
+        self.error: StoreError | None = None
         self._tasks: list[asyncio.Task[Any]] = []
 
     def start(self, coro: Coroutine[Any, Any, Any]) -> 'asyncio.Task[Any]':
-        """Run a program on the host. Its error is an error of the world."""
+        """Run a program on the host. An error of the store ends it, any other the run of the world."""
         task = self.create_task(coro)
         task.add_done_callback(self._ended)
         self._tasks.append(task)
         return task
 
     def _ended(self, task: 'asyncio.Task[Any]') -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, StoreError):
+            self.error = error
+        else:
             self.world.failed({'message': f'host {self.number}', 'exception': error})
 
     def end(self) -> None:
