@@ -1,10 +1,11 @@
-"""Limits on requests and bytes in flight, first come first served, adapted to the store and its latency."""
+"""Limits on requests and bytes in flight, first come first served, and on their rate while the store throttles."""
 
 import asyncio
 import collections
 import contextlib
 import logging
 import resource
+import time
 from typing import Final, Protocol
 
 logger: Final = logging.getLogger('granular')
@@ -16,6 +17,13 @@ _BETTER: Final = 1.1
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
+
+# A rate grows as in CUBIC (RFC 9438, 4.1): slowly near the rate at which the store throttled last, then faster.
+_REDUCED: Final = 0.8  # of the rate is left after a reduction
+_CURVE: Final = 0.02  # requests a second, for a cubic second
+_PROBING: Final = 0.5  # requests a second to a store that answers none
+_UNLIMITED: Final = 1e5  # requests a second from which on there is no limit
+_BURST: Final = 0.05  # seconds whose requests may be sent at once
 
 
 class Waiting(Protocol):
@@ -56,8 +64,8 @@ class Limit:
 
     While requests are queued, the limit is increased by half on trial; if that yields more replies per second, it stays
     and is increased again. So a distant store gets the requests that its latency calls for, and a busy one no more than
-    it can answer. A store that throttles one request in twenty halves the limit; then each successful reply adds a
-    fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative decrease).
+    it can answer. A store that throttles one request in twenty gets a limited rate, which grows until it throttles again
+    (``Pace``).
 
     Args:
       requests: the maximum; 0 to start with 256 and grow to 2,048. Never more than half of the file descriptors that
@@ -79,27 +87,41 @@ class Limit:
         self._last = float('-inf')  # time of the last reply
         self._rate: float | None = None  # replies per second before the last increase
         self._again = 0.0  # time of the next increase
-        self._halved = 0.0
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
+        self._pace: Pace | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of the next request that the pace permits
 
     def reserved(self, weight: int) -> int:
         """Return the bytes to reserve for a request: at most all memory."""
         return min(weight, self._memory)
 
-    def admit(self, request: Waiting) -> bool:
-        """Return whether a request has a slot; if not, it is queued and told once it is admitted."""
-        if self._running < self.capacity and self._free >= request.weight and not self._waiting:
+    @property
+    def rate(self) -> float:
+        """The requests a second that are permitted; infinity unless the store throttles."""
+        return float('inf') if self._pace is None else self._pace.rate(time.monotonic())
+
+    def admit(self, request: Waiting, again: bool = False) -> bool:
+        """Return whether a request has a slot; if not, it is queued and told once it is admitted.
+
+        Args:
+          request: the request.
+          again: True if it was sent before: then it is the first in the queue.
+        """
+        if self._running < self.capacity and self._free >= request.weight and not self._waiting and self._is_due():
             self._running += 1
             self._free -= request.weight
             return True
-        self._waiting.append(request)
+        if again:
+            self._waiting.appendleft(request)
+        else:
+            self._waiting.append(request)
         return False
 
-    async def acquire(self, weight: int) -> int:
-        """Wait for a slot; returns the bytes to release later."""
+    async def acquire(self, weight: int, again: bool = False) -> int:
+        """Wait for a slot, at the front of the queue if ``again``; returns the bytes to release later."""
         waiter = _Waiter(self.reserved(weight))
-        if self.admit(waiter):
+        if self.admit(waiter, again):
             return waiter.weight
         try:
             await waiter.future
@@ -122,9 +144,10 @@ class Limit:
 
     def succeeded(self, now: float) -> None:
         """Record a successful reply at this time, in seconds."""
-        if self.capacity < self._ceiling:
-            self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
-            self.fill()
+        if self._pace is not None:
+            self._pace.succeeded()
+            if self._pace.rate(now) > _UNLIMITED:
+                self._pace = None
         if now - self._last > _WINDOW:  # no reply for a while
             self._began, self._replies, self._crowded = now, 0, False
         self._last = now
@@ -140,7 +163,7 @@ class Limit:
 
     def _look(self, now: float, rate: float) -> None:
         """Increase the limit if more requests may yield more replies; revert an increase that did not."""
-        if not self._crowded or self.capacity < self._ceiling:
+        if not self._crowded or self._pace is not None:
             return
         if self._rate is not None and rate < self._rate * _BETTER:
             self._ceiling, self._rate, self._again = self._before, None, now + _PATIENCE
@@ -160,9 +183,10 @@ class Limit:
         answers = self._answered + self._answered_before
         if self._refused < _HEARD * (self._refused + answers):
             return False
-        if now - self._halved > _PAUSE:
-            self._halved = now
-            self.capacity = max(float(min(_FEWEST, self._ceiling)), self.capacity / 2)
+        seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
+        if self._pace is None:
+            self._pace = Pace(now)
+        self._pace.refused(now, answers / seconds, self._refused / seconds)
         return True
 
     def _turn(self, now: float) -> None:
@@ -178,12 +202,79 @@ class Limit:
             if request.withdrawn:
                 waiting.popleft()
                 continue
-            if self._free < request.weight:
+            if self._free < request.weight or not self._is_due():
                 return
             waiting.popleft()
             self._running += 1
             self._free -= request.weight
             request.admitted()
+
+
+    def _is_due(self) -> bool:
+        """Return whether the rate permits a request now; if not, the queue is looked at when it does."""
+        if self._pace is None:
+            return True
+        if (seconds := self._pace.take(time.monotonic())) <= 0:
+            return True
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+        return False
+
+    def _due(self) -> None:
+        self._timer = None
+        self.fill()
+
+
+class Pace:
+    """The rate of requests to a store that throttles.
+
+    The rate is reduced by a fifth at most once a second, and to the rate of answers if most requests are refused. Then
+    it grows as in CUBIC (RFC 9438): after the same time for all, by less for those that have more, so that hosts which
+    share a limit come to equal shares. While a store refuses everything, only ``_PROBING`` requests a second are sent;
+    its answers bring the rate back, doubling it each second.
+
+    Args:
+      now: the time.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._top = float('inf')  # the rate at the last reduction
+        self._time = 0.0  # seconds after the reduction at which the rate is there again
+        self._reduced = float('-inf')  # when
+        self._ramp = float('inf')  # the rate after a time without answers
+        self._tokens, self._filled = 0.0, now
+
+    def rate(self, now: float) -> float:
+        """Return the requests a second that are permitted."""
+        return max(_PROBING, min(self._ramp, self._top + _CURVE * (now - self._reduced - self._time) ** 3))
+
+    def refused(self, now: float, answers: float, refusals: float) -> None:
+        """Reduce the rate, given the present rates of answers and refusals."""
+        if now - self._reduced < _PAUSE:
+            return
+        if not answers:
+            self._ramp = _PROBING
+            if self._top == float('inf'):
+                self._top = 1.0
+        elif refusals > answers:
+            self._top = answers / _REDUCED
+        else:
+            self._top = min(self.rate(now), answers + refusals)
+        self._reduced, self._time = now, ((1 - _REDUCED) * self._top / _CURVE) ** (1 / 3)
+
+    def succeeded(self) -> None:
+        """Record an answer."""
+        self._ramp += 1.0
+
+    def take(self, now: float) -> float:
+        """Take the permission for a request; returns the seconds until there is one, or 0 if it is taken."""
+        rate = self.rate(now)
+        self._tokens = min(max(1.0, rate * _BURST), self._tokens + (now - self._filled) * rate)
+        self._filled = now
+        if self._tokens < 0.999:  # not 1: the time until then may be less than the clock resolves
+            return (1 - self._tokens) / rate
+        self._tokens -= 1
+        return 0.0
 
 
 class Budget:
