@@ -6,6 +6,7 @@ import json
 import pathlib
 import tempfile
 
+from benchmarks.simulation.plots import draw
 from benchmarks.simulation.questions import QUESTIONS, ask
 
 
@@ -26,11 +27,11 @@ def main() -> None:
                 print(f'  {case}: ' + ', '.join(f'{key} {value:.3g}' for key, value in figures.items()), flush=True)
             if args.out:
                 args.out.mkdir(parents=True, exist_ok=True)
-                (args.out / f'{name}.json').write_text(json.dumps(dataclasses.asdict(answer)))
+                (args.out / f'{name}.json').write_text(
+                    json.dumps({'title': QUESTIONS[name].__doc__, **dataclasses.asdict(answer)})
+                )
             if args.plot and answer.lines:
-                from benchmarks.simulation.plots import draw
-
-                draw(name, QUESTIONS[name].__doc__ or '', answer)
+                draw(name, QUESTIONS[name].__doc__ or '', answer.lines, answer.unit)
 
 
 if __name__ == '__main__':

@@ -64,8 +64,7 @@ class Limit:
 
     While requests are queued, the limit is increased by half on trial; if that yields more replies per second, it stays
     and is increased again. So a distant store gets the requests that its latency calls for, and a busy one no more than
-    it can answer. A store that throttles one request in twenty gets a limited rate, which grows until it throttles again
-    (``Pace``).
+    it can answer. A store that throttles one request in twenty is sent fewer a second (``Pace``).
 
     Args:
       requests: the maximum; 0 to start with 256 and grow to 2,048. Never more than half of the file descriptors that
@@ -145,7 +144,7 @@ class Limit:
     def succeeded(self, now: float) -> None:
         """Record a successful reply at this time, in seconds."""
         if self._pace is not None:
-            self._pace.succeeded()
+            self._pace.succeeded(now)
             if self._pace.rate(now) > _UNLIMITED:
                 self._pace = None
         if now - self._last > _WINDOW:  # no reply for a while
@@ -209,7 +208,6 @@ class Limit:
             self._free -= request.weight
             request.admitted()
 
-
     def _is_due(self) -> bool:
         """Return whether the rate permits a request now; if not, the queue is looked at when it does."""
         if self._pace is None:
@@ -230,8 +228,8 @@ class Pace:
 
     The rate is reduced by a fifth at most once a second, and to the rate of answers if most requests are refused. Then
     it grows as in CUBIC (RFC 9438): after the same time for all, by less for those that have more, so that hosts which
-    share a limit come to equal shares. While a store refuses everything, only ``_PROBING`` requests a second are sent;
-    its answers bring the rate back, doubling it each second.
+    share a limit come to equal shares. It grows only while the store answers. While it refuses everything, only
+    ``_PROBING`` requests a second are sent; its answers bring the rate back, doubling it each second.
 
     Args:
       now: the time.
@@ -239,14 +237,16 @@ class Pace:
 
     def __init__(self, now: float) -> None:
         self._top = float('inf')  # the rate at the last reduction
-        self._time = 0.0  # seconds after the reduction at which the rate is there again
         self._reduced = float('-inf')  # when
+        self._time = 0.0  # seconds of growth until the rate is there again
+        self._grown, self._answered = 0.0, now  # seconds of growth until the last answer, and when that was
         self._ramp = float('inf')  # the rate after a time without answers
         self._tokens, self._filled = 0.0, now
 
     def rate(self, now: float) -> float:
         """Return the requests a second that are permitted."""
-        return max(_PROBING, min(self._ramp, self._top + _CURVE * (now - self._reduced - self._time) ** 3))
+        seconds = self._grown + min(_PAUSE, now - self._answered)
+        return max(_PROBING, min(self._ramp, self._top + _CURVE * (seconds - self._time) ** 3))
 
     def refused(self, now: float, answers: float, refusals: float) -> None:
         """Reduce the rate, given the present rates of answers and refusals."""
@@ -261,9 +261,12 @@ class Pace:
         else:
             self._top = min(self.rate(now), answers + refusals)
         self._reduced, self._time = now, ((1 - _REDUCED) * self._top / _CURVE) ** (1 / 3)
+        self._grown, self._answered = 0.0, now
 
-    def succeeded(self) -> None:
+    def succeeded(self, now: float) -> None:
         """Record an answer."""
+        self._grown += min(_PAUSE, now - self._answered)
+        self._answered = now
         self._ramp += 1.0
 
     def take(self, now: float) -> float:

@@ -31,7 +31,7 @@ class Model:
       refusal: the latency of a refusal.
       slow: partitions that are slow, by which factor, and the share of their requests that is.
       stall: the share of replies that never come.
-      outage: when it begins and ends, and how requests fail meanwhile: by status 503, a refused connection, or no reply.
+      outage: when it begins and ends, and how requests fail meanwhile: status 503, a refused connection, no reply.
     """
 
     rate: float = 5500.0
