@@ -259,6 +259,8 @@ class Attempts:
                 after = min(error.after, config.backoff_cap)
                 if error.throttled:
                     self._traffic.on_throttling()
+                    if self._download is not None:
+                        self._download.hedged = False
                 if not error.throttled or not self._traffic.limit.throttled(time.monotonic()):
                     return _Failure(error.error, None, *plain, after)
                 backoff = max(config.backoff, _THROTTLED)
