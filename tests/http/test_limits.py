@@ -59,12 +59,12 @@ async def test_fixed_concurrency_is_a_limit():
 
 
 @given(
-    rate=st.floats(1, 10_000),
+    rate=st.integers(1, 10_000),
     steps=st.lists(st.tuples(st.floats(0, 5), st.sampled_from(['answer', 'refuse', 'send'])), max_size=60),
 )
 def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
     pace, now, last, tokens = Pace(0.0), 0.0, 0.0, 1.0
-    pace.refused(0.0, rate, 0.0)
+    pace.refused(0.0, 2 * rate, 0, 2.0)
     for seconds, what in steps:
         now += seconds
         before = pace.rate(now)
@@ -72,7 +72,7 @@ def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
             pace.succeeded(now)
             assert pace.rate(now) >= before
         elif what == 'refuse':
-            pace.refused(now, before, before / 10)
+            pace.refused(now, int(before), int(before / 10), 1.0)
             assert pace.rate(now) <= max(before, 0.5)
         else:
             tokens = min(max(1.0, 0.05 * before), tokens + (now - last) * before)
@@ -86,9 +86,9 @@ def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
 def test_reduced_rate_returns_soon_and_then_exceeds_what_it_was():
     for rate in (5.5, 55, 550, 5500):
         pace = Pace(0.0)
-        pace.refused(0.0, rate, 0.0)
+        pace.refused(0.0, 2 * rate, 0, 2.0)
         assert pace.rate(0.0) == pytest.approx(0.8 * rate)
-        pace.refused(0.5, rate, rate)  # of the same burst
+        pace.refused(0.5, 1, 10, 1.0)  # of the same burst
         assert pace.rate(0.0) == pytest.approx(0.8 * rate)
         assert pace.rate(60.0) < 1.1 * rate  # without answers
         for second in range(1, 121):
@@ -99,8 +99,8 @@ def test_reduced_rate_returns_soon_and_then_exceeds_what_it_was():
 
 def test_store_that_answers_nothing_is_asked_rarely_until_it_answers_again():
     pace = Pace(0.0)
-    pace.refused(0.0, 100.0, 10.0)
-    pace.refused(2.0, 0.0, 80.0)
+    pace.refused(0.0, 100, 10, 1.0)
+    pace.refused(2.0, 0, 80, 1.0)
     assert pace.rate(60.0) == 0.5
     for number in range(2000):
         pace.succeeded(60.0 + number / 100)

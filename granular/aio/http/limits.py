@@ -16,11 +16,13 @@ _PATIENCE: Final = 30.0  # seconds until the next increase after one that did no
 _BETTER: Final = 1.1
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
+_HEARD_PACED: Final = 0.02  # while the rate is limited
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
 
 # A rate grows as in CUBIC (RFC 9438, 4.1): slowly near the rate at which the store throttled last, then faster.
 _REDUCED: Final = 0.8  # of the rate is left after a reduction
 _CURVE: Final = 0.02  # requests a second, for a cubic second
+_FEW: Final = 3  # refusals from which nothing is concluded about the store
 _PROBING: Final = 0.5  # requests a second to a store that answers none
 _UNLIMITED: Final = 1e5  # requests a second from which on there is no limit
 _BURST: Final = 0.05  # seconds whose requests may be sent at once
@@ -180,12 +182,12 @@ class Limit:
             self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
-        if self._refused < _HEARD * (self._refused + answers):
+        if self._refused < (_HEARD if self._pace is None else _HEARD_PACED) * (self._refused + answers):
             return False
         seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
         if self._pace is None:
             self._pace = Pace(now)
-        self._pace.refused(now, answers / seconds, self._refused / seconds)
+        self._pace.refused(now, answers, self._refused, seconds)
         return True
 
     def _turn(self, now: float) -> None:
@@ -248,20 +250,21 @@ class Pace:
         seconds = self._grown + min(_PAUSE, now - self._answered)
         return max(_PROBING, min(self._ramp, self._top + _CURVE * (seconds - self._time) ** 3))
 
-    def refused(self, now: float, answers: float, refusals: float) -> None:
-        """Reduce the rate, given the present rates of answers and refusals."""
+    def refused(self, now: float, answers: int, refusals: int, seconds: float) -> None:
+        """Reduce the rate, given the answers and refusals of the last seconds."""
         if now - self._reduced < _PAUSE:
             return
-        if not answers:
+        rate, severe = answers / seconds, refusals > max(_FEW, answers)
+        if severe and not answers:
             self._ramp = _PROBING
-            if self._top == float('inf'):
-                self._top = 1.0
-        elif refusals > answers:
-            self._top = answers / _REDUCED
+        elif self._top == float('inf') and seconds < _PAUSE:
+            self._ramp = rate  # too short a time to judge by
         else:
-            self._top = min(self.rate(now), answers + refusals)
-        self._reduced, self._time = now, ((1 - _REDUCED) * self._top / _CURVE) ** (1 / 3)
-        self._grown, self._answered = 0.0, now
+            self._top = rate / _REDUCED if severe else min(self.rate(now), (answers + refusals) / seconds)
+        self._reduced = self._answered = now
+        self._grown = 0.0
+        if self._top < float('inf'):
+            self._time = ((1 - _REDUCED) * self._top / _CURVE) ** (1 / 3)
 
     def succeeded(self, now: float) -> None:
         """Record an answer."""
