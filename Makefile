@@ -16,7 +16,9 @@ TORCH  ?= torch==2.13.0
 demo: $(VENV)/demo
 	$(BIN)/granular demo
 
-# Three processes for two cores, as some tests wait: for timeouts, and for servers to start.
+# Three processes for two cores, as some tests wait: for timeouts, and for servers to start. The plugins of hypothesis
+# are those of other packages: each process would import trio for one.
+test: export HYPOTHESIS_NO_PLUGINS = 1
 test: $(VENV)/test $(ORACLES) redis chromium azurite
 	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
 

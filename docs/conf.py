@@ -27,7 +27,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 # Frameworks are not needed to describe our integrations with them, and the result does not depend on what is installed.
-autodoc_mock_imports = ['grain', 'jax', 'opentelemetry', 'orbax', 'prometheus_client', 'ray', 'torch']
+autodoc_mock_imports = ['grain', 'jax', 'opentelemetry', 'orbax', 'prometheus_client', 'pyarrow', 'ray', 'torch']
 autodoc_default_options = {'members': True, 'inherited-members': 'BaseException,ImportError,OSError,dict,object,tuple'}
 autodoc_member_order = 'bysource'
 autodoc_class_signature = 'mixed'

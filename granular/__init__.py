@@ -37,7 +37,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.config import IOConfig
 from granular.errors import GranularError
-from granular.formats.plain import decoders, encoders
+from granular.formats.codecs import decoders, encoders
 from granular.metrics import io_stats
 from granular.sync.bags import BagReader, BagWriter
 from granular.sync.datasets import DatasetReader, DatasetWriter, ShardedDatasetReader, ShardedDatasetWriter

@@ -120,7 +120,7 @@ def _histogram(counts: list[int], seconds: float) -> Histogram:
     return histogram
 
 
-_COUNTERS: Final = ('ok', 'hedges', 'bytes', 'connects')
+_NUMBERS: Final = (int, float)
 _GAUGES: Final = ('in_flight', 'connections')
 
 
@@ -168,10 +168,8 @@ class StoreMetrics:
 
     def copy(self) -> 'StoreMetrics':
         """Return a copy."""
-        values = {name: getattr(self, name) for name in (*_COUNTERS, *_GAUGES)}
-        return StoreMetrics(
-            failures=dict(self.failures), retries=dict(self.retries), first_byte=self.first_byte.copy(), **values
-        )
+        copied: StoreMetrics = _copy(self)
+        return copied
 
     def failed(self, outcome: str) -> None:
         """Count an attempt that failed."""
@@ -237,36 +235,12 @@ class Metrics:
 
     def copy(self) -> 'Metrics':
         """Return a copy that does not change."""
-        return Metrics(
-            {label: store.copy() for label, store in list(self.stores.items())},
-            self.ranges,
-            self.cached,
-            self.block_hits,
-            self.block_misses,
-            {label: histogram.copy() for label, histogram in list(self.wait.items())},
-            {label: histogram.copy() for label, histogram in list(self.consumer.items())},
-            {label: dataclasses.replace(stage) for label, stage in list(self.stages.items())},
-        )
+        copied: Metrics = _copy(self)
+        return copied
 
     def add(self, other: 'Metrics', gauges: bool = True) -> None:
         """Add the metrics of another process; without gauges, if it has ended."""
-        for name in ('ranges', 'cached', 'block_hits', 'block_misses'):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for label, theirs in list(other.stores.items()):
-            mine = self.store(label)
-            for name in (*_COUNTERS, *(_GAUGES * gauges)):
-                setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
-            for own, counts in ((mine.failures, theirs.failures), (mine.retries, theirs.retries)):
-                for outcome, count in list(counts.items()):
-                    own[outcome] = own.get(outcome, 0) + count
-            mine.first_byte.add(theirs.first_byte)
-        for histograms, added in ((self.wait, other.wait), (self.consumer, other.consumer)):
-            for label, histogram in list(added.items()):
-                histograms.setdefault(label, Histogram()).add(histogram)
-        for label, times in list(other.stages.items()):
-            stage = self.stage(label)
-            stage.count += times.count
-            stage.seconds += times.seconds
+        _add(self, other, gauges)
 
     def total(self, name: str) -> int:
         """Return the sum of a counter over all stores."""
@@ -277,6 +251,37 @@ class Metrics:
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
+# The fields of metrics are numbers, histograms, and dicts of these or of other metrics.
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, _NUMBERS):
+        return value
+    if isinstance(value, Histogram):
+        return value.copy()
+    if isinstance(value, dict):
+        return {label: _copy(item) for label, item in list(value.items())}
+    return type(value)(*[_copy(getattr(value, name)) for name in value.__slots__])
+
+
+def _add(mine: Any, theirs: Any, gauges: bool) -> None:
+    for name in theirs.__slots__:
+        value, own = getattr(theirs, name), getattr(mine, name)
+        if isinstance(value, Histogram):
+            own.add(value)
+        elif isinstance(value, dict):
+            for label, item in list(value.items()):
+                label = _bounded(label, own)
+                if isinstance(item, int):
+                    own[label] = own.get(label, 0) + item
+                elif isinstance(item, Histogram):
+                    own.setdefault(label, Histogram()).add(item)
+                else:
+                    _add(own.setdefault(label, type(item)()), item, gauges)
+        elif gauges or name not in _GAUGES:
+            setattr(mine, name, own + value)
+
+
 class Timing:
     """Switch for stage timing, which costs about 0.2 us per datapoint and stage."""
 
@@ -284,7 +289,10 @@ class Timing:
 
 
 def _label(text: str, existing: Mapping[str, object]) -> str:
-    label = hidden(text)[:_LONGEST_LABEL]
+    return _bounded(hidden(text)[:_LONGEST_LABEL], existing)
+
+
+def _bounded(label: str, existing: Mapping[str, object]) -> str:
     return label if label in existing or len(existing) < MAX_LABELS else OTHER
 
 

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Batched, Blocking, blocking, constructing, sync_doc
+from granular.sync.base import Batched, Blocking, blocking, constructing
 
 
 class Source(Blocking, Batched):
@@ -46,54 +46,30 @@ class Source(Blocking, Batched):
 
 
 class Epochs(Source):
-    __doc__ = sync_doc(core.Epochs)
-
-    aio: core.Epochs
-
     @constructing(core.Epochs)
     def __init__(self) -> None: ...
 
 
 class Transform(Source):
-    __doc__ = sync_doc(core.Transform)
-
-    aio: core.Transform
-
     @constructing(core.Transform)
     def __init__(self) -> None: ...
 
 
 class Sample(Source):
-    __doc__ = sync_doc(core.Sample)
-
-    aio: core.Sample
-
     @constructing(core.Sample)
     def __init__(self) -> None: ...
 
 
 class Truncate(Source):
-    __doc__ = sync_doc(core.Truncate)
-
-    aio: core.Truncate
-
     @constructing(core.Truncate)
     def __init__(self) -> None: ...
 
 
 class Interleave(Source):
-    __doc__ = sync_doc(core.Interleave)
-
-    aio: core.Interleave
-
     @constructing(core.Interleave)
     def __init__(self) -> None: ...
 
 
 class Mix(Source):
-    __doc__ = sync_doc(core.Mix)
-
-    aio: core.Mix
-
     @constructing(core.Mix)
     def __init__(self) -> None: ...

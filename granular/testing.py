@@ -43,7 +43,8 @@ def s3_server() -> Iterator[dict[str, Any]]:
     logging.getLogger('werkzeug').setLevel(logging.ERROR)
     # For S3 alone: a server for all of moto's services looks for the right one on disk, at each request.
     handler = app.MotoRequestHandler
-    server = make_server('127.0.0.1', 0, app.create_backend_app('s3'), threaded=True, request_handler=handler)
+    backend = _as_s3(app.create_backend_app('s3'))
+    server = make_server('127.0.0.1', 0, backend, threaded=True, request_handler=handler)
     thread = threading.Thread(target=server.serve_forever, name='granular-moto', daemon=True)
     thread.start()
     try:
@@ -53,6 +54,20 @@ def s3_server() -> Iterator[dict[str, Any]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def _as_s3(app: Any) -> Any:
+    """Return moto with the root tag of S3 in its lists of the parts of an upload."""
+    from werkzeug.wrappers import Response
+
+    def corrected(environ: dict[str, Any], start: Any) -> Any:
+        if environ['REQUEST_METHOD'] != 'GET' or 'uploadId=' not in environ['QUERY_STRING']:
+            return app(environ, start)
+        answer = Response.from_app(app, environ)
+        answer.data = answer.data.replace(b'ListPartsResponse', b'ListPartsResult')
+        return answer(environ, start)
+
+    return corrected
 
 
 @contextlib.contextmanager

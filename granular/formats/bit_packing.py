@@ -39,11 +39,7 @@ def count_pages(records: Ints) -> Ints:
 
 
 def pack(numbers: Ints) -> list[bytes]:
-    """Return the pages of a table.
-
-    Args:
-      numbers: at least one integer, from 0 to 2**62; those that grow evenly take the fewest bytes.
-    """
+    """Return the pages of a table of integers from 0 to 2**62, at least one: fewest bytes if they grow evenly."""
     records = len(numbers) - 1
     step = PAGE * 64  # records at a time, to bound the memory
     return [page for start in range(0, records, step) for page in _pack(numbers[start : start + step + 1])]
@@ -90,17 +86,9 @@ def _pack(numbers: Ints) -> list[bytes]:
 
 
 def check_pages(words: Words, starts: Ints, sizes: Ints, records: Ints, name: str) -> None:
-    """Check that the blocks of pages lie within their pages.
+    """Check that the blocks of pages lie within their pages; raise ``CorruptDatasetError`` if one does not.
 
-    Args:
-      words: an array that holds the pages.
-      starts: the position of each page in it.
-      sizes: the number of words of each page.
-      records: the number of records of each page.
-      name: the file, for the error.
-
-    Raises:
-      CorruptDatasetError: if one does not.
+    Each page begins at a position in the array of words, and has a number of words and of records.
     """
     for start in range(0, len(starts), _CHECKED):
         part = slice(start, start + _CHECKED)

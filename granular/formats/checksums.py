@@ -36,11 +36,7 @@ def load(data: bytes, records: int, name: str) -> Sums:
 
 
 def check(sums: Sums, positions: NDArray[np.int64], records: Sequence[bytes], name: str) -> None:
-    """Check that records are as they were written.
-
-    Raises:
-      CorruptRecordError: if one is not.
-    """
+    """Check that records are as they were written; raise ``CorruptRecordError`` if one is not."""
     for position, record in zip(positions.tolist(), records, strict=True):
         if (checksum := crc32c(record)) != sums[position]:
             raise CorruptRecordError(

@@ -59,12 +59,7 @@ def dump_footer(directory: bytes, start: int) -> bytes:
 
 
 def parse_footer(tail: bytes, size: int, name: str) -> Footer:
-    """Return the footer of an index file.
-
-    Args:
-      tail: the last bytes of the file.
-      size: the size of the file in bytes.
-      name: the file, for the error.
+    """Return the footer of an index file, from its last bytes and its size.
 
     Raises:
       CorruptDatasetError: if it is not an index file, or of a later format.
@@ -139,12 +134,7 @@ def dump_directory(directory: Directory) -> bytes:
 
 
 def parse_directory(data: bytes, start: int, name: str) -> Directory:
-    """Return the directory of an index file, whose checksum was compared.
-
-    Args:
-      data: the bytes of the directory.
-      start: its position in the file, at which the pages end.
-      name: the file, for the error.
+    """Return the directory of an index file, whose checksum was compared; the pages end at ``start``.
 
     Raises:
       CorruptDatasetError: if it does not describe bags.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._lazy import import_if_installed
-from granular.formats.media import encode_image
+from granular.formats.codecs.images import encode_image
 
 _SIDE: Final = 96  # pixels of a thumbnail
 _TEXT: Final = 80  # characters of a value

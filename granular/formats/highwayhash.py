@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.formats.plain import Buffer
+from granular.formats.base import Buffer
 
 Words = NDArray[np.uint64]
 
@@ -24,15 +24,7 @@ _ZIPPER: Final = np.array([3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7]
 
 
 def highwayhash64(buffers: Sequence[Buffer], key: Words) -> Words:
-    """Return the hash of each buffer.
-
-    Args:
-      buffers: bytes of any lengths. Memory: a copy of them.
-      key: uint64 of shape (4,).
-
-    Returns:
-      uint64 of shape (buffers,).
-    """
+    """Return the hash of each buffer, of any length, with a key of four words. Memory: a copy of the buffers."""
     count = len(buffers)
     sizes = np.array([len(buffer) for buffer in buffers], np.int64)
     order = np.argsort(-sizes, kind='stable')  # so that the buffers that have not ended are the first ones

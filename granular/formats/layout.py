@@ -35,12 +35,7 @@ _PADDED: Final = 10**6  # shards whose names have six digits
 
 
 def table_start(tail: bytes, size: int, name: str) -> int:
-    """Return the position at which the table of a bag of version 1 or 2 starts.
-
-    Args:
-      tail: the last bytes of the file, 8 or more.
-      size: the size of the file in bytes.
-      name: the file, for the error.
+    """Return the position at which the table of a bag of version 1 or 2 starts, from its last 8 bytes or more.
 
     Raises:
       CorruptBagError: if the file has no valid table.
@@ -58,10 +53,8 @@ def table_start(tail: bytes, size: int, name: str) -> int:
 
 
 def check_count(limits: int, name: str) -> int:
-    """Return the number of limits of a table, after checking that a bag may have so many.
-
-    Raises:
-      CorruptBagError: if it may not.
+    """Return the number of limits of a table, after checking that a bag may have so many; raise ``CorruptBagError`` if
+    it may not.
     """
     if limits > MAX_RECORDS + 1:
         raise CorruptBagError(f'{name}: expected at most {MAX_RECORDS} records, got a table of {limits} limits')
@@ -70,9 +63,7 @@ def check_count(limits: int, name: str) -> int:
 
 def blank_limits(count: int, name: str) -> Ints:
     """Return an array for ``count`` limits as in a file, after a zero: fill ``[1:]``, then call ``finish_limits``.
-
-    Raises:
-      CorruptBagError: if there are more than a bag may have, or than fit into memory.
+    Raise ``CorruptBagError`` if there are more than a bag may have, or than fit into memory.
     """
     try:
         limits = np.empty(check_count(count, name) + 1, np.int64)
@@ -134,22 +125,19 @@ def pack_refs(refs: list[Any]) -> bytes:
 
 
 def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
-    """Return the positions of datapoints' values in their bags.
+    """Return the first record and the number of records of datapoints, int64 of shape (datapoints, keys).
 
     Args:
       records: the record of each datapoint in ``refs.bag``.
       spec: the dataset's spec, in sorted order.
       name: the file, for the error.
 
-    Returns:
-      The first record and the number of records, both int64 of shape (datapoints, keys). A scalar has one record.
-
     Raises:
       CorruptDatasetError: if a record does not fit the spec.
     """
     sequence = [is_sequence(kind) for kind in spec.values()]
     flat: list[tuple[int, ...]] = []
-    # Accept only numbers, in lists no longer than the spec, or than two: a list that claims to be longer is not
+    # Accept only numbers, in lists no longer than the spec, or than two: a list declared as longer is not
     # allocated.
     unpack = functools.partial(
         msgpack.unpackb, max_array_len=max(2, len(sequence)), max_map_len=0, max_ext_len=0, max_bin_len=0, max_str_len=0
@@ -192,11 +180,8 @@ def element(kind: str) -> str:
 
 
 def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
-    """Return the spec of a new dataset, checked and sorted by key.
-
-    Raises:
-      InvalidArgumentError: if there is no such layout.
-      SpecError: for a key that cannot be a file name or is reserved by the layout, or an invalid type.
+    """Return the spec of a new dataset, checked and sorted by key; raise ``InvalidArgumentError`` if there is no such
+    layout, and ``SpecError`` for a key that cannot be a file name or is reserved by the layout, or an invalid type.
     """
     if layout not in ('refs', 'columns'):
         raise InvalidArgumentError(f"layout: expected 'refs' or 'columns', got {layout!r}")
@@ -222,10 +207,8 @@ def dump_spec(spec: Spec) -> bytes:
 
 
 def parse_spec(content: bytes, name: str) -> Spec:
-    """Parse the content of ``spec.json``. Returns the spec, sorted by key.
-
-    Raises:
-      CorruptDatasetError: if it is not a valid spec.
+    """Parse the content of ``spec.json``. Returns the spec, sorted by key; raise ``CorruptDatasetError`` if it is not a
+    valid spec.
     """
     try:
         spec = json.loads(content)

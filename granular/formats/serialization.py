@@ -17,8 +17,9 @@ import numpy as np
 
 from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
-from granular.formats.media import pack_image, unpack_image
-from granular.formats.plain import UNPACKING, Buffer, array_of, array_parts, unpack
+from granular.formats.base import Buffer
+from granular.formats.codecs.arrays import UNPACKING, array_of, array_parts, unpack
+from granular.formats.codecs.images import pack_image, unpack_image
 
 _BYTES: Final = b'b'
 _TREE: Final = b't'
@@ -90,9 +91,7 @@ def encode(value: Any) -> bytes:
 
 def decode(record: Buffer) -> Any:
     """Return the value of some bytes, in memory of its own: arrays are writable, and nothing refers to the record.
-
-    Raises:
-      DecodeError: if the bytes are not a valid value.
+    Raise ``DecodeError`` if the bytes are not a valid value.
     """
     kind = bytes(record[:1])
     if kind == _BYTES:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.errors import CorruptRecordError, DecodeError
+from granular.formats.base import Buffer
 from granular.formats.checksums import crc32c
-from granular.formats.plain import Buffer
 
 HEADER: Final = 12
 """Bytes before the data of a record."""
@@ -38,13 +38,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def parse_length(header: Buffer, at: int, index: int, name: str) -> int:
-    """Return the length of a record from the 12 bytes that it begins with, and check it.
-
-    Args:
-      header: bytes that begin with these.
-      at: position of the record in the file, for errors.
-      index: number of the record, for errors.
-      name: the file's name in errors.
+    """Return the length of a record from the 12 bytes that it begins with; its number and position are for errors.
 
     Raises:
       CorruptRecordError: if the checksum of the length is wrong.
@@ -59,10 +53,8 @@ def parse_length(header: Buffer, at: int, index: int, name: str) -> int:
 
 
 def check_data(data: bytes, footer: Buffer, index: int, name: str) -> bytes:
-    """Check the data of a record against the 4 bytes behind them, and return them.
-
-    Raises:
-      CorruptRecordError: if the checksum is wrong.
+    """Check the data of a record against the 4 bytes behind them, and return them; raise ``CorruptRecordError`` if the
+    checksum is wrong.
     """
     expected = int.from_bytes(footer, 'little')
     if (checksum := masked_crc32c(data)) != expected:

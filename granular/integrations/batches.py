@@ -122,6 +122,8 @@ class Batches(Closing, Iterator[Any]):
         self._ended = self._told = False
         self._state = self._batches.state_dict()
 
+    get_state, set_state = state_dict, load_state_dict
+
     def _check(self) -> None:
         if not self._keeps:
             raise InvalidArgumentError(

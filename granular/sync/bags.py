@@ -3,14 +3,11 @@
 from typing import Self
 
 from granular.aio.bags import reader, writer
-from granular.sync.base import RecordReader, SyncObject, blocking, constructing, copy_of, passed_on, sync_doc
+from granular.sync.base import SyncObject, blocking, constructing, passed_on
+from granular.sync.readers import RecordReader, copy_of
 
 
 class BagReader(RecordReader[reader.BagReader, bytes]):
-    __doc__ = sync_doc(reader.BagReader)
-
-    aio: reader.BagReader
-
     @constructing(reader.BagReader)
     def __init__(self) -> None: ...
 
@@ -23,8 +20,6 @@ class BagReader(RecordReader[reader.BagReader, bytes]):
 
 
 class BagWriter(SyncObject[writer.BagWriter]):
-    __doc__ = sync_doc(writer.BagWriter)
-
     @constructing(writer.BagWriter)
     def __init__(self) -> None: ...
 

@@ -5,7 +5,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 from granular.aio.caches import redis_cache, shared_cache
 from granular.aio.caches.base import Cache as Core
 from granular.aio.runtime.bridge import run
-from granular.sync.base import Batched, SyncObject, blocking, constructing, passed_on, wrapping
+from granular.sync.base import Batched, SyncObject, blocking, constructing, documented_by, passed_on, wrapping
 
 A = TypeVar('A', bound=Core)
 
@@ -28,39 +28,20 @@ class Cache(SyncObject[A], Batched, Generic[A]):
 
 
 class SharedMemoryCache(Cache[shared_cache.SharedMemoryCache]):
-    __doc__ = shared_cache.SharedMemoryCache.__doc__
-
-    aio: shared_cache.SharedMemoryCache
-
     @constructing(shared_cache.SharedMemoryCache)
     def __init__(self) -> None: ...
 
+    @documented_by(shared_cache.SharedMemoryCache.stats)
     def stats(self) -> dict[str, int]:
-        """Return the counters of all processes together, and the size of the cache.
-
-        Returns:
-          ``hits`` and ``misses``; ``not_kept``, the misses that were not cached for lack of space; ``entries``,
-          ``bytes`` and ``max_bytes``.
-        """
         return self.aio.stats()
 
 
 class RedisCache(Cache[redis_cache.RedisCache]):
-    __doc__ = redis_cache.RedisCache.__doc__
-
-    aio: redis_cache.RedisCache
-
     @constructing(redis_cache.RedisCache)
     def __init__(self) -> None: ...
 
     url: str = passed_on(redis_cache.RedisCache.url)
 
+    @documented_by(redis_cache.RedisCache.stats)
     def stats(self) -> dict[str, int]:
-        """Return the counters of this process.
-
-        Returns:
-          ``hits``; ``misses``, read from the source; ``waited``, hits that another process was reading; ``bypassed``,
-          read from the source because the server was unavailable; ``damaged`` values; ``not_kept``, values that the
-          server refused; ``errors`` of the server.
-        """
         return self.aio.stats()

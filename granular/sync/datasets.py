@@ -1,10 +1,9 @@
 """The sync API of the readers and writers of :mod:`granular.aio.datasets`."""
 
-from typing import Any
-
 from granular._typing import Datapoint_co
 from granular.aio.datasets import reader, sharded_reader, sharded_writer, writer
-from granular.sync.base import A, DatapointReader, SyncObject, blocking, constructing, passed_on, sync_doc
+from granular.sync.base import A, SyncObject, blocking, constructing, passed_on
+from granular.sync.readers import DatapointReader
 
 
 class Datasets(DatapointReader[A, Datapoint_co]):
@@ -17,19 +16,11 @@ class Datasets(DatapointReader[A, Datapoint_co]):
 
 
 class DatasetReader(Datasets[reader.DatasetReader[Datapoint_co], Datapoint_co]):
-    __doc__ = sync_doc(reader.DatasetReader)
-
-    aio: reader.DatasetReader[Datapoint_co]
-
     @constructing(reader.DatasetReader)
     def __init__(self) -> None: ...
 
 
 class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader[Datapoint_co], Datapoint_co]):
-    __doc__ = sync_doc(sharded_reader.ShardedDatasetReader)
-
-    aio: sharded_reader.ShardedDatasetReader[Datapoint_co]
-
     @constructing(sharded_reader.ShardedDatasetReader)
     def __init__(self) -> None: ...
 
@@ -38,8 +29,6 @@ class ShardedDatasetReader(Datasets[sharded_reader.ShardedDatasetReader[Datapoin
 
 class Appending(SyncObject[A]):
     """Base of the writers of a single dataset and of a sharded one."""
-
-    aio: Any
 
     spec: dict[str, str] = passed_on(writer.DatasetWriter.spec)
     size: int = passed_on(writer.DatasetWriter.size)
@@ -50,19 +39,11 @@ class Appending(SyncObject[A]):
 
 
 class DatasetWriter(Appending[writer.DatasetWriter]):
-    __doc__ = sync_doc(writer.DatasetWriter)
-
-    aio: writer.DatasetWriter
-
     @constructing(writer.DatasetWriter)
     def __init__(self) -> None: ...
 
 
 class ShardedDatasetWriter(Appending[sharded_writer.ShardedDatasetWriter]):
-    __doc__ = sync_doc(sharded_writer.ShardedDatasetWriter)
-
-    aio: sharded_writer.ShardedDatasetWriter
-
     @constructing(sharded_writer.ShardedDatasetWriter)
     def __init__(self) -> None: ...
 

@@ -18,18 +18,9 @@ from granular.aio.datasources.webdataset import source as webdataset
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
 from granular.sync.bags import BagReader
-from granular.sync.base import (
-    Batched,
-    DatapointReader,
-    RecordReader,
-    blocking,
-    constructing,
-    copy_of,
-    passed_on,
-    reopened,
-    sync_doc,
-)
+from granular.sync.base import Batched, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+from granular.sync.readers import DatapointReader, RecordReader, copy_of
 
 __all__ = [
     'ArrayRecordDataSource',
@@ -44,19 +35,11 @@ __all__ = [
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
-    __doc__ = sync_doc(arrayrecord.ArrayRecordDataSource)
-
-    aio: arrayrecord.ArrayRecordDataSource
-
     @constructing(arrayrecord.ArrayRecordDataSource)
     def __init__(self) -> None: ...
 
 
 class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co], Datapoint_co]):
-    __doc__ = sync_doc(parquet.ParquetDataSource)
-
-    aio: parquet.ParquetDataSource[Datapoint_co]
-
     @constructing(parquet.ParquetDataSource)
     def __init__(self) -> None: ...
 
@@ -64,10 +47,6 @@ class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co],
 
 
 class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batched):
-    __doc__ = sync_doc(tfrecord.TFRecordDataSource)
-
-    aio: tfrecord.TFRecordDataSource
-
     @constructing(tfrecord.TFRecordDataSource)
     def __init__(self) -> None: ...
 
@@ -79,10 +58,6 @@ class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batch
 
 
 class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datapoint_co], Datapoint_co]):
-    __doc__ = sync_doc(webdataset.WebDatasetDataSource)
-
-    aio: webdataset.WebDatasetDataSource[Datapoint_co]
-
     @constructing(webdataset.WebDatasetDataSource)
     def __init__(self) -> None: ...
 
@@ -90,16 +65,10 @@ class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datap
 
 
 class TokenWindows(RecordReader[token_windows.TokenWindows, token_windows.Window], Batched):
-    __doc__ = sync_doc(token_windows.TokenWindows)
-
-    aio: token_windows.TokenWindows
-
     @constructing(token_windows.TokenWindows)
     def __init__(self) -> None: ...
 
     dtype: np.dtype[Any] = passed_on(token_windows.TokenWindows.dtype)
-
-    fetch = blocking(token_windows.TokenWindows.fetch)
 
 
 Opened = DatasetReader | ShardedDatasetReader | Any
@@ -114,6 +83,7 @@ _CLASSES: Final[Mapping[str, Any]] = {
 }
 
 
+@documented_by(detect.open)
 def open(  # noqa: A001
     path: AnyPath | Sequence[AnyPath],
     decoders: Decoders = formats.decoders,
@@ -121,6 +91,3 @@ def open(  # noqa: A001
 ) -> Opened:
     counterpart = run(detect.open(path, decoders, **options))
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))
-
-
-open.__doc__ = sync_doc(detect.open)

@@ -3,16 +3,16 @@
 import functools
 import inspect
 from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Final, Self, SupportsIndex, cast
+from typing import Any, Final, Generic, Self, SupportsIndex, cast
 
 from granular.aio.fields import fields as core
-from granular.aio.fields import mode_wrapper, wrappers
+from granular.aio.fields import interface, mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
 from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
-from granular.sync.base import Batched, Blocking, blocking, constructing, passed_on, sync_doc
+from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on
 from granular.sync.pipeline import MapDataset
 
 __all__ = [
@@ -28,11 +28,13 @@ __all__ = [
     'SubsetWrapper',
 ]
 
-_LOADING: Final = ('getitem_', 'getitems_', 'getall_')
+_LOADING: Final = (interface.ONE, interface.MANY, interface.ALL)
 
 
-class Disposable(Blocking, Nested):
+class Disposable(Blocking, Nested, Generic[A]):
     """A context manager that disposes of the wrapped datasets at its end."""
+
+    aio: A
 
     def _wraps(self) -> Sequence[Any]:
         return cast(Sequence[Any], self.aio._wraps())
@@ -51,7 +53,7 @@ class Disposable(Blocking, Nested):
         self.dispose()
 
 
-class Fields(Disposable):
+class Fields(Disposable[A]):
     """A dataset whose fields are read separately: ``getitem_x(index, ctx=None)``, ``getitems_x(indices)``, and
     ``getall_x()`` for all datapoints.
 
@@ -59,9 +61,7 @@ class Fields(Disposable):
       aio: the async counterpart, which does the work.
     """
 
-    aio: core.Fields
-
-    fields: tuple[str, ...] | None = passed_on(core.Fields.fields)
+    fields: tuple[str, ...] | None = passed_on(interface.Fields.fields)
 
     @property
     def parents(self) -> tuple[Any, ...]:
@@ -70,10 +70,10 @@ class Fields(Disposable):
 
     def has(self, field: str) -> bool:
         """Return whether the field exists, as far as this can be determined."""
-        return self.aio.has(field)
+        return bool(self.aio.has(field))
 
     def __getitem__(self, index: Any) -> Any:
-        raise core.no_elements(self)
+        raise interface.no_elements(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'aio':
@@ -114,57 +114,40 @@ class FieldWrapper(core.FieldWrapper):
         self.dataset = dataset if blocking else _Wrapped(dataset)
 
     def dispose(self) -> None:  # type: ignore[override]
-        """Dispose of the wrapped dataset: close it, if it is a reader."""
         _blocking(super().dispose)
 
     def _load_all(self, field: str) -> Any:
         return _blocking(core.fields_of(self)._load_all, field)
 
 
-class _Wrapped(Fields):
+class _Wrapped(Fields[interface.Fields]):
     """The dataset that a wrapper wraps."""
 
     def __init__(self, dataset: Any) -> None:
         self.aio = core.fields_of(dataset)
 
 
-class SubsetWrapper(Fields):
-    __doc__ = sync_doc(wrappers.SubsetWrapper)
-
-    aio: wrappers.SubsetWrapper
-
+class SubsetWrapper(Fields[wrappers.SubsetWrapper]):
     @constructing(wrappers.SubsetWrapper)
     def __init__(self) -> None: ...
 
 
-class PercentFilterWrapper(Fields):
-    __doc__ = sync_doc(wrappers.PercentFilterWrapper)
-
-    aio: wrappers.PercentFilterWrapper
-
+class PercentFilterWrapper(Fields[wrappers.PercentFilterWrapper]):
     @constructing(wrappers.PercentFilterWrapper)
     def __init__(self) -> None: ...
 
 
-class RepeatWrapper(Fields):
-    __doc__ = sync_doc(wrappers.RepeatWrapper)
-
-    aio: wrappers.RepeatWrapper
-
+class RepeatWrapper(Fields[wrappers.RepeatWrapper]):
     @constructing(wrappers.RepeatWrapper)
     def __init__(self) -> None: ...
 
 
-class ShuffleWrapper(Fields):
-    __doc__ = sync_doc(wrappers.ShuffleWrapper)
-
-    aio: wrappers.ShuffleWrapper
-
+class ShuffleWrapper(Fields[wrappers.ShuffleWrapper]):
     @constructing(wrappers.ShuffleWrapper)
     def __init__(self) -> None: ...
 
 
-class _ByLabel(Fields):
+class _ByLabel(Fields[A]):
     """A wrapper that selects datapoints by their labels, which it reads when it is constructed."""
 
     def _open(self, counterpart: Any) -> None:
@@ -172,38 +155,22 @@ class _ByLabel(Fields):
         super()._open(counterpart)
 
 
-class ClassFilterWrapper(_ByLabel):
-    __doc__ = sync_doc(wrappers.ClassFilterWrapper)
-
-    aio: wrappers.ClassFilterWrapper
-
+class ClassFilterWrapper(_ByLabel[wrappers.ClassFilterWrapper]):
     @constructing(wrappers.ClassFilterWrapper)
     def __init__(self) -> None: ...
 
 
-class OversamplingWrapper(_ByLabel):
-    __doc__ = sync_doc(wrappers.OversamplingWrapper)
-
-    aio: wrappers.OversamplingWrapper
-
+class OversamplingWrapper(_ByLabel[wrappers.OversamplingWrapper]):
     @constructing(wrappers.OversamplingWrapper)
     def __init__(self) -> None: ...
 
 
-class FieldConcat(Fields):
-    __doc__ = sync_doc(wrappers.FieldConcat)
-
-    aio: wrappers.FieldConcat
-
+class FieldConcat(Fields[wrappers.FieldConcat]):
     @constructing(wrappers.FieldConcat)
     def __init__(self) -> None: ...
 
 
-class ModeWrapper(Disposable, Batched):
-    __doc__ = sync_doc(mode_wrapper.ModeWrapper)
-
-    aio: mode_wrapper.ModeWrapper
-
+class ModeWrapper(Disposable[mode_wrapper.ModeWrapper], Batched):
     @constructing(mode_wrapper.ModeWrapper)
     def __init__(self) -> None: ...
 

@@ -19,7 +19,7 @@ from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.bridge import run
 from granular.aio.transfer import local_copy
 from granular.aio.transfer.local_copy import LocalCopy
-from granular.sync.base import sync_doc
+from granular.sync.base import documented_by, sync_doc
 from granular.sync.path import Path
 
 __all__ = [
@@ -63,8 +63,6 @@ load_state: Final = _blocking(checkpoints.load_state)
 verify: Final = _blocking(verification.verify)
 
 
+@documented_by(checkpoints.save_state)
 def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
     return Path(run(checkpoints.save_state(directory, state, process)))
-
-
-save_state.__doc__ = sync_doc(checkpoints.save_state)

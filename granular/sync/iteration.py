@@ -149,10 +149,8 @@ class Listing:
         self._hashes: dict[int, int] = {}  # of the first items, by their number modulo ``_KEPT``
 
     async def __call__(self, start: int) -> AsyncIterator[Any]:
-        """Yield the items from a number on.
-
-        Raises:
-          ObjectChangedError: if the items before it are no longer those that were listed.
+        """Yield the items from a number on; raise ``ObjectChangedError`` if the items before it are no longer those
+        that were listed.
         """
         count = total = 0
         expected = self._hashes.get(start % _KEPT, 0)

@@ -14,7 +14,7 @@ from granular.aio.runtime.bridge import run
 from granular.aio.runtime.forking import each_after_fork
 from granular.config import MiB
 from granular.errors import ClosedError
-from granular.sync.base import blocking
+from granular.sync.base import blocking, documented_by
 from granular.sync.iteration import Iteration, Listing
 
 P = ParamSpec('P')
@@ -93,11 +93,10 @@ class Path(PurePath):
     unlink = blocking(core.Path.unlink)
     rmtree = blocking(core.Path.rmtree)
 
+    @documented_by(core.Path.copy)
     def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
         path = run(self.aio.copy(core.Path(target), progress=progress))
         return Path.of(path.store, path.key)
-
-    copy.__doc__ = core.Path.copy.__doc__
 
     # --- listing
 
@@ -105,10 +104,9 @@ class Path(PurePath):
     glob = _listing(core.Path.glob)
     rglob = _listing(core.Path.rglob)
 
+    @documented_by(core.Path.walk)
     def walk(self) -> Iterator[tuple[Self, list[str], list[str]]]:
         return Iteration(Listing(self.aio.walk), lambda level: (self._own(level[0]), *level[1:]))
-
-    walk.__doc__ = core.Path.walk.__doc__
 
     def _own(self, path: core.Path) -> Self:
         return type(self).of(path.store, path.key)

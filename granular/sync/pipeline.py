@@ -14,10 +14,10 @@ from granular.aio.pipeline.nodes import selection
 from granular.aio.pipeline.nodes.elements import Computed
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.transforms import (
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
-    RandomMapTransform,
+    FlatMapFunction,
+    IndexedFunction,
+    MapFunction,
+    RandomFunction,
     Transformation,
 )
 from granular.aio.runtime.bridge import run
@@ -96,7 +96,6 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         return run(self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
-        """Return the elements at many indices, in the order requested, with concurrent reads."""
         return run(self._node.fetch(integers_of(indices, 'fetch')))
 
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
@@ -128,21 +127,13 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         def concatenate(cls, datasets: Sequence[core.MapOperations[T]]) -> 'MapDataset[T]': ...
         @classmethod
         def zip(cls, datasets: Sequence[core.MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
-        def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'MapDataset[T]': ...
-        def map_with_index(
-            self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
-        ) -> 'MapDataset[T]': ...
+        def map(self, transform: MapFunction[Element_co, T]) -> 'MapDataset[T]': ...
+        def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'MapDataset[T]': ...
         def random_map(
-            self,
-            transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
-            *,
-            seed: int | Sequence[int] | None = None,
+            self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
         ) -> 'MapDataset[T]': ...
         def flat_map(
-            self,
-            transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]],
-            *,
-            max_fan_out: int | None = None,
+            self, transform: FlatMapFunction[Element_co, T], *, max_fan_out: int | None = None
         ) -> 'MapDataset[T]': ...
         @overload
         def batch(

@@ -1,18 +1,16 @@
 """The families of values that are shown alike: by type, and for bytes and unknown types by their first bytes."""
 
-from typing import Final, Literal
+from typing import Final
 
-Family = Literal['number', 'text', 'json', 'tree', 'array', 'image', 'video', 'audio', 'bytes']
+from granular.formats.base import Family
+from granular.formats.codecs import CODECS
 
+# The types of specs, except for those that say nothing, and suffixes of WebDataset.
 FAMILIES: Final[dict[str, Family]] = {
-    **dict.fromkeys(('int', 'i64', 'u64', 'float', 'bool'), 'number'),
-    **dict.fromkeys(('utf8', 'txt', 'text', 'cls'), 'text'),
-    'json': 'json',
-    **dict.fromkeys(('msgpack', 'tree'), 'tree'),
-    'array': 'array',
-    **dict.fromkeys(('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp'), 'image'),
-    **dict.fromkeys(('mp4', 'webm'), 'video'),
-    **dict.fromkeys(('wav', 'flac', 'audio', 'mp3', 'ogg'), 'audio'),
+    **{kind: codec.family for kind, codec in CODECS.items() if codec.family != 'bytes'},
+    **dict.fromkeys(('txt', 'text', 'cls'), 'text'),
+    **dict.fromkeys(('jpeg', 'webp', 'gif', 'bmp'), 'image'),
+    **dict.fromkeys(('audio', 'mp3', 'ogg'), 'audio'),
 }
 MAGIC: Final = 16
 """Bytes by which media are recognised."""

@@ -17,8 +17,8 @@ from granular._lazy import import_extra
 from granular.config import MiB
 from granular.errors import DecodeError, UnsupportedError
 from granular.formats import decode_array
-from granular.formats.media import rgb_converter
-from granular.formats.plain import array_of, dtype_text
+from granular.formats.codecs.arrays import array_of, dtype_text
+from granular.formats.codecs.videos import rgb_converter
 from granular.view.kinds import MAGIC, family_of, media_type
 from granular.view.previews import array_head
 

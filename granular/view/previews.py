@@ -9,12 +9,11 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from granular._redact import hidden
-from granular.errors import DecodeError, GranularError
+from granular.errors import DecodeError
 from granular.formats import decode_json, decode_tree, decoders
-from granular.formats.plain import UNPACKING, array_of, dtype_text
+from granular.formats.codecs.arrays import UNPACKING, array_of, dtype_text
 from granular.view.kinds import MAGIC, family_of
-from granular.view.sources import Value
+from granular.view.sources import Value, reason
 
 LINE: Final = 1024
 """Bytes of a value that are read for a line."""
@@ -46,6 +45,8 @@ def line(value: Value, head: bytes) -> dict[str, Any]:
     """
     family = family_of(value.kind, head[:MAGIC], value.size)
     out: dict[str, Any] = {'family': family, 'type': value.kind, 'size': value.size}
+    if value.error:
+        return {**out, 'error': value.error}
     try:
         out['text'] = _text(family, value, head)
     except Exception as error:  # a decoder may raise anything: the other values are shown
@@ -93,14 +94,6 @@ def _decode_text(head: bytes, size: int) -> str:
         return head.decode('utf-8', 'ignore')  # the last character may be cut in two
     text: str = decoders['utf8'](head)
     return text
-
-
-def reason(error: Exception) -> str:
-    """Return what is wrong with a value: the message of an error, with its type unless it is of granular."""
-    text = hidden(str(error))
-    if isinstance(error, GranularError) and text:
-        return text
-    return f'{type(error).__name__}: {text}' if text else type(error).__name__
 
 
 def _compact(value: Any) -> str:

@@ -83,7 +83,7 @@ async def search(source: Source, key: str, relation: str, text: str, start: int)
         stop = min(at + _WINDOW, source.length)
         rows = (await source.locate([key], range(at, stop), head=_LARGE))[key]
         values = [row.values[0] for row in rows]
-        small = [(i, value) for i, value in enumerate(values, at) if value.size <= _LARGE]
+        small = [(i, value) for i, value in enumerate(values, at) if value.size <= _LARGE and not value.error]
         skipped += len(values) - len(small)
         async for batch in source.read_batches([value for _, value in small], _BYTES):
             group = [(*small[i], record) for i, record in batch]

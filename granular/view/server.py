@@ -31,9 +31,9 @@ from granular.view.guard import HEADERS, Guard
 from granular.view.kinds import MAGIC, media_type
 from granular.view.library import Library
 from granular.view.pictures import MOST, picture, plane_of, show_plane
-from granular.view.previews import LINE, TEXT, detail, head_size, line, reason
+from granular.view.previews import LINE, TEXT, detail, head_size, line
 from granular.view.search import search
-from granular.view.sources import Source, Value
+from granular.view.sources import Source, Value, reason
 from granular.view.statistics import histograms
 
 logger = logging.getLogger('granular')
@@ -285,9 +285,9 @@ class _Server:
     async def _draw_all(self, source: Source, values: Sequence[Value], side: int) -> list[tuple[dict[str, Any], bytes]]:
         """Return the facts and the file of a picture of each value."""
         drawn: list[tuple[dict[str, Any], bytes]] = [({}, b'')] * len(values)
-        small = [i for i, value in enumerate(values) if value.size <= MOST]
+        small = [i for i, value in enumerate(values) if value.size <= MOST and not value.error]
         for i in {*range(len(values))} - {*small}:
-            drawn[i] = {'error': f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
+            drawn[i] = {'error': values[i].error or f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
         async for batch in source.read_batches([values[i] for i in small]):
             # The next fan-out begins when the pictures of this one are made, and its bytes are released.
             draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from granular._redact import hidden
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
 from granular.aio.bags.records import read_limits, read_parts
@@ -23,7 +24,7 @@ from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import OnceMore
 from granular.config import MiB
-from granular.errors import EncodeError, OutOfRangeError, UnknownKeyError
+from granular.errors import CorruptError, DatapointError, EncodeError, GranularError, OutOfRangeError, UnknownKeyError
 from granular.formats import encode_array, encode_float, encode_int, encode_tree
 from granular.formats.layout import Spec, element, is_sequence
 from granular.indexing import Ints
@@ -43,6 +44,7 @@ class Value(NamedTuple):
       start: its first byte in the bag.
       kind: its type.
       data: its bytes, if they are in memory, or the first of them that ``locate`` was asked to keep.
+      error: why it cannot be read; '' if it can.
     """
 
     size: int
@@ -50,6 +52,7 @@ class Value(NamedTuple):
     start: int
     kind: str
     data: bytes = b''
+    error: str = ''
 
 
 class Located(NamedTuple):
@@ -143,6 +146,8 @@ class Source(abc.ABC):
         values = (await self.locate([key], [index], position))[key][0].values
         if not values:
             raise OutOfRangeError(f'{self.reader!r}: datapoint {index}, key {key!r}: has no value {position}')
+        if values[0].error:
+            raise CorruptError(values[0].error)
         return values[0]
 
     async def read_batches(
@@ -328,17 +333,36 @@ class ForeignSource(Source):
         rest, step = indices, self.portion
         while len(rest):
             wanted, rest = rest[:step], rest[step:]
-            mask = () if self._records else (list(keys),)
-            size = await offload(self._add, await self.reader.fetch(wanted, *mask), out, head)
+            size = await offload(self._add, await self._fetch(wanted, keys), out, head)
             step = max(1, min(1024, BUDGET * len(wanted) // max(size, 1)))
         return out
+
+    async def _fetch(self, indices: Ints, keys: Sequence[str]) -> list[Any]:
+        """Return rows; an error takes the place of a value that is damaged."""
+        try:
+            rows: list[Any] = await self.reader.fetch(indices, *(() if self._records else (list(keys),)))
+        except (CorruptError, DatapointError) as error:
+            if len(keys) > 1:
+                columns = [await self._fetch(indices, [key]) for key in keys]
+                return [
+                    {key: value for part in row for key, value in part.items()} for row in zip(*columns, strict=True)
+                ]
+            if len(indices) > 1:
+                middle = len(indices) // 2
+                return [*await self._fetch(indices[:middle], keys), *await self._fetch(indices[middle:], keys)]
+            return [error if self._records else {keys[0]: error}]
+        return rows
 
     def _add(self, rows: Sequence[Any], out: dict[str, list[Located]], head: int | None) -> int:
         """Append the values of rows, by key, with their first bytes. Returns the bytes of the rows."""
         size = 0
         for row in rows:
             for key, located in out.items():
-                kind, data = as_record(row if isinstance(row, bytes) else row.get(key))
+                value = row if self._records else row.get(key)
+                if isinstance(value, Exception):
+                    located.append(Located(None, [Value(0, None, 0, self.spec[key], error=reason(value))]))
+                    continue
+                kind, data = as_record(value)
                 kind = self.spec[key] if kind == 'bytes' and self.spec[key] != 'value' else kind
                 located.append(Located(None, [Value(len(data), None, 0, kind, data[:head])]))
                 size += len(data)
@@ -352,6 +376,14 @@ def source_of(reader: Opened) -> Source:
     if isinstance(reader, BagReader):
         return RecordSource(reader)
     return ForeignSource(reader)
+
+
+def reason(error: Exception) -> str:
+    """Return what is wrong with a value: the message of an error, with its type unless it is of granular."""
+    text = hidden(str(error))
+    if isinstance(error, GranularError) and text:
+        return text
+    return f'{type(error).__name__}: {text}' if text else type(error).__name__
 
 
 def as_record(value: Any) -> tuple[str, bytes]:

@@ -22,6 +22,7 @@ from granular.errors import (
     EncodeError,
     InvalidArgumentError,
     NotFoundError,
+    ObjectChangedError,
     OutOfRangeError,
 )
 from granular.formats.serialization import decode, encode
@@ -242,3 +243,16 @@ def test_foreign_shared_memory_is_an_error(tmp_path):
     with pytest.raises(granular.errors.AccessDeniedError):
         granular.InMemoryDataSource(name=f'{RUN}-odd')
     os.unlink(path)
+
+
+@pytest.mark.parametrize('kind', [FileNotFoundError, FileExistsError, OSError, ObjectChangedError, AlreadyExistsError])
+def test_error_of_the_elements_is_raised_unchanged(kind):
+    class Elements(list):
+        def __getitem__(self, index):
+            raise error
+
+    error, before = kind('mine'), set(os.listdir(FOLDER))
+    with pytest.raises(kind) as caught:
+        granular.InMemoryDataSource(Elements([1]))
+    assert caught.value is error
+    assert {name for name in set(os.listdir(FOLDER)) - before if 'draft' in name} == set()

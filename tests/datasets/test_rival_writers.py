@@ -70,20 +70,19 @@ def points(name: str, alike: bool) -> list[dict[str, object]]:
     return [{'n': i, 'x': content} for i in range(5)]
 
 
-@pytest.mark.parametrize('alike', [False, True])
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 def test_rivals_on_a_server_without_conditions_leave_the_dataset_of_one_that_succeeded_or_files_that_are_refused(
-    moto, layout, alike, caplog
+    moto, layout, caplog
 ):
-    rng = random.Random(f'{layout} {alike}')
+    rng = random.Random(layout)
     whole = 0
     with UnconditionalProxy(moto.endpoint) as proxy:
-        for _ in range(examples(24)):
-            folder = moto.place()
+        for number in range(examples(24)):
+            folder, alike = moto.place(), bool(number % 2)
             proxy.turns, proxy.ended = rng.choices('ab', k=rng.choice([4, 12, 24])), set()
             succeeded, met = [], threading.Barrier(2)
 
-            def write(name, folder=folder, succeeded=succeeded, met=met):
+            def write(name, folder=folder, alike=alike, succeeded=succeeded, met=met):
                 try:
                     with contextlib.suppress(GranularError):
                         with granular.DatasetWriter(

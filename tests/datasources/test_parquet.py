@@ -410,7 +410,7 @@ def test_state_resumes_in_another_process(several):
     queue = context.Queue()
     process = context.Process(target=go_on, args=(several, state, queue))
     process.start()
-    assert queue.get(timeout=50) == rest
+    assert queue.get(timeout=250) == rest
     process.join()
     assert len(rest) == 13
 

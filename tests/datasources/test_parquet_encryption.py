@@ -1,6 +1,7 @@
 """Parquet files with encrypted columns: these are refused before pyarrow sees them, and the others are read."""
 
 import base64
+import functools
 import random
 
 import pyarrow as pa
@@ -14,24 +15,26 @@ from tests.view.serving import Served
 from tests.view.test_server import ask
 
 ROWS = 10
-TABLE = pa.table(
-    {
-        'id': list(range(ROWS)),
-        'secret': [str(i) for i in range(ROWS)],
-        'a.b': [1.5] * ROWS,
-        'struct': [{'x': i, 'y': str(i)} for i in range(ROWS)],
-        'list': [[i] * (i % 3) for i in range(ROWS)],
-        'map': pa.array([[('k', i)] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
-    }
-).replace_schema_metadata({'pandas': '{"a": null, "b": "l,L,|,"}'})
+COLUMNS = ('id', 'secret', 'a.b', 'struct', 'list', 'map')
 LEAVES = ['id', 'secret', 'a.b', 'struct.x', 'struct.y', 'list.list.element', 'map.key_value.key']
 ENCRYPTED = {
     'one': ({'column_keys': {'k': ['secret']}}, {'secret'}),
     'part of a struct': ({'column_keys': {'k': ['struct.y']}}, {'struct'}),
     'several': ({'column_keys': {'k': ['secret', 'list.list.element'], 'l': ['map.key_value.value']}},
                 {'secret', 'list', 'map'}),
-    'all': ({'column_keys': {'k': LEAVES}}, set(TABLE.column_names)),
+    'all': ({'column_keys': {'k': LEAVES}}, set(COLUMNS)),
 }  # fmt: skip
+
+
+@functools.cache
+def table():
+    """Return the table of each file. Making one imports pandas, if there is one."""
+    rows = range(ROWS)
+    structs, lists = [{'x': i, 'y': str(i)} for i in rows], [[i] * (i % 3) for i in rows]
+    maps = pa.array([[('k', i)] for i in rows], pa.map_(pa.string(), pa.int64()))
+    columns = [list(rows), [str(i) for i in rows], [1.5] * ROWS, structs, lists, maps]
+    metadata = {'pandas': '{"a": null, "b": "l,L,|,"}'}
+    return pa.table(dict(zip(COLUMNS, columns, strict=True))).replace_schema_metadata(metadata)
 
 
 class Keys(encryption.KmsClient):
@@ -51,8 +54,8 @@ def write(path, **options):
     factory = encryption.CryptoFactory(Keys)
     configuration = encryption.EncryptionConfiguration('footer', plaintext_footer=True, **options)
     properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), configuration)
-    with pq.ParquetWriter(path, TABLE.schema, encryption_properties=properties) as writer:
-        writer.write_table(TABLE, row_group_size=4)
+    with pq.ParquetWriter(path, table().schema, encryption_properties=properties) as writer:
+        writer.write_table(table(), row_group_size=4)
     return path
 
 
@@ -60,10 +63,10 @@ def write(path, **options):
 def test_encrypted_columns_are_refused_and_others_read(tmp_path, name):
     options, refused = ENCRYPTED[name]
     path = write(tmp_path / 'x.parquet', **options)
-    readable = [column for column in TABLE.column_names if column not in refused]
+    readable = [column for column in COLUMNS if column not in refused]
     with granular.ParquetDataSource(path) as source:
-        assert source.columns == tuple(TABLE.column_names)
-        for column in TABLE.column_names:
+        assert source.columns == COLUMNS
+        for column in COLUMNS:
             if column in refused:
                 with pytest.raises(
                     UnsupportedError, match=rf'x\.parquet: encrypted columns .*: {column!r}: read others'

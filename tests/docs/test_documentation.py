@@ -7,20 +7,26 @@ Each page runs in a process, an empty folder and empty buckets of its own (tests
 import ast
 import re
 
+import click
 import pytest
+import typer
 
+from granular.cli.commands import app
 from tests import ROOT
 from tests.support.interpreters import Interpreter
 from tests.support.pages import Runner, blocks, commands, parse
 
 # The pages of the guide; the index and the folders project and reference are those of the site.
-DOCS = sorted({*(ROOT / 'docs').glob('*.md'), *(ROOT / 'docs/coming-from').glob('*.md')} - {ROOT / 'docs/index.md'})
+DOCS = sorted(
+    {path for folder in ('.', 'coming-from', 'recipes') for path in (ROOT / 'docs' / folder).glob('*.md')}
+    - {ROOT / 'docs/index.md'}
+)
 PAGES = [ROOT / 'README.md', *DOCS]
 RUNNING = [page for page in PAGES if {'python', 'sh', 'console'} & {block.tag for block in blocks(page)}]
 LINKING = sorted([*ROOT.glob('*.md'), *DOCS])
 TAGS = {'python', 'sh', 'console', 'text', 'toml', 'json', 'yaml'}
 # Blocks tagged ``no-run``.
-NOT_RUN = {'frameworks.md': 1, 'operations.md': 1, 'sources.md': 1, 'view.md': 2}
+NOT_RUN = {'frameworks.md': 1, 'moving.md': 1, 'operations.md': 1, 'sources.md': 1, 'view.md': 2}
 
 
 @pytest.fixture(scope='module')
@@ -98,6 +104,16 @@ def test_links_lead_to_files_and_headings(page):
         target = page.parent / path if path else page
         assert target.exists(), path
         assert not anchor or anchor in anchors(target), f'{path}#{anchor}'
+
+
+@pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)
+def test_commands_in_sentences_exist(page):
+    group = typer.main.get_command(app)
+    for name, arguments in re.findall(r'`granular ([a-z][a-z-]*)( [^`]*)?`', prose(page)):
+        command = group.get_command(click.Context(group), name)
+        assert command is not None, name
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert set(re.findall(r' (--[a-z-]+)', arguments)) <= options, f'{name}{arguments}'
 
 
 @pytest.mark.parametrize('page', LINKING, ids=lambda page: page.name)

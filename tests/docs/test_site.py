@@ -7,6 +7,7 @@ import pytest
 
 import granular
 from tests import ROOT
+from tests.docs.test_documentation import anchors
 
 DOCS = ROOT / 'docs'
 MODULES = [
@@ -76,6 +77,18 @@ def test_each_page_is_in_the_navigation():
         listed |= {str(folder / name) for name in re.findall(r'^ *([a-z][\w/.-]*)$', index.read_text(), re.MULTILINE)}
     pages = {path.relative_to(DOCS).with_suffix('') for path in [*DOCS.rglob('*.md'), *DOCS.rglob('*.rst')]}
     assert {str(page) for page in pages} - {'index'} == listed
+
+
+def test_searches_lead_to_each_recipe_and_to_sections_that_exist():
+    tree = ast.parse((DOCS / '_site/check.py').read_text())
+    (searches,) = (ast.literal_eval(node.value) for node in tree.body if ast.unparse(node).startswith('SEARCHES ='))
+    assert {'second epoch', 'skip corrupt images', 'grayscale', 'audio window', 'batch_size'} <= set(searches)
+    pages = {address.partition('.html')[0] for address in searches.values()}
+    assert {f'recipes/{path.stem}' for path in (DOCS / 'recipes').glob('*.md')} <= pages
+    for address in searches.values():
+        page, _, anchor = address.partition('.html')
+        path = DOCS / f'{page}.md'
+        assert not path.exists() or not anchor or anchor[1:] in anchors(path), address
 
 
 def test_each_file_of_the_repository_that_pages_link_to_is_in_the_site():

@@ -1,6 +1,6 @@
 """docs/troubleshooting.md has an entry for each error class, and all pages quote messages as the code writes them.
 
-A quoted message is text in backticks of three words or with ``…``, which stands for what a page leaves out, that is
+A quoted message is text in backticks of two words or with ``…``, which stands for what a page leaves out, that is
 neither Python nor a command.
 """
 
@@ -15,7 +15,10 @@ from tests import ROOT
 
 PAGES = sorted([*ROOT.glob('*.md'), *(ROOT / 'docs').rglob('*.md')])
 CLASSES = [name for name, value in vars(errors).items() if isinstance(value, type)]
-COMMANDS = ('granular', 'hf', 'make', 'pip', 'py-spy', 'python', 'pyright', 'find', '.venv', '--')
+COMMANDS = (
+    'aws', 'gcloud', 'granular', 'hf', 'make', 'pip', 'pre-commit', 'py-spy', 'python', 'pyright', 'find', 'sh',
+    'torchrun', 'ulimit', '.venv', '--',
+)  # fmt: skip
 # Messages of Python, of OpenSSL and of filelock.
 FOREIGN = {
     'DeprecationWarning: This process … is multi-threaded, use of fork() may lead to deadlocks in the child',
@@ -35,9 +38,9 @@ def quotes(page):
 
 def is_message(text):
     words = re.findall(r"(?<![^\s(])[A-Za-z'-]+(?![^\s:;,.)])", text)
-    if len(words) < 3 and not ('…' in text and ' ' in text):
+    if len(words) < 2 and not ('…' in text and ' ' in text):
         return False
-    return not text.startswith(COMMANDS) and not is_python(text)
+    return not text.startswith((*COMMANDS, 'async ')) and not is_python(text)
 
 
 def is_python(text):
@@ -99,6 +102,8 @@ def test_quoted_messages_are_those_of_the_code(page):
         ('`…: has no spec.json: …`', True),
         ('`attempt 3 failed, retrying in 0.41 s: …`', True),
         ('`was killed by SIGKILL`', True),
+        ('`own shards`', True),
+        ('`no trouble`', False),
         ('`…: is no dataset at all: …`', False),
         ('`A page, a window, or a bag of one key.`', False),
         ('`reader[i]`, `make test` and `for element in iterator` are no messages', None),

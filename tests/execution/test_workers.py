@@ -21,7 +21,6 @@ import granular
 from granular import MapDataset, MultiprocessingOptions, sources
 from granular.errors import FunctionError, GranularError, InvalidArgumentError, WorkerError
 from tests import ROOT
-from tests.support.interpreters import QUIET
 from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.tables import each_value, pairwise
 
@@ -144,7 +143,7 @@ def giving(value):
 DEATHS = {
     'SystemExit': (end, FunctionError, 'raised SystemExit: 3'),
     'os._exit': (vanish, WorkerError, r'ended with exit code 1 before it computed item \d+: its traceback is'),
-    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory'),
+    'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory: use fewer workers'),
     'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
     'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),
     'an error that does not load': (functools.partial(raising, UnloadableError), WorkerError, 'UnloadableError: 1'),
@@ -475,7 +474,7 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(('method', 'home'), pairwise(itertools.product(METHODS, ['script', 'notebook'])))
 def test_errors_of_the_main_module_arrive_as_without_workers(method, home, tmp_path, interpreter):
     if home == 'notebook':
-        done = interpreter.run(QUIET + RAISING, method)
+        done = interpreter.run(RAISING, method)
     else:
         (tmp_path / 'script.py').write_text(RAISING)
         command = [sys.executable, '-W', 'ignore', tmp_path / 'script.py', method]
@@ -568,7 +567,7 @@ def test_no_worker_outlives_the_program(tmp_path, method, how):
         children = psutil.Process(process.pid).children(recursive=True) if how != 'exit' else []
         if how != 'exit':
             process.send_signal(signal.SIGINT if how == 'interrupted' else signal.SIGKILL)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=250)
         ended, alive = psutil.wait_procs(children, timeout=10)
         assert not alive
     if how == 'exit':

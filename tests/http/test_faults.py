@@ -302,7 +302,7 @@ def test_connection_closed_while_idle_costs_no_retry(server):
 
 
 def test_range_beyond_the_end_is_an_error(server):
-    with pytest.raises(OutOfRangeError, match='99990 to 100010 were asked for, but it has 100000'):
+    with pytest.raises(OutOfRangeError, match='99990 to 100010 were requested, but it has 100000'):
         path(server).read_range(99_990, 100_010)
 
 

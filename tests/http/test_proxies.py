@@ -2,9 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
-import sys
-import time
 
 import pytest
 import trustme
@@ -12,37 +9,15 @@ import uvloop
 
 import granular
 from granular.errors import AccessDeniedError, InvalidArgumentError, StoreError
+from tests.support.forward_proxy import ForwardProxy, away
 from tests.support.servers import TLSProxy, served
 
 QUICK = granular.IOConfig(attempts=3, backoff=0.01)
 
 
-class Proxy:
-    """A forward proxy from PyPI that asks for a user and a password."""
-
-    def __init__(self, folder):
-        self._log, port = folder / 'proxy.log', folder / 'proxy.port'
-        self._process = subprocess.Popen(
-            [
-                sys.executable, '-m', 'proxy', '--hostname', '127.0.0.1', '--port', '0', '--port-file', port,
-                '--log-file', self._log, '--basic-auth', 'user:se:cret', '--num-acceptors', '1', '--num-workers', '1',
-            ],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        while not (port.exists() and port.read_text().strip()):
-            assert self._process.poll() is None
-            time.sleep(0.02)
-        self.port = int(port.read_text().split()[0])
-        self.address = f'http://user:se%3Acret@127.0.0.1:{self.port}'
-
-    def close(self):
-        self._process.terminate()
-        self._process.wait(30)
-
-
 @pytest.fixture(scope='module')
 def proxy(tmp_path_factory):
-    proxy = Proxy(tmp_path_factory.mktemp('proxy'))
+    proxy = ForwardProxy(tmp_path_factory.mktemp('proxy'))
     yield proxy
     proxy.close()
 
@@ -52,11 +27,6 @@ def environment(monkeypatch):
     for name in ('http_proxy', 'https_proxy', 'no_proxy', 'all_proxy'):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-def away(endpoint):
-    """Return another address of this machine: a loopback address is never asked for by a proxy."""
-    return endpoint.replace('127.0.0.1', '0.0.0.0')
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def started(folder, *args, **environment):
 
 
 def ended(process):
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import pathlib
 import pickle
@@ -33,6 +34,7 @@ from granular.errors import (
     WorkerError,
 )
 from tests import ROOT
+from tests.pipeline.compositions.ray_train import ray_train
 
 pytestmark = [
     pytest.mark.xdist_group('ray'),
@@ -687,3 +689,13 @@ def test_errors_of_sources_are_raised_as_they_are_in_one_process(make, error, me
     assert type(caught.value) is error
     assert message in str(caught.value)
     assert not (tmp_path / 'a' / '000000' / 'spec.json').exists()
+
+
+# --- training
+
+
+def test_states_are_continued_exactly_by_workers_of_ray_train_or_are_refused(nodes, caplog):
+    caplog.set_level(logging.CRITICAL)  # datapoints fail on purpose
+    results = ray_train(range(20), counts=(2, 1))
+    assert [(seed, r.node.text, r.text) for seed, r in results.items() if r.verdict == 'wrong'] == []
+    assert [result.verdict for result in results.values()].count('exact') > 3

@@ -208,7 +208,7 @@ def test_process_group_determines_the_shard(tmp_path):
     ranks = [context.Process(target=ranked, args=(rank, str(tmp_path / 'store'), queue)) for rank in range(2)]
     for process in ranks:
         process.start()
-    elements = [queue.get(timeout=30) for _ in ranks]
+    elements = [queue.get(timeout=250) for _ in ranks]
     for process in ranks:
         process.join()
         assert process.exitcode == 0

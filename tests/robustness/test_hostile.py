@@ -367,10 +367,10 @@ def test_shard_names_are_parsed(tmp_path):
 def test_shards_of_seven_digits_count_beside_half_a_million(tmp_path, monkeypatch):
     padded = [layout.shard_name(number) for number in range(10**6)]
     assert layout.shard_numbers(['1000000', *padded[:5]]) == [0, 1, 2, 3, 4]
-    gaps = list(range(10**6 - 5)), list(range(10**6)), [*range(10**6), 10**6 + 1]
-    for numbers in gaps:
-        numbers.append(10**6 + 3)
-        assert layout.shard_numbers(map(layout.shard_name, numbers)) == numbers
+    numbers = list(range(10**6))
+    for count, others in (10**6 - 5, [10**6 + 3]), (10**6, [10**6 + 3]), (10**6, [10**6 + 1, 10**6 + 3]):
+        names = [*padded[:count], *map(layout.shard_name, others)]
+        assert layout.shard_numbers(names) == [*numbers[:count], *others]
     # What is behind a gap is never left out silently.
     monkeypatch.setattr(layout, '_PADDED', 4)
     with granular.ShardedDatasetWriter(tmp_path, {'n': 'int'}, shardlen=1) as writer:

@@ -77,7 +77,7 @@ def peaks(ways, root):
     """Return the peak of memory of each way to read."""
     done = subprocess.run(
         [sys.executable, '-c', PROGRAM, f'{root}/huge.bag', f'{root}/small.bag', str(SIZE), json.dumps(ways)],
-        capture_output=True, text=True, check=False, timeout=50,
+        capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return dict(map(json.loads, done.stdout.splitlines()))

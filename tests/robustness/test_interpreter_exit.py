@@ -3,14 +3,14 @@
 import itertools
 import json
 import random
-import subprocess
-import sys
+import signal
 import textwrap
 
 import pytest
 
 from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
-from tests.support.programs import run_python
+from tests.support.interpreters import Interpreter
+from tests.support.programs import INTERRUPTIBLE, run_python
 from tests.support.tables import pairwise
 
 
@@ -29,9 +29,8 @@ def s3(moto):
 @pytest.mark.parametrize('program', ['loader', 'unclosed', 'writes', 'careless', 'local'])
 def test_ctrl_c_ends_the_program(program, s3):
     assert program in PROGRAMS
-    wrong, seconds, output = interrupt(program, *s3, random.random() / 2)
+    wrong, _, output = interrupt(program, *s3, random.random() / 2)
     assert wrong is None, output
-    assert seconds < 10
 
 
 def ends(code, dataset, message=''):
@@ -131,7 +130,7 @@ def test_spawned_processes_read(dataset, tmp_path):
             expected = float(next(granular.Loader(granular.sources.Epochs(reader), 8))['x'].sum())
             process = context.Process(target=worker.first, args=(reader, queue))
             process.start()
-            assert queue.get(timeout=30) == expected
+            assert queue.get(timeout=250) == expected
             process.join(20)
             assert process.exitcode == 0
         queue.close()
@@ -215,42 +214,60 @@ def test_read_while_the_interpreter_exits_is_a_closed_error_and_ends_daemon_thre
     assert (done.returncode, done.stdout, done.stderr) == (0, 'the interpreter is shutting down\n', '')
 
 
-WORK = """
-import os, sys, threading
+WORK = f"""{INTERRUPTIBLE}
+import asyncio, os, sys, threading, time
 import granular
+from granular import aio
 
-folder, work, method, end = sys.argv[1:]
+folder, work, method, api, end = sys.argv[1:]
+lib = granular if api == 'sync' else aio
 count = 0 if method == 'threads' else 1
-numbers = granular.MapDataset.range(1000).repeat()
+numbers = lib.MapDataset.range(1000).repeat()
+workers = granular.MultiprocessingOptions(count, start_method=method if count else 'spawn')
 
 def as_point(i, seed):
-    return {'i': i}
+    return {{'i': i}}
 
-def loads():
-    source = granular.sources.Transform(granular.sources.Epochs(range(1000)), as_point)
-    return granular.Loader(source, 4, workers=2, mp=method if count else None)
+async def fetches():
+    while True:
+        yield await numbers.fetch(range(64))
 
-def streams():
-    workers = granular.MultiprocessingOptions(count, start_method=method if count else 'spawn')
-    return iter(numbers.map(str).to_iter_dataset().batch(2, batch_fn=list).prefetch(2).mp_prefetch(workers))
+async def writes():
+    async with aio.DatasetWriter(folder + '/data', {{'x': 'bytes'}}, granular.encoders) as writer:
+        while True:
+            yield await writer.append({{'x': bytes(1000)}}, flush=True)
 
-def fetches():
+def blocking_fetches():
     while True:
         yield numbers.fetch(range(64))
 
-def writes():
-    with granular.DatasetWriter(folder + '/data', {'x': 'bytes'}, granular.encoders) as writer:
+def blocking_writes():
+    with granular.DatasetWriter(folder + '/data', {{'x': 'bytes'}}, granular.encoders) as writer:
         while True:
-            yield writer.append({'x': bytes(1000)}, flush=True)
+            yield writer.append({{'x': bytes(1000)}}, flush=True)
 
-items = {'loads': loads, 'streams': streams, 'fetches': fetches, 'writes': writes}[work]()
+if work == 'loads':
+    source = lib.sources.Transform(lib.sources.Epochs(range(1000)), as_point)
+    items = lib.Loader(source, 4, workers=2, mp=method if count else None)
+elif work == 'streams':
+    items = numbers.map(str).to_iter_dataset().batch(2, batch_fn=list).prefetch(2).mp_prefetch(workers)
+elif api == 'sync':
+    items = {{'fetches': blocking_fetches, 'writes': blocking_writes}}[work]()
+else:
+    items = {{'fetches': fetches, 'writes': writes}}[work]()
 began, go_on = threading.Event(), threading.Event()
 
 def iterate():
     for _ in items:
         began.set()
 
-threading.Thread(target=iterate, daemon=True).start()
+async def iterate_under_a_loop():
+    async for _ in items:
+        began.set()
+
+runs = {{'asyncio.run': asyncio.run, 'loop': lambda main: asyncio.new_event_loop().run_until_complete(main)}}
+target = iterate if api == 'sync' else lambda: runs[api](iterate_under_a_loop())
+threading.Thread(target=target, daemon=True).start()
 began.wait()
 print('ready', flush=True)
 if end == 'exception':
@@ -260,26 +277,49 @@ if end == 'sys.exit':
 if end == 'os._exit':
     threading.Thread(target=os._exit, args=(9,)).start()
     go_on.wait()
+if end in ('SIGINT', 'SIGTERM'):
+    os.kill(os.getpid(), getattr(signal, end))
+    go_on.wait()
 """
-CODES = {'normal': 0, 'exception': 1, 'sys.exit': 7, 'os._exit': 9}
+
+
+@pytest.fixture(scope='module')
+def plain_interpreter():
+    """An interpreter without development mode, in which asyncio logs slow callbacks of worker processes."""
+    with Interpreter('aiohttp', 'numpy', options=['-W', 'ignore::DeprecationWarning']) as interpreter:
+        yield interpreter
+
+
+CODES = {
+    'normal': 0,
+    'exception': 1,
+    'sys.exit': 7,
+    'os._exit': 9,
+    'SIGINT': -signal.SIGINT,
+    'SIGTERM': -signal.SIGTERM,
+}
+OWN_ERRORS = {'exception': 'LookupError: mine\n', 'SIGINT': 'KeyboardInterrupt\n'}
 
 
 @pytest.mark.parametrize(
-    ('work', 'method', 'end'),
+    ('work', 'method', 'api', 'end'),
     pairwise(
         row
-        for row in itertools.product(['loads', 'streams', 'fetches', 'writes'], ['threads', 'fork', 'spawn'], CODES)
+        for row in itertools.product(
+            ['loads', 'streams', 'fetches', 'writes'],
+            ['threads', 'fork', 'spawn'],
+            ['sync', 'asyncio.run', 'loop'],
+            CODES,
+        )
         if row[0] in ('loads', 'streams') or row[1] == 'threads'
     ),
 )
-def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, end, tmp_path):
-    # Not in development mode, in which asyncio logs slow callbacks of worker processes while the machine is busy.
-    command = [sys.executable, '-W', 'ignore::DeprecationWarning', '-c', WORK, tmp_path, work, method, end]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
-    errors = done.stderr
-    if end == 'exception':
-        assert errors.count('Traceback') == 1
-        traceback, message, errors = errors.partition('LookupError: mine\n')
+def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, api, end, tmp_path, plain_interpreter):
+    with plain_interpreter.start(WORK, str(tmp_path), work, method, api, end) as process:
+        output, errors = process.communicate()
+    if end in OWN_ERRORS:
+        assert errors.count('Traceback') == 1, errors
+        traceback, message, errors = errors.partition(OWN_ERRORS[end])
         assert message, traceback
     others = [line for line in errors.splitlines() if not (work == 'writes' and 'was never closed' in line)]
-    assert (done.returncode, done.stdout, others) == (CODES[end], 'ready\n', [])
+    assert (process.returncode, output, others) == (CODES[end], 'ready\n', [])

@@ -371,7 +371,7 @@ def test_closed_loops_are_collected_with_their_sockets(kind, path):
     options = dict(path.aio.store.options)
     command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(LOOPS), f'{path}']
     command += [json.dumps(options), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     lines = [line for line in done.stderr.splitlines() if not line.startswith('Executing <')]
     assert (done.returncode, done.stdout, lines) == (0, 'done\n', []), done.stderr
 

@@ -14,7 +14,6 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import ClosedError, GranularError
-from tests.support.interpreters import QUIET
 from tests.support.programs import INTERRUPTIBLE
 
 
@@ -201,7 +200,7 @@ async def test_closing_while_a_client_opens_is_no_cancellation(fakegcs):
 @pytest.fixture
 def python(interpreter):
     """Run a program in development mode."""
-    return lambda code, *args: interpreter.run(QUIET + code, *args)
+    return interpreter.run
 
 
 SETUP = """

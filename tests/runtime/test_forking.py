@@ -31,7 +31,7 @@ else:
 
 
 def test_children_run_all_registered_functions_in_order_though_one_fails():
-    done = subprocess.run([sys.executable, '-c', CODE], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, '-c', CODE], check=False, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0
     assert done.stdout == 'first\nfile\nlast\n'
     assert 'a reset that fails' in done.stderr
@@ -59,7 +59,7 @@ print('overlaps' if overlaps.is_set() else 'in turn')
 
 
 def test_worker_processes_are_forked_in_turn():
-    done = subprocess.run([sys.executable, '-c', POOLS], check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, '-c', POOLS], check=False, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (0, 'in turn\n'), done.stderr
 
 

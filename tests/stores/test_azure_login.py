@@ -117,7 +117,7 @@ def test_logins_with_tokens(tmp_path):
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
     assert done.returncode == 0, done.stderr

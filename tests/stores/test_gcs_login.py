@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import types
 
 import pytest
@@ -19,8 +20,9 @@ from google.oauth2.credentials import Credentials
 import granular
 from granular import aio
 from granular.aio.stores import endpoints
+from granular.aio.stores.endpoints import check
 from granular.aio.stores.gcs.auth import log_in
-from granular.aio.stores.gcs.client import address, is_emulator
+from granular.aio.stores.gcs.client import is_emulator
 from granular.errors import AccessDeniedError, InvalidArgumentError, MissingExtraError, NotFoundError, StoreError
 from tests.support.credentials import google_key
 from tests.support.faults import DATA, FaultServer
@@ -150,7 +152,7 @@ def test_concurrent_requests_fetch_one_token(tmp_path, server, method):
     assert server.tokens == 1
 
 
-def test_token_is_renewed_before_it_expires(server, tmp_path):
+def test_token_is_renewed_before_it_expires(server, tmp_path, monkeypatch):
     file, _ = account(tmp_path, server)
     login = log_in('gs://bucket', {'token': str(file)}, False, 5.0)
     assert login.stale
@@ -160,7 +162,8 @@ def test_token_is_renewed_before_it_expires(server, tmp_path):
     login.credentials.expiry = now + datetime.timedelta(seconds=200)
     # It was fetched just now: the next one would be the same.
     assert not login.stale
-    login._renewed -= 60  # instead of waiting for a minute
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + 60)  # instead of waiting for a minute
+    monkeypatch.setattr('granular.aio.stores.gcs.auth.time', clock)
     assert login.stale
     login.credentials.expiry = now - datetime.timedelta(seconds=1)
     assert login.stale
@@ -236,7 +239,7 @@ def python(code, *args, **environment):
     command = [sys.executable, '-W', 'error', '-c', textwrap.dedent(code), *args]
     inherited = {name: value for name, value in os.environ.items() if name != 'NO_GCE_CHECK'}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=50, env={**inherited, **environment}, check=False
+        command, capture_output=True, text=True, timeout=250, env={**inherited, **environment}, check=False
     )
 
 
@@ -299,7 +302,7 @@ def test_endpoints_of_options_and_environment(monkeypatch, option, environment, 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     endpoint = endpoints.gcs({} if option is None else {'endpoint_url': option}, os.environ)
-    assert (address('gs://bucket', endpoint), is_emulator(endpoint)) == expected
+    assert (check('gs://bucket', endpoint), is_emulator(endpoint)) == expected
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def test_replies_of_another_size_are_repeated(place, server, fault):
         with pytest.raises(BadReplyError, match=r'data/a.bin: '):
             read()
         server.contents.faults.clear()
-    with pytest.raises(OutOfRangeError, match='bytes 9 to 251 were asked for, but it has 250'):
+    with pytest.raises(OutOfRangeError, match='bytes 9 to 251 were requested, but it has 250'):
         file.read_range(9, 251)
 
 

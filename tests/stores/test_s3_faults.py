@@ -692,7 +692,7 @@ granular.clean(root)
 root.rmtree()
 assert not root.exists()
 """
-    subprocess.run([sys.executable, '-c', code], check=True, timeout=50)
+    subprocess.run([sys.executable, '-c', code], check=True, timeout=250)
 
 
 def test_missing_botocore_names_the_extra(monkeypatch):

@@ -9,7 +9,6 @@ must name it as its cause, within ``BOUND`` seconds, and the next read of the pr
 import asyncio
 import concurrent.futures
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -54,7 +53,7 @@ ERRORS: Final[dict[str, Callable[[], BaseException]]] = {
     'OwnError': lambda: OwnError('mine'),
     'OddError': lambda: OddError(1, 2),
 }
-# Errors that should take the same way from a worker process to the caller.
+# Errors that should take the same way to the caller.
 FAMILIES: Final = (
     ['LookupError', 'OddError'],
     ['SystemExit', 'KeyboardInterrupt', 'GeneratorExit'],
@@ -522,15 +521,13 @@ async def ensure_event_loop_and_return() -> None:
 def cases(way: str, folder: str) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     """Yield the names of operation and error, and the function that raises."""
     if way == 'calls':
-        for operation, called in CALLS.items():
-            for name in ERRORS:
-                if (operation, name) not in ENDS:
-                    yield operation, name, lambda called=called, name=name: called(Raises(name), folder)  # type: ignore[misc]
+        for operation, name in cover([list(CALLS)], FAMILIES):
+            if (operation, name) not in ENDS:
+                called = CALLS[operation]
+                yield operation, name, lambda called=called, name=name: called(Raises(name), folder)  # type: ignore[misc]
         return
     chosen = WAYS[way]
-    for operation, name in (
-        cover([list(OPERATIONS)], FAMILIES) if chosen.workers.num_workers else itertools.product(OPERATIONS, ERRORS)
-    ):
+    for operation, name in cover([list(OPERATIONS)], FAMILIES):
         make = OPERATIONS[operation]
         yield (
             operation,

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -15,8 +16,13 @@ from typing import Any, Self
 
 DEVELOPMENT = ('-X', 'dev', '-W', 'error')
 
-# In development mode asyncio warns of slow callbacks, which are normal while the machine is busy.
-QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"
+_SLOW = re.compile(r'(?m)^Executing <.* took [\d.]+ seconds\n')
+
+
+def without_slow_callbacks(errors: str) -> str:
+    """Return what a program wrote to stderr without what asyncio says of slow callbacks: a busy machine has some."""
+    return _SLOW.sub('', errors)
+
 
 # The server imports nothing that starts threads of Python. A program is a child with its own session, ``__main__``,
 # arguments, environment and standard streams; it ends as any process does, with finalizers and handlers at exit.
@@ -88,7 +94,7 @@ class Program:
         out = self.stdout.read()
         self.wait()
         self._stderr.seek(0)
-        return out, self._stderr.read()
+        return out, without_slow_callbacks(self._stderr.read())
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, which is that of ``subprocess``, when the program has ended.

@@ -28,6 +28,7 @@ from unittest import mock
 
 import click
 import numpy as np
+import pytest
 import typer
 
 import granular
@@ -35,6 +36,7 @@ from granular import cli
 from granular.cli import planning, transfers  # noqa: F401 - which add commands
 from granular.cli.commands import app
 from tests import ROOT
+from tests.support.forward_proxy import ForwardProxy, away
 
 PROGRAMS = {'aws', 'cd', 'gcloud', 'git', 'make', 'pip', 'python', 'torchrun'}  # appear in examples and are not run
 
@@ -159,6 +161,8 @@ def readme():
     folder = pathlib.Path('images/cats')
     folder.mkdir(parents=True)
     (folder / '0.png').write_bytes(granular.encoders['png'](np.zeros((8, 8, 3), np.uint8)))
+    rank = {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '0'}  # as torchrun sets them
+    os.environ.update(rank)
     steps = iter(range(3))
 
     def train(batch):
@@ -210,17 +214,37 @@ def others():
     return {}
 
 
-SETUP = {'README.md': readme, 'sources.md': sources, 'others.md': others}
+def credentials():
+    """Provide a proxy, and the address of the bucket's server that is reached through it."""
+    proxy, endpoint = ForwardProxy(pathlib.Path.cwd()), away(os.environ['AWS_ENDPOINT_URL'])
+
+    def check():
+        proxy.close()
+        once = granular.IOConfig(attempts=1)
+        with pytest.raises(granular.errors.StoreError, match='through the proxy'):
+            granular.Path('s3://my-bucket/hello.txt', endpoint_url=endpoint, config=once).read_bytes()
+
+    return {'proxy_address': proxy.address, 'endpoint': endpoint, 'at_end': check}
+
+
+SETUP = {
+    'README.md': readme, 'sources.md': sources, 'others.md': others, 'moving.md': sources,
+    'credentials.md': credentials,
+}  # fmt: skip
 
 
 def main():
     multiprocessing.set_start_method('fork', force=True)  # the functions of a page cannot be imported
     page = ROOT / sys.argv[1]
-    runner = Runner(page, SETUP.get(page.name, dict)())
+    names = SETUP.get(page.name, dict)()
+    at_end = names.pop('at_end', None)
+    runner = Runner(page, names)
     try:
         runner.run()
     finally:
         runner.close()
+        if at_end is not None:
+            at_end()
 
 
 if __name__ == '__main__':

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.support.interpreters import QUIET
+from tests.support.interpreters import without_slow_callbacks
 
 # A shell's background jobs, and what they start, begin with SIGINT ignored: a program that is to be interrupted sets
 # the handler first.
@@ -31,5 +31,7 @@ def program(command: Sequence[Any], **options: Any) -> Iterator[subprocess.Popen
 
 def run_python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own, in development mode, with warnings as errors."""
-    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', QUIET + textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    command = [sys.executable, '-X', 'dev', '-W', 'error', '-c', textwrap.dedent(code), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    done.stderr = without_slow_callbacks(done.stderr)
+    return done

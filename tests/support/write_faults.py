@@ -1,7 +1,8 @@
 """A proxy that fails one of the write requests of a test."""
 
+import asyncio
 import re
-from typing import Final
+from typing import Any, Final
 
 import granular
 from tests.support.fault_proxy import Call, FaultProxy
@@ -28,13 +29,14 @@ class WriteProxy(FaultProxy):
 
     Attributes:
       writes: the number of write requests since the last ``arm``.
-      done: whether the fault has happened.
+      done: whether the fault has happened, and the store has carried out the write if the fault comes after that.
     """
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.endpoint, self._choose)
         self._server = server
         self._dropping = False
+        self._carried: asyncio.Task[Any] | None = None  # the task of a write that fails after the store has it
         self.arm('lost', -1)
 
     def arm(self, fault: str, step: int, down: bool = False) -> None:
@@ -59,7 +61,10 @@ class WriteProxy(FaultProxy):
         number, self.writes = self.writes, self.writes + 1
         if number != self._step:
             return ''
-        self.done = True
+        if self._fault.startswith('after '):
+            self._carried = asyncio.current_task()
+        else:
+            self.done = True
         self._dropping = self._fault == 'dropped'
         return '' if self._dropping else self._fault
 
@@ -67,7 +72,10 @@ class WriteProxy(FaultProxy):
         if self._dropping:
             self._dropping = False
             request = _without_last_byte(request)
-        head, gap, body = (await super()._forward(request)).partition(b'\r\n\r\n')
+        reply = await super()._forward(request)
+        if self._carried is asyncio.current_task():
+            self._carried, self.done = None, True
+        head, gap, body = reply.partition(b'\r\n\r\n')
         # The address of an upload in parts is one of the server.
         return head.replace(self._server.endpoint.encode(), self.endpoint.encode()) + gap + body
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 import zipfile
 
 import pytest
@@ -413,7 +412,6 @@ def test_concurrent_processes_copy_once_despite_a_kill(tmp_path, local):
     for process in (second, third):
         process.stdin.write('\n')
         process.stdin.flush()
-    time.sleep(0.05)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     with concurrent.futures.ThreadPoolExecutor() as threads:  # at once, as each waits for its input to end

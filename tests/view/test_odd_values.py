@@ -4,9 +4,12 @@ import json
 
 import msgpack
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import granular
+from tests.support.files import FILES
 from tests.view.serving import Served
 from tests.view.test_server import ask
 
@@ -94,6 +97,46 @@ def test_odd_values_are_shown_beside_the_others(kind, odd):
     assert ask(odd, '/api/pictures', path=kind, key='odd', at='0').status == 200
     for relation in ('=', 'has', '<'):
         assert ask(odd, '/api/search', path=kind, key='odd', relation=relation, text='1').status in (200, 400)
+
+
+def parquet(path):
+    table = pyarrow.table({'n': list(range(40)), 'text': [f'number {i}' for i in range(40)]})
+    pyarrow.parquet.write_table(table, path, row_group_size=10, use_dictionary=False)
+    chunk = pyarrow.parquet.ParquetFile(path).metadata.row_group(1).column(1)
+    return range(chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size), range(10, 20)
+
+
+def tfrecord(path):
+    path.write_bytes(FILES['tfrecord'](range(40)))
+    record = path.stat().st_size // 40
+    return [10 * record + 12], [10]  # behind the length of the record and its checksum
+
+
+@pytest.mark.parametrize('write', [parquet, tfrecord])
+def test_damaged_part_of_a_file_is_named_beside_the_other_rows(write, tmp_path):
+    path = tmp_path / f'x.{write.__name__}'
+    places, rows = write(path)
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place] ^= 0xFF
+    path.write_bytes(data)
+    with Served(granular.Path(tmp_path)) as served:
+        columns = ask(served, '/api/rows', path=path.name, start=0, count=40).json['columns']
+        for key, cells in columns.items():
+            damaged = [i for i, cell in enumerate(cells) if 'error' in cell]
+            assert damaged == ([] if key == 'n' else list(rows))
+            assert all(path.name in cells[i]['error'] for i in damaged)
+            if key == 'n':
+                assert [cell['text'] for cell in cells] == [str(i) for i in range(40)]
+        values = ask(served, '/api/datapoint', path=path.name, index=rows[0]).json['values']
+        assert path.name in values[-1]['error']
+        key = values[-1]['key']
+        assert path.name in ask(served, '/api/media', path=path.name, key=key, index=rows[0]).json['error']
+        entries, _ = ask(served, '/api/pictures', path=path.name, key=key, at=str(rows[0])).files
+        assert path.name in entries[0]['error']
+        assert ask(served, '/api/histograms', path=path.name).status == 200
+        found = ask(served, '/api/search', path=path.name, key=key, relation='has', text='number').json
+        assert found['skipped'] == len(rows)
 
 
 ERRORS = [

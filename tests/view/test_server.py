@@ -571,7 +571,7 @@ def test_command_prints_a_link_and_ends_with_an_interrupt(example):
         assert connection.getresponse().status == 200
         port = connection.port
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=250)
         connection.close()
     assert (process.returncode, out) == (130, '')
     assert 'token' not in err and 'Traceback' not in err

@@ -228,10 +228,8 @@ class Bag:
         self._limits, self._view, self.length = limits, layout.view_of(limits), len(limits) - 1
 
     def _add_file(self, path: Path, end: Reply) -> None:
-        """Record the identity of an opened file.
-
-        Raises:
-          UnsupportedError: if the file has no version, so that later reads could not detect a replacement.
+        """Record the identity of an opened file; raise ``UnsupportedError`` if the file has no version, so that later
+        reads could not detect a replacement.
         """
         if end.version is None and end.size:
             raise UnsupportedError(
@@ -292,11 +290,7 @@ class Bag:
         return filled
 
     def require_path(self) -> Path:
-        """Return the file.
-
-        Raises:
-          InvalidArgumentError: if the bag was given as bytes.
-        """
+        """Return the file; raise ``InvalidArgumentError`` if the bag was given as bytes."""
         if self.path is None:
             raise InvalidArgumentError(f'{self.name}: is not a file')
         return self.path
@@ -323,11 +317,8 @@ class Bag:
         return BagState(self.version, self.size, self.datasize, self._pin, self._limits)
 
     async def check_versions(self) -> None:
-        """Check that the files are still those that were opened.
-
-        Raises:
-          ObjectChangedError: if a file was replaced.
-          NotFoundError: if a file was removed.
+        """Check that the files are still those that were opened; raise ``ObjectChangedError`` if a file was replaced,
+        and ``NotFoundError`` if a file was removed.
         """
         await gather([_check_version(path, identity) for path, identity in self._files])
 
@@ -387,11 +378,7 @@ class Bag:
         return self._limits
 
     def check_open(self) -> None:
-        """Check that it is open.
-
-        Raises:
-          ClosedError: if it is closed.
-        """
+        """Check that it is open; raise ``ClosedError`` if it is closed."""
         if not self.opened:
             raise ClosedError(f'the reader of {self.name} is closed')
 

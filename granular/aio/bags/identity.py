@@ -2,13 +2,11 @@
 
 import platform
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from granular.aio.stores import Store
 from granular.aio.stores.local.files import is_version
 from granular.errors import ObjectChangedError
-
-R = TypeVar('R')
 
 
 class FileIdentity(NamedTuple):
@@ -64,10 +62,3 @@ class Identity(NamedTuple):
 
 def _describe(file: FileIdentity | None) -> str:
     return 'did not exist' if file is None else f'had {file.size} bytes and version {file.version}'
-
-
-def reopened(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], identity: Identity | None) -> R:
-    """Unpickle a reader. If it was open, opening it again checks that its files are the same."""
-    reader: Any = kind(*args, **options)
-    reader._expected = identity
-    return reader  # type: ignore[no-any-return]

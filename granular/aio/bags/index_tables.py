@@ -75,9 +75,7 @@ class PackedReferences:
     def combine(self, indices: Ints, results: Iterator[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
         """Return the first record and the number of records of each key, both of shape (datapoints, keys).
 
-        Args:
-          indices: the datapoints.
-          results: what the tables have for them, in order; those after them are left.
+        Takes what the tables have for the datapoints from the results, in order, and leaves those after them.
         """
         firsts = np.empty((len(indices), len(self.tables)), np.int64)
         counts = np.ones((len(indices), len(self.tables)), np.int64)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.tasks import gather, settle
+from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
@@ -186,11 +186,7 @@ class BagOutput(AsyncResource):
         return self._tail is not None and self._tail.left > 0
 
     async def check(self, record: bytes | bytearray | memoryview) -> None:
-        """Compare the next record with the bytes that a killed writer left.
-
-        Raises:
-          CorruptBagError: if it differs.
-        """
+        """Compare the next record with the bytes that a killed writer left; raise ``CorruptBagError`` if it differs."""
         if self._tail is not None and isinstance(record, bytes | bytearray | memoryview):
             await offload(self._tail.check, bytes(record), self.length)
 
@@ -317,15 +313,19 @@ class BagOutput(AsyncResource):
             await self._publish_one(*file)
 
     async def _publish_one(self, path: Path, writer: ObjectWriter, size: int) -> None:
-        try:
+        async def publish() -> None:
             await writer.close()
+            self._writers.remove(writer)
+            self._published[path] = _Published(size, writer.version, writer)
+
+        try:
+            await uncut(publish())
         except AlreadyExistsError:
             raise
         except BaseException:
-            self._uncertain[path] = _Published(-1, writer=writer)
+            if path not in self._published:
+                self._uncertain[path] = _Published(-1, writer=writer)
             raise
-        self._writers.remove(writer)
-        self._published[path] = _Published(size, writer.version, writer)
 
     @property
     def is_winner(self) -> bool:
@@ -333,10 +333,8 @@ class BagOutput(AsyncResource):
         return self.path in self._published
 
     async def verify(self) -> None:
-        """Compare the published files with the store's metadata.
-
-        Raises:
-          StoreError: if a file is missing, has another size, or was replaced since the previous call.
+        """Compare the published files with the store's metadata; raise ``StoreError`` if a file is missing, has another
+        size, or was replaced since the previous call.
         """
         await gather([self._verify(path, published) for path, published in self._published.items()])
 
@@ -356,8 +354,7 @@ class BagOutput(AsyncResource):
     async def remove_published(self, sole: bool) -> None:
         """Remove the files that this writer published, unless replaced since. The deciding file is removed last.
 
-        Args:
-          sole: True if no other writer can have created the files whose publishing failed.
+        With ``sole``, no other writer can have created the files whose publishing failed.
         """
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for path, published in [*uncertain, *reversed(self._published.items())]:

@@ -1,22 +1,19 @@
 """Read bags: consecutive records and a table of their limits."""
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.identity import Identity, reopened
+from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.readahead import pages
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
-from granular.formats.plain import Buffer
+from granular.formats.base import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
@@ -61,8 +58,8 @@ class BagReader(OpenedDataSource[bytes]):
     def __reduce__(self) -> tuple[Any, ...]:
         cache_index, cache_data, verify = self._options
         options = {'index': self._index, 'verify': verify}
-        identity = self._opened_files() if self._state == 'open' else None
-        return reopened, (type(self), (self._source, cache_index, cache_data), options, identity)
+        attributes = {'_expected': self._opened_files()} if self._state == 'open' else {}
+        return restored, (type(self), (self._source, cache_index, cache_data), options, attributes)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._bag.name!r})'
@@ -86,10 +83,7 @@ class BagReader(OpenedDataSource[bytes]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same bag that shares its caches."""
-        self._check_open()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _bag=self._bag.copy())
-        return reader
+        return self._copied(_bag=self._bag.copy())
 
     # --- properties
 
@@ -132,7 +126,6 @@ class BagReader(OpenedDataSource[bytes]):
         return (await self._fetch(np.array([position])))[0]
 
     async def fetch(self, indices: Any) -> list[bytes]:
-        """Return the records at many indices, repeated and negative ones included; neighbours share a request."""
         if self._state != 'open':
             await self._ensure_open()
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))
@@ -143,12 +136,8 @@ class BagReader(OpenedDataSource[bytes]):
             async with once_more:
                 return (await read_records([(self._bag, indices)]))[0]
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
-        await self._ensure_open()
-        bag = self._bag
-        async with contextlib.aclosing(pages(self.fetch, bag.length, bag.size, not bag.is_remote, start)) as records:
-            async for record in records:
-                yield record
+    async def _reading(self) -> tuple[int, bool]:
+        return self._bag.size, not self._bag.is_remote
 
 
 def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:

@@ -35,11 +35,7 @@ class Adjacent(NamedTuple):
 
 
 async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:
-    """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data.
-
-    Args:
-      requests: the bags, each with the indices of its records.
-    """
+    """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data."""
     limits = await read_limits(requests)
     for (bag, indices), (starts, stops) in zip(requests, limits, strict=True):
         if (total := int((stops - starts).sum())) > bag.datasize:
@@ -58,13 +54,9 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]
 
 
 async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
-    """Read records that lie one behind the other, without slicing them; return None if they do not.
+    """Read records, at least one, that lie one behind the other, without slicing them; return None if they do not.
 
     They are not checked against checksums.
-
-    Args:
-      bag: the bag.
-      indices: the records, at least one.
     """
     [(starts, stops)] = await read_limits([(bag, indices)])
     if not np.array_equal(starts[1:], stops[:-1]):
@@ -74,11 +66,7 @@ async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
 
 
 async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]]) -> list[list[bytes]]:
-    """Read byte ranges of many bags of one store in one fan-out, without checking them.
-
-    Args:
-      requests: the bags, each with the starts and stops of its ranges.
-    """
+    """Read byte ranges of many bags of one store in one fan-out, without checking them."""
     cached, reads = _reads_of(requests)
     return _filled(cached, await read_all(_store_of(bag for bag, _, _ in requests), reads) if reads else [])
 

@@ -10,7 +10,8 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
-from granular.aio.caches.segments import attach, create, path_of
+from granular.aio.caches.segments import Segment, attach, create, path_of
+from granular.aio.runtime.tasks import HeldError
 from granular.errors import ClosedError, CorruptError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.formats.serialization import decode, encode
@@ -56,7 +57,7 @@ class InMemoryDataSource:
         self._named = name is not None
         self._name = secrets.token_hex(8) if name is None else name
         path = path_of('data', self._name)
-        segment = attach(path) if elements is None else create(path, lambda fd: _fill(fd, elements))
+        segment = attach(path) if elements is None else _created(path, elements)
         self._holder = segment.holder
         try:
             if not os.fstat(segment.fd).st_size:  # an empty file cannot be mapped
@@ -94,13 +95,8 @@ class InMemoryDataSource:
         """Return the elements at many indices, in the order requested; negative indices count from the end."""
         return [self._read(position) for position in indices_of(indices, self._length, repr(self)).tolist()]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # PyTorch's DataLoader calls this method to get a batch.
-        return self.fetch(indices)
-
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # Grain's loaders call this one.
-        return self.fetch(indices)
+    # PyTorch's DataLoader and Grain's loaders get a batch by these names.
+    __getitems__ = _getitems = fetch
 
     def _read(self, position: int) -> Any:
         try:
@@ -136,6 +132,14 @@ def _attached(name: str, named: bool) -> InMemoryDataSource:
     return source
 
 
+def _created(path: str, elements: Sequence[Any]) -> Segment:
+    try:
+        return create(path, lambda fd: _fill(fd, elements))
+    except HeldError as held:
+        error = held.error
+    raise error
+
+
 def _fill(fd: int, elements: Sequence[Any]) -> None:
     count = len(elements)
     ends = np.zeros(count + 1, '<i8')
@@ -145,7 +149,11 @@ def _fill(fd: int, elements: Sequence[Any]) -> None:
         file.seek(at)
         for i in range(count):
             try:
-                record = encode(elements[i])
+                element = elements[i]
+            except OSError as error:  # of their source, and not of writing
+                raise HeldError(error) from None
+            try:
+                record = encode(element)
             except EncodeError as error:
                 raise EncodeError(f'element {i}: {error}') from error
             total = crc32c(record, total)

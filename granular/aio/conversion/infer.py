@@ -8,8 +8,8 @@ import numpy as np
 
 from granular import formats
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
+from granular.formats.codecs.images import image_type
 from granular.formats.layout import Layout, Spec, check_spec
-from granular.formats.media import image_type
 
 _PLAIN: Final = ('int', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')

@@ -40,8 +40,7 @@ async def unmark(directory: Path) -> None:
 async def finished_shards(directory: Path) -> int | None:
     """Return the number of finished shards before the first unfinished one, if those that follow are being appended.
 
-    Returns:
-      The number; None if the dataset is not being appended to, or is not finished itself.
+    None if the dataset is not being appended to, or is not finished itself.
     """
     try:
         content = json.loads(await marker_path(directory).read_bytes())

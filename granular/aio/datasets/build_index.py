@@ -40,7 +40,7 @@ from granular.formats.dataset_index import (
 from granular.formats.layout import is_sequence, shard_name
 from granular.indexing import Ints
 
-_WINDOW: Final = 32  # shards that are opened at a time
+_TOGETHER: Final = 32  # shards that are opened at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
     report = ProgressReport(progress)
     try:
         builder = _Builder(root, file, times)
-        for start in range(0, len(numbers), _WINDOW):
-            window = numbers[start : start + _WINDOW]
-            await builder.add(window)
-            await report.add(len(window))
+        for start in range(0, len(numbers), _TOGETHER):
+            some = numbers[start : start + _TOGETHER]
+            await builder.add(some)
+            await report.add(len(some))
         size = await builder.finish()
         await file.close()
     except BaseException:

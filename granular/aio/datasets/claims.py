@@ -64,10 +64,8 @@ class Claim:
         return {**self.__dict__, '_renewing': None}
 
     async def take(self) -> list[Entry]:
-        """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then.
-
-        Raises:
-          AlreadyExistsError: if another writer has claimed one of the shards.
+        """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then; raise
+        ``AlreadyExistsError`` if another writer has claimed one of the shards.
         """
         try:
             await self._write(new=True)
@@ -115,10 +113,8 @@ class Claim:
             await self._directory.store.delete([entry.key])
 
     async def check(self) -> None:
-        """Check that no other writer has taken over, before a shard is published.
-
-        Raises:
-          AlreadyExistsError: if another writer has.
+        """Check that no other writer has taken over, before a shard is published; raise ``AlreadyExistsError`` if
+        another writer has.
         """
         if not await self.check_owner():
             await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not claimed since
@@ -132,10 +128,8 @@ class Claim:
         return owner is not None
 
     async def renew(self) -> None:
-        """Rewrite the claim, to show that the writer is alive.
-
-        Raises:
-          AlreadyExistsError: if another writer has taken over.
+        """Rewrite the claim, to show that the writer is alive; raise ``AlreadyExistsError`` if another writer has taken
+        over.
         """
         async with self._turns.turn():
             if not self._released:

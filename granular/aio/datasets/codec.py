@@ -11,9 +11,8 @@ from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
 from granular.formats import layout
+from granular.formats.base import Decoder, Encoder
 
-Encoder = Callable[[Any], bytes]
-Decoder = Callable[[bytes], Any]
 Encoders = Mapping[str, Encoder] | None
 Decoders = Mapping[str, Decoder] | None
 
@@ -76,12 +75,17 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
             raise InvalidArgumentError(
                 f'{name}: expected a mapping from types to functions, got {type(table).__name__}'
             ) from None
-        if fn is None or fn is formats.decode_bytes:  # records are bytes already
-            fn = raw
-        if not callable(fn):
-            raise InvalidArgumentError(f'{name}: expected a function for type {element!r}, got {fn!r:.100}')
-        fields.append(Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn)))
+        fields.append(field_of(key, kind, many, fn, f'{name}: expected a function for type {element!r}'))
     return fields
+
+
+def field_of(key: str, kind: str, many: bool, fn: Any, expectation: str) -> Field:
+    """Return a field with an encoder or decoder; None stands for raw bytes."""
+    if fn is None or fn is formats.decode_bytes:  # records are bytes already
+        fn = raw
+    if not callable(fn):
+        raise InvalidArgumentError(f'{expectation}, got {fn!r:.100}')
+    return Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn))
 
 
 # --- decoding -------------------------------------------------------------------------------------------------------
@@ -90,15 +94,8 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
 async def decode_records(
     fields: Sequence[Field], columns: Sequence[Sequence[bytes]], locate: Locate
 ) -> list[list[Any]]:
-    """Return the values of each field, decoded from its records, in order.
-
-    Args:
-      fields: the fields.
-      columns: the records of each field.
-      locate: returns the dataset and the index or name in it of a record's datapoint, for errors.
-
-    Raises:
-      DecodeError: if a decoder rejects a record.
+    """Return the values of each field, decoded from its records, in order; raise ``DecodeError`` if a decoder rejects
+    one.
     """
     pairs = list(zip(fields, columns, strict=True))
     if all(_is_cheap(field, records) for field, records in pairs):

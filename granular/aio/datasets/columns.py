@@ -132,20 +132,13 @@ class Columns:
         return f'spec {self.spec} in layout {self.layout!r}, but {other} has {spec} in {layout!r}'
 
     def check_spec(self, spec: Spec, layout: Layout, other: str) -> None:
-        """Check that the dataset has the spec and layout of another one.
-
-        Raises:
-          CorruptDatasetError: if it has not.
-        """
+        """Check that the dataset has the spec and layout of another one; raise ``CorruptDatasetError`` if not."""
         if (difference := self.difference(spec, layout, other)) is not None:
             raise CorruptDatasetError(f'{self.name}: has {difference}')
 
     def choose(self, mask: Mask) -> list[Choice]:
-        """Return the fields that a mask selects.
-
-        Raises:
-          UnknownKeyError: for a key that is not in the spec.
-          InvalidArgumentError: for a range of a key that is not a sequence, or a range with a step.
+        """Return the fields that a mask selects; raise ``UnknownKeyError`` for a key that is not in the spec, and
+        ``InvalidArgumentError`` for a range of a key that is not a sequence, or a range with a step.
         """
         if mask is None:
             return self.choices
@@ -220,10 +213,8 @@ class Columns:
     # --- references
 
     async def check_references(self, indices: Ints) -> None:
-        """Check that the references of datapoints point to existing records.
-
-        Raises:
-          CorruptDatasetError: if one does not.
+        """Check that the references of datapoints point to existing records; raise ``CorruptDatasetError`` if one does
+        not.
         """
         once_more = OnceMore(self.is_remote)
         while True:

@@ -14,8 +14,6 @@ from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
 
-Step = Callable[[], Awaitable[None]]
-
 _ATTEMPTS: Final = 3
 _SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
 
@@ -40,11 +38,8 @@ class OpenedSpec:
         self._settled = not directory.store.versions_repeat or _age(first) > _SETTLED
 
     async def check(self, refs: Bag | None, bags: Sequence[Bag]) -> None:
-        """Check that the dataset is unchanged.
-
-        Raises:
-          ObjectChangedError: if it was replaced.
-          NotFoundError: if it was removed.
+        """Check that the dataset is unchanged; raise ``ObjectChangedError`` if it was replaced, and ``NotFoundError``
+        if it was removed.
         """
         if self._local:  # on a disk, the references are opened after the spec
             await self._check_spec()
@@ -98,7 +93,7 @@ async def open_as_one(
         return
 
 
-async def _failure_of(open_once: Step) -> Exception | None:
+async def _failure_of(open_once: Callable[[], Awaitable[None]]) -> Exception | None:
     try:
         await open_once()
     except (CorruptError, NotFoundError) as error:

@@ -40,10 +40,8 @@ class OpenOptions(NamedTuple):
 
     @classmethod
     def of(cls, decoders: Decoders, cache_index: bool, cache_keys: Sequence[str], verify: bool) -> Self:
-        """Return the options that the user passed.
-
-        Raises:
-          InvalidArgumentError: if ``cache_keys`` is not a sequence of keys.
+        """Return the options that the user passed; raise ``InvalidArgumentError`` if ``cache_keys`` is not a sequence
+        of keys.
         """
         if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
             hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
@@ -55,10 +53,8 @@ class OpenOptions(NamedTuple):
         return self._asdict()
 
     def fields(self, spec: Spec, layout: Layout, name: str) -> list[Field]:
-        """Return the fields of a dataset with their decoders.
-
-        Raises:
-          UnknownKeyError: for a key in ``cache_keys`` that is not in the spec.
+        """Return the fields of a dataset with their decoders; raise ``UnknownKeyError`` for a key in ``cache_keys``
+        that is not in the spec.
         """
         if unknown := set(self.cache_keys) - set(spec) - {'refs'}:
             raise UnknownKeyError(f'{name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
@@ -193,11 +189,9 @@ class Dataset:
             ) from error
 
     async def check_unchanged(self) -> None:
-        """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked.
-
-        Raises:
-          ObjectChangedError: if the dataset was replaced since opening began.
-          NotFoundError: if it was removed.
+        """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked;
+        raise ``ObjectChangedError`` if the dataset was replaced since opening began, and ``NotFoundError`` if it was
+        removed.
         """
         if self._opened_spec is not None:
             await self._opened_spec.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])

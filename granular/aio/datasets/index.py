@@ -99,14 +99,9 @@ class DatasetIndex(PackedTables):
 
     @classmethod
     async def open(cls, directory: Path, whole: bool = True) -> 'DatasetIndex | None':
-        """Open the index of a sharded dataset.
+        """Open the index of a sharded dataset; None if there is none, or none that can be used, which is logged.
 
-        Args:
-          directory: the folder of the shards.
-          whole: read all pages now, if they take at most ``IOConfig.index_memory`` bytes.
-
-        Returns:
-          The index; None if there is none, or none that can be used, which is logged.
+        With ``whole``, all pages are read now, if they take at most ``IOConfig.index_memory`` bytes.
         """
         try:
             return await cls.read_file(index_path(directory), whole)

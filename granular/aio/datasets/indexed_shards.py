@@ -213,8 +213,7 @@ class IndexedShards:
     async def replace(self, positions: Sequence[int]) -> bool:
         """Open shards by their own tables if they are not those in the index, or if the index was replaced.
 
-        Returns:
-          Whether there were any.
+        Returns whether there were any.
 
         Raises:
           ObjectChangedError: if such a shard has another number of datapoints, or was replaced since it was read.

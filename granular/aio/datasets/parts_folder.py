@@ -28,10 +28,8 @@ def is_parts(name: str) -> bool:
 
 
 async def remove_unfinished(directory: Path, entries: Sequence[Entry]) -> None:
-    """Remove what a killed writer of parts left in a folder, given its entries. The caller excludes other writers.
-
-    Raises:
-      AlreadyExistsError: if the folder holds a dataset, or shards of another writer.
+    """Remove what a killed writer of parts left in a folder, given its entries. The caller excludes other writers;
+    raise ``AlreadyExistsError`` if the folder holds a dataset, or shards of another writer.
     """
     parts = [entry for entry in entries if entry.is_dir and is_parts(entry.name)]
     shards = shards_of(entries)

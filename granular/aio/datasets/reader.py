@@ -1,16 +1,15 @@
 """Read datasets of either layout. docs/format.md describes the files."""
 
 import abc
-import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular import formats
 from granular._typing import Datapoint_co
-from granular.aio.bags.identity import Identity, reopened
-from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.bags.identity import Identity
+from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoders
@@ -19,9 +18,8 @@ from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
@@ -133,12 +131,8 @@ class DatapointReader(OpenedDataSource[Datapoint_co]):
         columns, position = self._find(index)
         return await columns.available(position)
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
-        await self._ensure_open()
-        local = self.directory.store.local
-        async with contextlib.aclosing(pages(self.fetch, len(self), self.size, local, start)) as datapoints:
-            async for datapoint in datapoints:
-                yield datapoint
+    async def _reading(self) -> tuple[int, bool]:
+        return self.size, self.directory.store.local
 
 
 class DatasetReader(DatapointReader[Datapoint_co]):
@@ -185,10 +179,13 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self._expected: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args, options = (self.directory,), self._options.arguments()
-        if pickling_for_worker.get() and self._state == 'open' and (state := self._dataset.state()) is not None:
-            return _shared, (type(self), args, options, {'': state})
-        return reopened, (type(self), args, options, opened_files(self) if self._state == 'open' else None)
+        attributes: dict[str, Any] = {}
+        if self._state == 'open':
+            state = self._dataset.state() if pickling_for_worker.get() else None
+            # In a worker process, it uses the index of the parent process.
+            shared = {'_expected': opened_files(self)} if state is None else {'_shared': Snapshot('', {'': state})}
+            attributes.update(shared)
+        return restored, (type(self), (self.directory,), self._options.arguments(), attributes)
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
@@ -265,11 +262,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
-        self._check_open()
         dataset = self._dataset.copy()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _dataset=dataset, _columns=dataset.columns)
-        return reader
+        return self._copied(_dataset=dataset, _columns=dataset.columns)
 
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
@@ -286,11 +280,7 @@ def opened_files(reader: DatasetReader[Any]) -> Identity:
 
 
 def columns_of(reader: DatasetReader[Any]) -> Columns:
-    """Return the columns of an open reader.
-
-    Raises:
-      ClosedError: if it is closed, or not open yet.
-    """
+    """Return the columns of an open reader; raise ``ClosedError`` if it is closed, or not open yet."""
     check_open(reader)
     return reader._columns
 
@@ -303,15 +293,6 @@ async def fetch_buffers(
     columns = columns_of(reader)
     group = columns, indices_of(indices, columns.length, columns.name)
     return await read_buffers(group, columns.choose(mask))
-
-
-def _shared(
-    kind: type[DatasetReader], args: tuple[Path], options: Mapping[str, Any], folders: Mapping[str, FolderState]
-) -> DatasetReader:
-    """Return a reader in a worker process that uses the index of the parent process."""
-    reader = kind(*args, **options)
-    reader._shared = Snapshot('', folders)
-    return reader
 
 
 def _reorder(values: list[Any], order: Ints | None) -> list[Any]:

@@ -13,7 +13,7 @@ from granular.errors import CorruptDatasetError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs
 from granular.indexing import Ints
 
-_WINDOW: Final = 1 << 15  # datapoints whose references are unpacked at a time
+_SPAN: Final = 1 << 15  # datapoints whose references are unpacked at a time
 
 
 class References:
@@ -37,8 +37,8 @@ class References:
                 f'{refs.name}: references of {refs.length} datapoints to {len(spec)} keys cannot fit {refs.size} bytes'
             )
         firsts, counts = np.empty((2, len(spec), refs.length), np.uint32)
-        for start in range(0, refs.length, _WINDOW):
-            stop = min(start + _WINDOW, refs.length)
+        for start in range(0, refs.length, _SPAN):
+            stop = min(start + _SPAN, refs.length)
             first, count = await _read_references(refs, spec, range(start, stop))
             firsts[:, start:stop], counts[:, start:stop] = first.T, count.T
         indices = np.arange(refs.length, dtype=np.uint32)
@@ -74,10 +74,8 @@ async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints,
 
 
 def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:
-    """Return the first record and the number of records that a mask selects of a sequence, clipped to its length.
-
-    Raises:
-      OutOfRangeError: for a range that begins beyond the end of the sequence.
+    """Return the first record and the number of records that a mask selects of a sequence, clipped to its length; raise
+    ``OutOfRangeError`` for a range that begins beyond the end of the sequence.
     """
     if selection is True:
         return first, count

@@ -52,30 +52,34 @@ class ShardOpener:
     Args:
       directory: the folder of the shards.
       options: those of the reader.
-      steps: the first shard to read, and the distance between two of them.
+      series: the first shard to read, and the distance between two of them.
       use_index: use the index of the dataset, if there is one.
 
     Attributes:
-      shared: the state of the reader of which this one is a copy in a worker process.
-      expected_count: the number of shards when the reader was pickled; those that were appended since are ignored.
       numbers: the numbers of all shards, once they are open.
     """
 
-    def __init__(self, directory: Path, options: OpenOptions, steps: tuple[int, int], use_index: bool) -> None:
+    def __init__(self, directory: Path, options: OpenOptions, series: tuple[int, int], use_index: bool) -> None:
         self._directory, self._name, self._options = directory, f'{directory}', options
-        self._steps, self._use_index = steps, use_index
-        self.shared: SharedIndex | Snapshot | None = None
-        self.expected_count: int | None = None
+        self._series, self._use_index = series, use_index
+        self._shared: SharedIndex | Snapshot | None = None
+        self._expected_count: int | None = None
         self.numbers: list[int] = []
         self._count: int | None = None  # shards to open, if not all
         self._snapshot: Snapshot | None = None
         self._shards: Shards = ListedShards()
 
-    async def open(self) -> Shards:
-        """Open the shards."""
+    async def open(self, shared: SharedIndex | Snapshot | None = None, count: int | None = None) -> Shards:
+        """Open the shards.
+
+        Args:
+          shared: the state of the reader of which this one is a copy in a worker process.
+          count: the number of shards when the reader was pickled; those that were appended since are ignored.
+        """
+        self._shared, self._expected_count = shared, count
         await self._directory.store.ready()
         await open_as_one(self._name, self._open_once, self._check_unchanged)
-        if self._count is not None and self.expected_count is None:
+        if self._count is not None and self._expected_count is None:
             await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
         shards.warn_of_lengths()
@@ -105,7 +109,7 @@ class ShardOpener:
         logger.warning('%s: shard %s %s: reading the %d shards before it; %s', self._name, name, reason, count, remedy)
 
     async def _open_once(self) -> None:
-        self._count = self.expected_count
+        self._count = self._expected_count
         try:
             await self._open_shards()
         except (NotFoundError, CorruptDatasetError):
@@ -118,7 +122,7 @@ class ShardOpener:
 
     async def _open_shards(self) -> None:
         self._shards, self.numbers = ListedShards(), []
-        snapshot = self.shared if isinstance(self.shared, Snapshot) else None
+        snapshot = self._shared if isinstance(self._shared, Snapshot) else None
         if snapshot is None and self._options.cache_index:
             snapshot = await Snapshot.load(self._snapshot_name)
         if self._use_index and snapshot is None and await self._open_by_index():
@@ -140,14 +144,11 @@ class ShardOpener:
         return Dataset(self._directory / name, self._options, name)
 
     def _choose(self, numbers: list[int]) -> list[int]:
-        """Return the shards to read, given all shards.
-
-        Raises:
-          CorruptDatasetError: if shards are missing.
-          NotFoundError: if there are none to read.
+        """Return the shards to read, given all shards; raise ``CorruptDatasetError`` if shards are missing, and
+        ``NotFoundError`` if there are none to read.
         """
         check_complete(self._name, numbers)
-        start, step = self._steps
+        start, step = self._series
         chosen = numbers[start::step]
         if not chosen:
             raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
@@ -170,21 +171,19 @@ class ShardOpener:
 
     def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
         """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
-
-        Raises:
-          ObjectChangedError: if the snapshot was pickled with the reader, and there are other shards now.
+        Raise ``ObjectChangedError`` if the snapshot was pickled with the reader, and there are other shards now.
         """
         if snapshot is None or snapshot.folders.keys() == set(names):
             return snapshot
-        if self.shared is not None:
+        if self._shared is not None:
             raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
         return None
 
     @property
     def _snapshot_name(self) -> Path:
         """The path that names the snapshot: readers of different subsets of the shards have different snapshots."""
-        start, step = self._steps
-        return self._directory if self._steps == (0, 1) else self._directory / f'{start}::{step}'
+        start, step = self._series
+        return self._directory if self._series == (0, 1) else self._directory / f'{start}::{step}'
 
     async def _check_unchanged(self) -> None:
         """Check that the listed shards still exist and that there are no others."""
@@ -202,7 +201,7 @@ class ShardOpener:
 
     async def _open_by_index(self) -> bool:
         """Open the shards by the index of the dataset. Return False if there is none that describes any of them."""
-        shared = self.shared if isinstance(self.shared, SharedIndex) else None
+        shared = self._shared if isinstance(self._shared, SharedIndex) else None
         index = await DatasetIndex.open(self._directory, self._options.cache_index) if shared is None else shared.tables
         if index is None:
             return False

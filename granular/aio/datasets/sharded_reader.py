@@ -1,13 +1,13 @@
 """Read sharded datasets: one folder per shard, each a dataset of its own."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
 from granular import formats
 from granular._typing import Datapoint_co
-from granular.aio.bags.identity import Identity, reopened
+from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Mask, read_columns
@@ -16,9 +16,10 @@ from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
 from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
-from granular.aio.datasets.shards import check_steps
+from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.lifecycle import check_open
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
@@ -59,27 +60,30 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         index: bool = True,
     ) -> None:
         super().__init__()
-        steps = check_steps(shardstart, shardstep)
+        series = check_series(shardstart, shardstep)
         self.directory: Path = Path(directory)
         self._name = f'{self.directory}'
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
-        self._choice = {'shardstart': steps[0], 'shardstep': steps[1], 'index': index}
-        self._opener = ShardOpener(self.directory, self._options, steps, index)
+        self._choice = {'shardstart': series[0], 'shardstep': series[1], 'index': index}
+        self._opener = ShardOpener(self.directory, self._options, series, index)
         self._shards: Shards = ListedShards()
         self._expected: Identity | None = None
+        self._shared: SharedIndex | Snapshot | None = None  # pickled with the reader, as is the number of shards
+        self._count: int | None = None
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = type(self), (self.directory,), {**self._options.arguments(), **self._choice}
-        if self._state != 'open':
-            return _restored, (*args, None, None, None)
-        count = len(self._opener.numbers)
-        if pickling_for_worker.get() and (shared := self._opener.state_of(self._shards)) is not None:
-            return _restored, (*args, None, shared, count)
-        return _restored, (*args, Identity.of(self.directory.store, self._shards.files()), None, count)
+        attributes: dict[str, Any] = {}
+        if self._state == 'open':
+            # In a worker process, it uses the index of the parent process.
+            shared = self._opener.state_of(self._shards) if pickling_for_worker.get() else None
+            expected = Identity.of(self.directory.store, self._shards.files()) if shared is None else None
+            attributes = {'_expected': expected, '_shared': shared, '_count': len(self._opener.numbers)}
+        options = {**self._options.arguments(), **self._choice}
+        return restored, (type(self), (self.directory,), options, attributes)
 
     async def _open(self) -> None:
-        self._shards = await self._opener.open()
+        self._shards = await self._opener.open(self._shared, self._count)
         if self._expected is not None:
             self._expected.check(Identity.of(self.directory.store, self._shards.files()), self._name)
         lengths = self._shards.lengths()
@@ -126,10 +130,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
-        self._check_open()
-        reader = type(self).__new__(type(self))
-        reader.__dict__.update(self.__dict__, _shards=self._shards.copy())
-        return reader
+        return self._copied(_shards=self._shards.copy())
 
     # --- reading
 
@@ -166,10 +167,8 @@ AnyReader = DatasetReader[Any] | ShardedDatasetReader[Any]
 
 
 def columns_of_shards(reader: AnyReader) -> list[Columns]:
-    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones.
-
-    Raises:
-      ClosedError: if it is closed, or not open yet.
+    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones. Raise
+    ``ClosedError`` if it is closed, or not open yet.
     """
     if isinstance(reader, DatasetReader):
         return [columns_of(reader)]
@@ -186,28 +185,9 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
     """Open shards that are not those in the index by their own tables, before their columns are read directly.
 
-    Args:
-      reader: the reader.
-      positions: the shards, by position among those that are read; by default all.
-
-    Returns:
-      Whether there were any.
+    Returns whether there were any. The positions are those among the shards that are read; by default all.
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False
     replaced = await indexed.find_replaced(range(len(indexed)) if positions is None else positions)
     return bool(replaced) and await indexed.replace(replaced)
-
-
-def _restored(
-    kind: type[ShardedDatasetReader],
-    args: tuple[Path],
-    options: Mapping[str, Any],
-    identity: Identity | None,
-    shared: SharedIndex | Snapshot | None,
-    count: int | None,
-) -> ShardedDatasetReader:
-    """Unpickle a reader. In a worker process, one that was open uses the index of the parent process."""
-    reader = reopened(kind, args, options, identity)
-    reader._opener.shared, reader._opener.expected_count = shared, count
-    return reader

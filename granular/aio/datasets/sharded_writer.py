@@ -11,7 +11,7 @@ from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.reader import DatasetReader, columns_of
-from granular.aio.datasets.shards import check_complete, check_steps, shards_in, shards_of
+from granular.aio.datasets.shards import check_complete, check_series, shards_in, shards_of
 from granular.aio.datasets.writer import (
     DatapointWriter,
     DatasetWriter,
@@ -82,7 +82,7 @@ class ShardedDatasetWriter(DatapointWriter):
         index: bool = False,
     ) -> None:
         super().__init__(Path(directory), spec, layout)
-        shardstart, shardstep = check_steps(shardstart, shardstep)
+        shardstart, shardstep = check_series(shardstart, shardstep)
         shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
         if shardlen is None and (shardstart > 0 or shardstep > 1):
             raise InvalidArgumentError('shardstart and shardstep need a shardlen: without it there is one shard')
@@ -133,12 +133,7 @@ class ShardedDatasetWriter(DatapointWriter):
                 raise
 
     async def _resume(self, existing: list[int], alone: bool = True) -> None:
-        """Find where the previous writer stopped.
-
-        Args:
-          existing: the numbers of the existing shards.
-          alone: False if another writer is writing shards, or was killed.
-        """
+        """Find where the previous writer stopped; ``alone`` is False if another one is writing, or was killed."""
         self._appends = bool(existing)
         if alone and await all_finished(self.directory, existing):
             self._readable = len(existing)
@@ -320,10 +315,8 @@ class ShardedDatasetWriter(DatapointWriter):
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:
-    """Return the number of datapoints of a shard; None if the shard is not finished.
-
-    Raises:
-      SpecError: if the shard has another spec or layout.
+    """Return the number of datapoints of a shard; None if the shard is not finished. Raise ``SpecError`` if the shard
+    has another spec or layout.
     """
     if not await (folder / 'spec.json').exists():
         return None

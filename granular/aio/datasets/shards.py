@@ -24,15 +24,10 @@ def shards_of(entries: Iterable[Entry]) -> list[int]:
 
 
 def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: int = 0, step: int = 1) -> None:
-    """Check that shards are those from ``start`` on in steps of ``step``.
-
-    Args:
-      name: the dataset, for errors.
-      numbers: the sorted numbers of the existing shards, at least one.
-      hint: the causes of a missing shard, or the remedy.
+    """Check that shards, at least one, are those from ``start`` on in steps of ``step``.
 
     Raises:
-      CorruptDatasetError: if one is missing.
+      CorruptDatasetError: if one is missing; the hint names the causes, or the remedy.
     """
     expected = range(start, numbers[-1] + 1, step)
     missing = next((number for number, present in zip(expected, numbers, strict=False) if number != present), None)
@@ -40,6 +35,6 @@ def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: i
         raise CorruptDatasetError(f'{name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: {hint}')
 
 
-def check_steps(start: int, step: int) -> tuple[int, int]:
+def check_series(start: int, step: int) -> tuple[int, int]:
     """Return the arguments that select every ``step``-th shard from ``start`` on, as ``int``."""
     return check_integer('shardstart', start, 0), check_integer('shardstep', step, 1)

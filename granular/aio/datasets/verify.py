@@ -25,7 +25,7 @@ from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
-_WINDOW = 1 << 15  # datapoints whose references are checked at a time
+_SPAN = 1 << 15  # datapoints whose references are checked at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,11 +147,11 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     described = Dataset(reader.directory, OpenOptions())
     described.open_indexed(index, shard, [choice.field for choice in columns.choices])
     for key, bag in columns.bags.items():
-        for indices in _windows(bag.length):
+        for indices in _spans(bag.length):
             own, other = [(await read_limits([(b, indices)]))[0] for b in (bag, described.columns.bags[key])]
             if not all(np.array_equal(*pair) for pair in zip(own, other, strict=True)):
                 return f'{key}.bag has other limits than the index, of records {indices[0]} to {indices[-1]}'
-    for indices in _windows(0 if columns.refs is None else columns.length):
+    for indices in _spans(0 if columns.refs is None else columns.length):
         own, other = [(await read_references([(c, indices)]))[0] for c in (columns, described.columns)]
         filled = own[1] > 0  # an empty sequence has no first record
         if not np.array_equal(own[1], other[1]) or not np.array_equal(own[0][filled], other[0][filled]):
@@ -159,9 +159,9 @@ async def _difference_of_index(index: DatasetIndex, shard: int, reader: DatasetR
     return None
 
 
-def _windows(count: int) -> Iterator[Ints]:
+def _spans(count: int) -> Iterator[Ints]:
     """Yield the indices of so many datapoints or records, some at a time."""
-    return (np.arange(start, min(start + _WINDOW, count)) for start in range(0, count, _WINDOW))
+    return (np.arange(start, min(start + _SPAN, count)) for start in range(0, count, _SPAN))
 
 
 async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport) -> None:
@@ -184,7 +184,7 @@ async def _verify_dataset(folder: Path, report: Report, progress: ProgressReport
 
 async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
     """Check that the references of all datapoints point to existing records."""
-    for indices in _windows(len(reader)):
+    for indices in _spans(len(reader)):
         try:
             await columns_of(reader).check_references(indices)
         except CorruptError as error:

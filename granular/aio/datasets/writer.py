@@ -12,7 +12,7 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.tasks import gather, settle
+from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
@@ -362,7 +362,7 @@ class DatasetWriter(DatapointWriter):
         failure: GranularError | None = None
         writer: ObjectWriter | None = None
         try:
-            writer = await path.store.write(path.key, content, new=not self._has_copies)
+            writer = await uncut(path.store.write(path.key, content, new=not self._has_copies))
         except GranularError as error:
             failure = error
         except BaseException:

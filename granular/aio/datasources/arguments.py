@@ -17,11 +17,7 @@ _NUMBERED: Final = re.compile(r'(.*)-([0-9]{1,6})-of-([0-9]{1,6})(?:-[0-9a-f]+)?
 
 
 def as_paths(paths: Any) -> tuple[Path, ...]:
-    """Return one path or several as a tuple.
-
-    Raises:
-      InvalidArgumentError: if there is none.
-    """
+    """Return one path or several as a tuple; raise ``InvalidArgumentError`` if there is none."""
     if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
         paths = [paths]
     as_tuple = tuple(map(Path, paths))
@@ -68,16 +64,10 @@ def name_of(paths: Sequence[Path]) -> str:
 def names_in(
     mask: Iterable[str] | Mapping[str, bool], available: Sequence[str], kind: str, source: str
 ) -> tuple[str, ...]:
-    """Return the names that a mask selects, without repeats.
+    """Return the names that a mask selects, without repeats; raise ``UnknownKeyError`` for a name that is not
+    available.
 
-    Args:
-      mask: names, or a mapping that is True for the names wanted.
-      available: the names of the source.
-      kind: what is named, for errors: ``'columns'`` or ``'fields'``.
-      source: name of the source, for errors.
-
-    Raises:
-      UnknownKeyError: for a name that is not available.
+    Errors call the names by their kind, ``'columns'`` or ``'fields'``, of a source.
     """
     if isinstance(mask, Mapping):
         names = [name for name, selected in mask.items() if selected]

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from granular import formats
 from granular.aio.bags.reader import BagReader
-from granular.aio.datasets.codec import Decoder
 from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
@@ -21,6 +20,7 @@ from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
 from granular.errors import InvalidArgumentError, NotFoundError
+from granular.formats.base import Decoder
 
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""

@@ -1,25 +1,24 @@
 """Data sources over files that are indexed once, when the source is opened."""
 
 import abc
-import contextlib
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Generic, Self
+from collections.abc import Mapping
+from typing import Any, Generic, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular._typing import Datapoint_co
-from granular.aio.datasources.arguments import Paths, as_paths, name_of
-from granular.aio.datasources.scanning import Index, forget_indices
+from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
+from granular.aio.datasources.header_scanner import Index
+from granular.aio.datasources.scanning import forget_indices
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_source import OpenedDataSource
-from granular.aio.runtime.readahead import pages
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Store
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
 from granular.errors import ObjectChangedError
-from granular.indexing import Ints
+from granular.indexing import Ints, index_of, indices_of
 
 
 class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
@@ -36,7 +35,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         super().__init__()
         self.paths: tuple[Path, ...] = as_paths(paths)
         self._name = name_of(self.paths)
-        self._indices: list[Index] = []
+        self._file_indices: list[Index] = []
         self._kept: list[object] = []  # what keeps the files open
         self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
 
@@ -45,9 +44,8 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if pickling_for_worker.get() and self._indices:
-            return _shared, (type(self), self._arguments(), self._indices)
-        return type(self), self._arguments()
+        shared = {'_file_indices': self._file_indices} if pickling_for_worker.get() else {}
+        return restored, (type(self), self._arguments(), {}, shared)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -55,14 +53,14 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     # --- opening
 
     @abc.abstractmethod
-    async def _read_indices(self) -> list[Index]:
+    async def _read_file_indices(self) -> list[Index]:
         """Return the index of each file."""
 
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
-        if not self._indices:
-            self._indices = await self._read_indices()
-        self._stops = np.cumsum([index.length for index in self._indices], dtype=np.int64)
+        if not self._file_indices:
+            self._file_indices = await self._read_file_indices()
+        self._stops = np.cumsum([index.length for index in self._file_indices], dtype=np.int64)
 
     async def _close(self) -> None:
         self._kept = []
@@ -73,7 +71,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     def size(self) -> int:
         """Bytes of all files."""
         self._check_open()
-        return sum(index.size for index in self._indices)
+        return sum(index.size for index in self._file_indices)
 
     def nbytes(self, mask: Any = None) -> int | None:
         return self.size if self._state == 'open' else None
@@ -82,7 +80,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
             (path.store.fingerprint, f'{path}', index.size, index.version)
-            for path, index in zip(self.paths, self._indices, strict=True)
+            for path, index in zip(self.paths, self._file_indices, strict=True)
         )
 
     def __len__(self) -> int:
@@ -91,10 +89,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files that shares their index."""
-        self._check_open()
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        return copy
+        return self._copied()
 
     # --- reading
 
@@ -104,13 +99,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         return owners, positions - np.where(owners > 0, self._stops[owners - 1], 0)
 
     async def _read_ranges(self, ranges: Mapping[int, tuple[Ints, Ints]]) -> dict[int, list[bytes]]:
-        """Read byte ranges concurrently.
-
-        Args:
-          ranges: for each file, by its number, where the ranges begin and where they end.
-
-        Returns:
-          For each file, the bytes of its ranges.
+        """Read byte ranges concurrently: for each file, by its number, given where they begin and where they end.
 
         Raises:
           ObjectChangedError: if a file was replaced; its cached index is then removed.
@@ -121,7 +110,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         reads = [
             read_all(
                 store,
-                [Request(self.paths[owner].key, *ranges[owner], self._indices[owner].version) for owner in owners],
+                [Request(self.paths[owner].key, *ranges[owner], self._file_indices[owner].version) for owner in owners],
             )
             for store, owners in stores.items()
         ]
@@ -136,27 +125,69 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
             for owner, file_data in zip(owners, store_data, strict=True)
         }
 
-    @property
-    def _read_size(self) -> int:
-        """Bytes that are read for all datapoints, about."""
-        return self.size
+    async def _reading(self) -> tuple[int, bool]:
+        return self.size, all(path.store.local for path in self.paths)
+
+
+class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
+    """Files whose datapoints are dicts, of which a mask selects fields."""
+
+    _named = 'fields'  # for errors
 
     @property
-    def _immediate(self) -> bool:
-        """True if datapoints are read without waiting."""
-        return all(path.store.local for path in self.paths)
+    @abc.abstractmethod
+    def _available(self) -> tuple[str, ...]:
+        """The names of the fields."""
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
+    @abc.abstractmethod
+    async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return some fields of datapoints, which exist."""
+
+    @abc.abstractmethod
+    async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        """Return the values of some fields of datapoints, which exist, by field."""
+
+    @overload
+    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
+    @overload
+    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
+    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
+        """Return a datapoint, or ``{field: [values]}`` for a slice; every datapoint of a slice must have all fields.
+
+        Args:
+          index: an integer, negative from the end, or a slice.
+          mask: the fields (columns) to read; a datapoint that lacks one is returned without it.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``, for an index past the end.
+          UnknownKeyError: a ``KeyError``, for a field that no datapoint has, or that one of a slice lacks.
+        """
         await self._ensure_open()
-        async with contextlib.aclosing(
-            pages(self.fetch, len(self), self._read_size, self._immediate, start)
-        ) as datapoints:
-            async for datapoint in datapoints:
-                yield datapoint
+        names = self._choose(mask)
+        if isinstance(index, slice | range):
+            return await self._read_columns(indices_of(index, len(self), self._name), names)
+        return (await self._read_rows(np.array([index_of(index, len(self), self._name)]), names))[0]
 
+    @overload
+    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
+    @overload
+    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
+    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
+        """Return many datapoints, read from all files concurrently.
 
-def _shared(kind: type[IndexedFiles[Any, Any]], arguments: tuple[Any, ...], indices: list[Any]) -> Any:
-    """Unpickle a source in a worker process, with the indices that its parent has read."""
-    source = kind(*arguments)
-    source._indices = indices
-    return source
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+          mask: as for ``get``.
+
+        Returns:
+          The datapoints, in the order requested.
+        """
+        await self._ensure_open()
+        return await self._read_rows(indices_of(indices, len(self), self._name), self._choose(mask))
+
+    def _choose(self, mask: Mask) -> tuple[str, ...]:
+        """Return the fields that a mask selects."""
+        available = self._available
+        return available if mask is None else names_in(mask, available, self._named, self._name)

@@ -38,13 +38,5 @@ class SequenceSource(OpenedDataSource[Datapoint_co]):
         return await self._read_one(index_of(index, len(self), self._name))
 
     async def fetch(self, indices: Any) -> list[Datapoint_co]:
-        """Return many datapoints, read concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-
-        Returns:
-          The datapoints, in the order requested.
-        """
         await self._ensure_open()
         return await self._read_all(indices_of(indices, len(self), self._name))

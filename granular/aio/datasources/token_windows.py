@@ -1,7 +1,6 @@
 """Windows of fixed length over long arrays of tokens, read as parts of their records."""
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from granular.aio.datasets.sharded_reader import (
 )
 from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.runtime.readahead import pages
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
     CorruptDatasetError,
@@ -31,7 +29,7 @@ from granular.errors import (
     UnknownKeyError,
     UnsupportedError,
 )
-from granular.formats.plain import array_counts, array_head, parse_array_head
+from granular.formats.codecs.arrays import array_counts, array_head, parse_array_head
 from granular.indexing import Ints, check_integer
 
 _HEAD = 64  # bytes; at least those before the data of an array
@@ -246,9 +244,5 @@ class TokenWindows(SequenceSource[Window]):
                 out[position] = part
         return out
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[Window]:
-        await self._ensure_open()
-        size = len(self) * self._length * self._dtype.itemsize
-        async with contextlib.aclosing(pages(self.fetch, len(self), size, not self._remote, start)) as windows:
-            async for window in windows:
-                yield window
+    async def _reading(self) -> tuple[int, bool]:
+        return len(self) * self._length * self._dtype.itemsize, not self._remote

@@ -329,4 +329,5 @@ class _Using:
         self._token = current.set(self._pool)
 
     def __exit__(self, *args: object) -> None:
-        current.reset(self._token)
+        with contextlib.suppress(ValueError):  # a coroutine that is garbage-collected ends in another context
+            current.reset(self._token)

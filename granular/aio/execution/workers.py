@@ -22,7 +22,7 @@ from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import expect_exit, offload_whole, start_thread
+from granular.aio.runtime.threads import exiting, expect_exit, offload_whole, start_thread
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
@@ -251,13 +251,13 @@ class _Worker:
         number = next(self._numbers)
         with self._lock:
             if self._stopped or self.dead:
-                raise WorkerError(self._obituary(position))
+                raise self._obituary(position)
             self._pending[number] = loop, future, position
             try:
                 self._outbox.send((number, position, timing.on))
             except OSError:
                 del self._pending[number]
-                raise WorkerError(self._obituary(position)) from None
+                raise self._obituary(position) from None
             except GranularError:  # no thread can be started to send it
                 del self._pending[number]
                 raise
@@ -300,9 +300,11 @@ class _Worker:
             pending, self._pending = self._pending, {}
         for loop, future, position in pending.values():
             with contextlib.suppress(RuntimeError):  # the loop ended, and with it the caller
-                loop.call_soon_threadsafe(_resolve, future, False, WorkerError(self._obituary(position)))
+                loop.call_soon_threadsafe(_resolve, future, False, self._obituary(position))
 
-    def _obituary(self, position: tuple[int, ...]) -> str:
+    def _obituary(self, position: tuple[int, ...]) -> GranularError:
+        if exiting.is_set():
+            return ClosedError('the interpreter is shutting down')
         code = self._process.exitcode
         how = 'was closed' if self._stopped else f'ended with exit code {code}'
         if code is not None and code < 0:
@@ -311,9 +313,11 @@ class _Worker:
         if code == 1:
             hint = ": its traceback is on stderr; a script that starts processes needs if __name__ == '__main__':"
         elif code == -signal.SIGKILL:
-            hint = ': usually for lack of memory'
+            hint = ': usually for lack of memory: use fewer workers, smaller batches or less prefetching'
         process = self._process
-        return f'worker process {process.name} (pid {process.pid}) {how} before it computed item {position[0]}{hint}'
+        return WorkerError(
+            f'worker process {process.name} (pid {process.pid}) {how} before it computed item {position[0]}{hint}'
+        )
 
     def stop(self) -> None:
         """Ask the process to exit."""

@@ -9,28 +9,22 @@ import functools
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, Self
 
-from granular import filters
 from granular.aio.execution.failures import Failure
+from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields, no_elements
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
-from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import call_or_await, map_threads, offload
+from granular.aio.runtime.threads import call_or_await, map_threads
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Ints, indices_of
+from granular.errors import DatapointError, InvalidArgumentError
+from granular.indexing import Ints
 
-Ctx = dict[str, Any]
-
-_ONE: Final = 'getitem_'
-_MANY: Final = 'getitems_'
-_ALL: Final = 'getall_'
 _DEEP: Final = 32  # maximum depth of nested wrappers of another library
 
 
@@ -89,9 +83,9 @@ class FieldDataset(Nested, abc.ABC):
         return bool(self._wraps())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(_ALL) and fields_of(self).has(field := name.removeprefix(_ALL)):
+        if name.startswith(ALL) and fields_of(self).has(field := name.removeprefix(ALL)):
             return functools.partial(self._load_all, field)
-        if name.startswith((_ONE, _MANY)) and name.partition('_')[2] in _methods(type(self)):
+        if name.startswith((ONE, MANY)) and name.partition('_')[2] in _methods(type(self)):
             return functools.partial(self._load_by, name)  # the other one of the two methods is defined
         return self._inherited(name)
 
@@ -141,7 +135,7 @@ class FieldWrapper(FieldDataset):
         if name == 'dataset':  # before __init__, or while it is unpickled
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
         # Only fields without a method of this class are delegated.
-        if name.startswith((_ONE, _MANY)) and name.partition('_')[2] not in _methods(type(self)):
+        if name.startswith((ONE, MANY)) and name.partition('_')[2] not in _methods(type(self)):
             return getattr(self.dataset, name)
         return super().__getattr__(name)
 
@@ -154,106 +148,6 @@ class FieldWrapper(FieldDataset):
 
     def _load_all(self, field: str) -> Any:
         return fields_of(self)._load_all(field)
-
-
-class Fields(Nested, abc.ABC):
-    """The internal interface of all datasets of fields.
-
-    Attributes:
-      parents: the wrapped datasets or sources, for printed pipelines.
-      known_labels: labels that were already read, by field.
-    """
-
-    parents: tuple[Any, ...] = ()
-    _pure = True  # the fields never receive the dict of a datapoint, so they can be loaded in any order
-
-    def __init__(self) -> None:
-        self.known_labels: dict[str, filters.Labels] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, 'known_labels': {}}
-
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
-
-    @property
-    @abc.abstractmethod
-    def fields(self) -> tuple[str, ...] | None:
-        """Names of the fields, sorted; None if they are unknown."""
-
-    def has(self, field: str) -> bool:
-        """Return whether the field exists; True if that is unknown."""
-        return self.fields is None or field in self.fields
-
-    @abc.abstractmethod
-    async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        """Return, for each field, its values in the order of the indices, which are integers >= 0."""
-
-    def user_functions(self) -> tuple[Any, ...]:
-        """Return the methods of the user that load its fields."""
-        return ()
-
-    @abc.abstractmethod
-    def describe(self) -> str:
-        """Describe the dataset in one line."""
-
-    def __repr__(self) -> str:
-        return self.describe()
-
-    async def release(self) -> None:
-        """Cancel read-ahead that has no consumer left."""
-        for parent in self.parents:
-            await parent.release()
-
-    async def _labels(self, field: str) -> filters.Labels:
-        """Return the labels of all datapoints, which are read once, in bulk."""
-        if field not in self.known_labels:
-            check_fields(self, [field])
-
-            async def read(indices: Ints) -> list[Any]:
-                return (await self._load([field], indices, [{} for _ in indices]))[0]
-
-            if self._loads_all(field):
-                self.known_labels[field] = await offload(filters.as_labels, await self._load_all(field), field)
-            else:
-                self.known_labels[field] = await read_labels(read, len(self), field)
-        return self.known_labels[field]
-
-    def _loads_all(self, field: str) -> bool:
-        """Return whether the user's dataset has a method that loads the field of all datapoints."""
-        return False
-
-    async def _load_all(self, field: str) -> list[Any]:
-        """Return the field of all datapoints."""
-        return await self._load_many(field, slice(None))
-
-    async def dispose(self) -> None:
-        """Dispose of the wrapped datasets: close those that are readers."""
-        for dataset in self._wraps():
-            await dispose_of(dataset)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.dispose()
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ('dataset', 'datasets'):  # before __init__, or while it is unpickled
-            raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-        for prefix, loads in ((_ONE, self._load_one), (_MANY, self._load_many), (_ALL, self._load_all)):
-            if name.startswith(prefix):
-                if self.has(field := name.removeprefix(prefix)):
-                    return functools.partial(loads, field)
-                raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-        return self._inherited(name)
-
-    async def _load_one(self, field: str, index: SupportsIndex, ctx: Ctx | None = None) -> Any:
-        return (await self._load_many(field, [index], None if ctx is None else [ctx]))[0]
-
-    async def _load_many(self, field: str, indices: Any, ctxs: Sequence[Ctx] | None = None) -> list[Any]:
-        positions = indices_of(indices, len(self), self.describe())
-        return (await self._load([field], positions, [{} for _ in positions] if ctxs is None else ctxs))[0]
 
 
 class Adapter(Fields):
@@ -341,7 +235,7 @@ class Methods(Adapter):
         """Return whether the field exists. Objects of other libraries may create its method dynamically."""
         if isinstance(self.dataset, FieldDataset):
             return super().has(field)
-        return callable(getattr(self.dataset, _ONE + field, None))
+        return callable(getattr(self.dataset, ONE + field, None))
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
         wrapped = self._wrapped
@@ -363,16 +257,16 @@ class Methods(Adapter):
     def _loads_all(self, field: str) -> bool:
         for base in type(self.dataset).__mro__:
             names = vars(base)
-            if _ALL + field in names:
+            if ALL + field in names:
                 return True
-            if _ONE + field in names or _MANY + field in names:
+            if ONE + field in names or MANY + field in names:
                 return False
         return self._wrapped is not None and self._wrapped._loads_all(field)
 
     async def _load_all(self, field: str) -> list[Any]:
         if not self._loads_all(field):
             return await super()._load_all(field)
-        if not hasattr(type(self.dataset), name := _ALL + field):
+        if not hasattr(type(self.dataset), name := ALL + field):
             return await fields_of(self._wrapped)._load_all(field)
         method = getattr(self.dataset, name)
         values = await call_or_await(method)
@@ -382,9 +276,9 @@ class Methods(Adapter):
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
         numbers = indices.tolist()
-        name = self.own.get(field, _ONE + field)
+        name = self.own.get(field, ONE + field)
         method = getattr(self.dataset, name)
-        if name.startswith(_MANY):
+        if name.startswith(MANY):
             values = await call_or_await(method, numbers, ctxs)
             if len(values) != len(numbers):
                 raise DatapointError(f'{name} returned {len(values)} values for {len(numbers)} datapoints')
@@ -421,14 +315,11 @@ class Methods(Adapter):
 
 
 def fields_of(dataset: Any) -> Fields:
-    """Convert an object to a dataset of fields.
+    """Convert an object to a dataset of fields; raise ``InvalidArgumentError`` if the object has no fields.
 
     Accepts datasets of fields, objects with ``getitem_...`` methods, readers, and MapDatasets.
 
     For pipelines and objects whose ``fetch`` has a ``mask``, the fields are the keys of their datapoints.
-
-    Raises:
-      InvalidArgumentError: if the object has no fields.
     """
     if isinstance(dataset, Fields):
         return dataset
@@ -446,23 +337,6 @@ def fields_of(dataset: Any) -> Fields:
     )
 
 
-async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-    """Return, for each field, its values in the order of the indices, which are integers >= 0.
-
-    Args:
-      dataset: the dataset.
-      fields: the fields.
-      indices: the datapoints.
-      ctxs: a dict for each of them.
-    """
-    return await dataset._load(fields, indices, ctxs)
-
-
-async def labels_of(dataset: Fields, field: str) -> filters.Labels:
-    """Return the labels of all datapoints, which are read once, in bulk."""
-    return await dataset._labels(field)
-
-
 def is_blocking(dataset: Any) -> bool:
     """Return whether the fields of a dataset are loaded by blocking methods of its own."""
     if not isinstance(dataset, FieldDataset):
@@ -477,42 +351,10 @@ def original(dataset: Any) -> Any:
     return core.dataset if isinstance(core, Adapter) else dataset
 
 
-def default_label(dataset: Fields) -> str:
-    """Return the field of the labels where none is named: ``label``, or ``class``, which is KappaData's name.
-
-    Raises:
-      InvalidArgumentError: if the dataset has both.
-    """
-    names = dataset.fields or ()
-    if 'class' in names and 'label' in names:
-        raise InvalidArgumentError(f"{dataset.describe()}: has fields 'class' and 'label': pass field= to choose one")
-    return 'class' if 'class' in names else 'label'
-
-
-def no_elements(dataset: Any) -> InvalidArgumentError:
-    """Create the error for indexing a dataset of fields."""
-    mode = ' '.join(dataset.fields or ('x', 'y'))
-    return InvalidArgumentError(
-        f'{type(dataset).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
-    )
-
-
-def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:
-    """Check that a dataset has the given fields.
-
-    Raises:
-      UnknownKeyError: if a field does not exist; the message lists the existing ones.
-    """
-    for field in wanted:
-        if not dataset.has(field):
-            available = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))
-            raise UnknownKeyError(f'{dataset.describe()}: unknown field {field!r}: there are {available or "none"}')
-
-
 def _methods(kind: type) -> dict[str, str]:
     """Return the method for each field: of the most derived class, and there ``getitems_`` before ``getitem_``."""
     methods: dict[str, str] = {}
-    for base, prefix in itertools.product(kind.__mro__, (_MANY, _ONE)):
+    for base, prefix in itertools.product(kind.__mro__, (MANY, ONE)):
         for name in vars(base):
             if name.startswith(prefix):
                 methods.setdefault(name.removeprefix(prefix), name)
@@ -523,7 +365,7 @@ def _all_methods(dataset: Any) -> set[str]:
     """Return the fields of an object of another library, and of the datasets that it wraps."""
     fields: set[str] = set()
     for _ in range(_DEEP):
-        fields |= {name.removeprefix(_ONE) for name in dir(dataset) if name.startswith(_ONE)}
+        fields |= {name.removeprefix(ONE) for name in dir(dataset) if name.startswith(ONE)}
         datasets = getattr(dataset, 'datasets', None)
         wrapped = datasets[0] if isinstance(datasets, list | tuple) and datasets else getattr(dataset, 'dataset', None)
         if wrapped is None or wrapped is dataset:

@@ -6,7 +6,8 @@ from typing import Any, Final, Self, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.fields.fields import Ctx, check_fields, fields_of, load_fields, original
+from granular.aio.fields.fields import fields_of, original
+from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, check_fields, load_fields
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
@@ -88,7 +89,7 @@ class ModeWrapper(Nested):
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'dataset':
             raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-        if name.startswith(('getitem_', 'getitems_', 'getall_')):
+        if name.startswith((ONE, MANY, ALL)):
             return getattr(self._fields, name)
         return self._inherited(name)
 

@@ -56,11 +56,7 @@ class Nested:
         return [wrapper for wrapper in self.all_wrappers if type(wrapper) is wrapper_type]
 
     def get_wrapper_of_type(self, wrapper_type: type) -> Any:
-        """Return the wrapper of exactly this class, or None.
-
-        Raises:
-          InvalidArgumentError: if there are several.
-        """
+        """Return the wrapper of exactly this class, or None; raise ``InvalidArgumentError`` if there are several."""
         wrappers = self.get_wrappers_of_type(wrapper_type)
         if len(wrappers) > 1:
             raise InvalidArgumentError(
@@ -70,9 +66,7 @@ class Nested:
 
     def getshape(self, kind: str) -> tuple[int, ...]:
         """Return the shape of a field, for example ``(10,)`` for one of ten classes: the result of ``getshape_kind()``.
-
-        Raises:
-          UnknownKeyError: if no dataset defines that method.
+        Raise ``UnknownKeyError`` if no dataset defines that method.
         """
         method = getattr(self, _SHAPE + kind, None)
         if method is None:
@@ -82,9 +76,7 @@ class Nested:
 
     def getdim(self, kind: str) -> int:
         """Return the only dimension of a field's shape, for example the number of classes; like ``getdim_kind()``.
-
-        Raises:
-          InvalidArgumentError: if the shape has several dimensions.
+        Raise ``InvalidArgumentError`` if the shape has several dimensions.
         """
         shape = self.getshape(kind)
         if not isinstance(shape, tuple) or len(shape) != 1:

@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 
 from granular import filters
-from granular.aio.fields.fields import Ctx, Fields, default_label, fields_of, labels_of, original
+from granular.aio.fields.fields import fields_of, original
+from granular.aio.fields.interface import Ctx, Fields, default_label, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
 from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled
@@ -37,12 +38,10 @@ class IndexWrapper(Fields):
 
     @property
     def fields(self) -> tuple[str, ...] | None:
-        """Names of the fields, sorted; None if they are unknown."""
         fields: tuple[str, ...] | None = self.parents[0].fields
         return fields
 
     def has(self, field: str) -> bool:
-        """Return whether the field exists; True if that is unknown."""
         return bool(self.parents[0].has(field))
 
     def _wraps(self) -> Sequence[Any]:
@@ -69,7 +68,6 @@ class IndexWrapper(Fields):
         return self._node
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        """Return, for each field, its values in the order of the indices."""
         columns: list[list[Any]] = await self.parents[0]._load(fields, self._lookup(indices), ctxs)
         return columns
 
@@ -134,7 +132,6 @@ class SubsetWrapper(IndexWrapper):
         self._select(Slice(self._positions, indices_of(indices, length, 'SubsetWrapper')))
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'SubsetWrapper({self._selected().describe().removeprefix("slice of ")})'
 
 
@@ -171,7 +168,6 @@ class PercentFilterWrapper(IndexWrapper):
         self._select(Slice(self._positions, slice(self._start, self._stop)))
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'PercentFilterWrapper([{self._start}:{self._stop}])'
 
 
@@ -194,7 +190,6 @@ class RepeatWrapper(IndexWrapper):
         self._select(Repeat(self._positions, self._times))
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'RepeatWrapper({self._times})'
 
 
@@ -216,7 +211,6 @@ class ShuffleWrapper(IndexWrapper):
         self._select(Slice(self._positions, filters.shuffled(len(self._positions), seed)))
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'ShuffleWrapper(seed={self._seed})'
 
 
@@ -293,7 +287,6 @@ class ClassFilterWrapper(_ByLabel):
         return await filtered(self._positions, self._field, self._valid, self._invalid, labels)
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'ClassFilterWrapper({self._description}, field={self._field!r})'
 
 
@@ -332,7 +325,6 @@ class OversamplingWrapper(_ByLabel):
         return await oversampled(self._positions, self._field, self._strategy, self._unlabeled, labels)
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'OversamplingWrapper({self._strategy!r}, field={self._field!r})'
 
 
@@ -410,7 +402,6 @@ class FieldConcat(Fields):
         return np.concatenate([[0], stops])[owners] + inner
 
     async def _load(self, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-        """Return, for each field, its values in the order of the indices."""
         owners, inner = self._choose(indices)
 
         async def fetch(owner: int, at: Ints) -> list[tuple[Any, ...]]:
@@ -421,7 +412,6 @@ class FieldConcat(Fields):
         return [[row[i] for row in rows] for i in range(len(fields))]
 
     def describe(self) -> str:
-        """Describe the dataset in one line."""
         return f'FieldConcat of {len(self.parents)}'
 
 

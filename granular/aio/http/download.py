@@ -13,9 +13,8 @@ from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError
 
 _CONTENT_RANGE: Final = re.compile(r'bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)')
-# Sent by Google's storage-testbench for the end of an object that is shorter: it begins before the first byte.
-_TOO_LONG: Final = re.compile(r'bytes (-\d{1,18})-(-?\d{1,18})/(\d{1,18})')
-_OF_NOTHING: Final = 'bytes 0--1/0'  # sent by fake-gcs-server for an empty object, which has no range
+# For the end of a shorter object, which then begins before the first byte, or of an empty one, which ends before it.
+_TOO_LONG: Final = re.compile(r'bytes (-?\d{1,18})-(-?\d{1,18})/(\d{1,18})')
 _WHOLE: Final = 64 * MiB  # of a whole object that is accepted in reply to a range request
 _ENDLESS: Final = 1 << 62
 _NOTHING: Final = blank(0)
@@ -286,9 +285,6 @@ class Download(Exchange):
         content_range = head.headers.get('content-range', '')
         if not self.ranged:
             raise BadReplyError(f'{self.name}: status 206 where no range was asked for')
-        empty = content_range == _OF_NOTHING and head.length == 0
-        if empty and self._start <= 0 and self._stop is None and self._span is None:
-            return self._room(0, 0, 0, version)
         if self._is_all(content_range, head.length):
             return self._room(0, head.length or 0, head.length or 0, version)
         match = _CONTENT_RANGE.fullmatch(content_range)
@@ -319,7 +315,8 @@ class Download(Exchange):
         if match is None:
             return False
         size = int(match[3])
-        return (int(match[1]), int(match[2]), length) == (size + self._start, size - 1, size)
+        more = self._start <= -size and int(match[1]) in (0, size + self._start)
+        return more and (int(match[2]), length) == (size - 1, size)
 
     def _room(self, first: int, behind: int, size: int, version: str | None) -> memoryview:
         """Return the destination for the following bytes; the first reply allocates it."""
@@ -372,12 +369,11 @@ class Download(Exchange):
     def is_doubtful(self, head: Head) -> bool:
         """Return whether a reply suggests that an object is empty without saying so: only reading all of it will tell.
 
-        Stores refuse the end of an empty object with status 416, and fake-gcs-server returns an empty range.
+        Stores refuse the end of an empty object with status 416, or send no bytes.
         """
         if self._start >= 0 or self.version is not None or not self.ranged:
             return False
-        none = head.status == 206 and head.length == 0 and head.headers.get('content-range') == 'bytes 0--1/0'
-        return none or (head.status == 416 and _size_in(head) < 0)
+        return (head.status == 206 and head.length == 0) or (head.status == 416 and _size_in(head) < 0)
 
     def _nothing(self, head: Head, version: str | None) -> Reply:
         size = _size_in(head)
@@ -416,7 +412,7 @@ class Download(Exchange):
 
     def _beyond(self, size: int) -> OutOfRangeError:
         actual = f'but it has {size}' if size >= 0 else 'which lie beyond its end'
-        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were asked for, {actual}')
+        return OutOfRangeError(f'{self.name}: bytes {self._start} to {self._stop} were requested, {actual}')
 
 
 def _reply(data: bytes, start: int, size: int, version: str | None, head: Head) -> Reply:

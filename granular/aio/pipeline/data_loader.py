@@ -31,11 +31,11 @@ _NO_SEED: Final = 'random_map requires random numbers: pass a seed to the sample
 class _Applied(Element):
     """Operations on single datapoints, which share the random generator of their index."""
 
-    def __init__(self, parent: Source, steps: Sequence[tuple[str, Any]], sampler: Any) -> None:
+    def __init__(self, parent: Source, singles: Sequence[tuple[str, Any]], sampler: Any) -> None:
         super().__init__(parent)
-        self._steps, self._sampler = tuple(steps), sampler
-        self._random = any(name == 'random_map' for name, _ in steps)
-        self.sparse = any(name == 'filter' for name, _ in steps)
+        self._operations, self._sampler = tuple(singles), sampler
+        self._random = any(name == 'random_map' for name, _ in singles)
+        self.sparse = any(name == 'filter' for name, _ in singles)
 
     def _call(self, datapoint: Any, index: int) -> Any:
         metadata: RecordMetadata
@@ -45,7 +45,7 @@ class _Applied(Element):
         rng = metadata.rng
         if self._random and rng is None and isinstance(self._sampler, IndexSampler):
             rng = self._sampler.rng(metadata.index)
-        for name, fn in self._steps:
+        for name, fn in self._operations:
             if name == 'filter':
                 if not fn(data):
                     return None
@@ -60,7 +60,7 @@ class _Applied(Element):
         return data
 
     def describe(self) -> str:
-        return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._steps) or 'no operations'
+        return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._operations) or 'no operations'
 
 
 def _shard_of(sampler: Any) -> ShardOptions | None:
@@ -120,17 +120,17 @@ class DataLoader:
         workers = MultiprocessingOptions(count, buffer, start_method)
         if isinstance(operations, str) or not isinstance(operations, Iterable):
             raise InvalidArgumentError(f'operations: expected a sequence of transformations, got {operations!r:.100}')
-        steps: list[tuple[str, Any]] = []
+        singles: list[tuple[str, Any]] = []
         rest = list(operations)
         while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):
-            steps.append((name, method_of(rest.pop(0), name)))
+            singles.append((name, method_of(rest.pop(0), name)))
         seed = getattr(sampler, 'seed', None)
-        if isinstance(sampler, IndexSampler) and seed is None and any(name == 'random_map' for name, _ in steps):
+        if isinstance(sampler, IndexSampler) and seed is None and any(name == 'random_map' for name, _ in singles):
             raise InvalidArgumentError(_NO_SEED)
         # A sampler that knows its shard numbers the datapoints of this shard; those of another are those of the whole.
         sampled = Sampled(Wrapped(data_source), sampler, as_shard(None) if own is None else shard)
         turns = shard if own is None else None
-        source = _Applied(sampled, steps, sampler)
+        source = _Applied(sampled, singles, sampler)
         dataset = IterDataset(Read(source, read_options, shard=turns, on_error=on_error))
         if seed is not None:
             dataset = dataset.seed(seed)

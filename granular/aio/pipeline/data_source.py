@@ -1,13 +1,17 @@
 """Data sources: what they may tell of themselves, and those that are opened and closed."""
 
 import abc
-from collections.abc import Callable
-from typing import Any, Generic
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, Self, TypeVar
 
 from granular._typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
+from granular.aio.runtime.readahead import pages
 from granular.formats.display import Samples
 from granular.indexing import check_integer
+
+R = TypeVar('R')
 
 
 class DataSource:
@@ -79,7 +83,29 @@ class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
 
     @abc.abstractmethod
     async def fetch(self, indices: Any) -> list[Any]:
-        """Return many datapoints, in the order of the indices, read concurrently."""
+        """Return many datapoints, in the order of the indices, read concurrently; neighbouring ones share a request.
+
+        Args:
+          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
+        """
+
+    async def _reading(self) -> tuple[int, bool]:
+        """Return about how many bytes all datapoints take, and whether they are read without waiting."""
+        return self.nbytes() or 0, False
+
+    async def __aiter__(self, start: int = 0) -> AsyncIterator[Datapoint_co]:
+        await self._ensure_open()
+        size, local = await self._reading()
+        async with contextlib.aclosing(pages(self.fetch, len(self), size, local, start)) as datapoints:
+            async for datapoint in datapoints:
+                yield datapoint
+
+    def _copied(self, **changes: Any) -> Self:
+        """Return an independently closable copy with other attributes."""
+        self._check_open()
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
 
     async def take(self, count: int) -> list[Datapoint_co]:
         """Return the first ``count`` elements, or all if there are fewer, read as by ``fetch``."""
@@ -89,3 +115,10 @@ class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
     async def head(self, count: int = 5) -> Samples[Datapoint_co]:
         """Return the first elements, as ``take``, in a list that notebooks show as a table with thumbnails."""
         return Samples(await self.take(count))
+
+
+def restored(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], attributes: Mapping[str, Any]) -> R:
+    """Unpickle a data source: construct it, and set attributes that it had when it was pickled."""
+    source = kind(*args, **options)
+    vars(source).update(attributes)
+    return source

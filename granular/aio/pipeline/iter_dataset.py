@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
-import numpy as np
-
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -16,7 +14,6 @@ from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
-from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
 from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
 from granular.aio.pipeline.streams.packing import Packing
@@ -27,27 +24,26 @@ from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
 from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
+    Chain,
     DatasetOptions,
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
+    FlatMapFunction,
+    IndexedFunction,
+    MapFunction,
     MultiprocessingOptions,
-    RandomMapTransform,
+    Predicate,
+    RandomFunction,
     ShardOptions,
     Transformation,
-    apply,
 )
 from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
-from granular.formats.display import html_lines
 from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 
 
-class IterDataset(Generic[Element_co]):
+class IterDataset(Chain, Generic[Element_co]):
     """A stream of elements, for ``for`` or ``async for``; create one with ``MapDataset.to_iter_dataset``.
 
     Operations return a new stream; nothing is read before iteration::
@@ -81,9 +77,6 @@ class IterDataset(Generic[Element_co]):
         """Return the IterDataset of a stream; not of a subclass, whose constructor has other arguments."""
         return cast(Self, IterDataset(stream))
 
-    def _staged(self, description: str, start: Callable[..., Flow], *args: Any) -> Self:
-        return self._of(Staged([self._stream], description, start, *args))
-
     @classmethod
     def mix(
         cls,
@@ -103,20 +96,15 @@ class IterDataset(Generic[Element_co]):
           weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
         """
         if isinstance(datasets, Mapping):
-            if not (names := list(datasets)):
-                raise InvalidArgumentError('expected one dataset or more, got none')
+            streams = dict(zip(names := list(datasets), _streams(list(datasets.values())), strict=True))
             if isinstance(weights, Mapping):
                 if weights.keys() != datasets.keys():
                     raise InvalidArgumentError(f'expected weights of {names}, got weights of {list(weights)}')
                 weights = [weights[name] for name in names]
-            parts = proportions(len(names), weights)
-            return cls._of(NamedMix(dict(zip(names, _streams(list(datasets.values())), strict=True)), parts))
+            return cls._of(NamedMix(streams, proportions(len(names), weights)))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
-        if not datasets:
-            raise InvalidArgumentError('expected one dataset or more, got none')
-        parts = proportions(len(datasets), weights)
-        return cls._of(Mixed(_streams(datasets), parts))
+        return cls._of(Mixed(_streams(datasets), proportions(len(datasets), weights)))
 
     @classmethod
     def interleave(
@@ -169,8 +157,6 @@ class IterDataset(Generic[Element_co]):
           datasets: streams or MapDatasets.
           strict: True to raise a ``DatapointError`` if one stream ends before another; False to end with the first.
         """
-        if not datasets:
-            raise InvalidArgumentError('expected one dataset or more, got none')
         return IterDataset(Zipped(_streams(datasets), strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
@@ -181,21 +167,16 @@ class IterDataset(Generic[Element_co]):
         """
         return self._of(SeededStream(self._stream, check_seed(seed)))
 
-    def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'IterDataset[T]':
+    def map(self, transform: MapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
         return IterDataset(ElementFunction(self._stream, 'map', transform))
 
-    def map_with_index(
-        self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
-    ) -> 'IterDataset[T]':
+    def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
         return IterDataset(ElementFunction(self._stream, 'map_with_index', transform))
 
     def random_map(
-        self,
-        transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
-        *,
-        seed: int | Sequence[int] | None = None,
+        self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
         if seed is None:
@@ -204,13 +185,11 @@ class IterDataset(Generic[Element_co]):
             raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
         return IterDataset(ElementFunction(self._stream, 'random_map', transform, check_seed(seed)))
 
-    def filter(self, transform: FilterTransform[Element_co] | Callable[[Element_co], bool]) -> Self:
+    def filter(self, transform: Predicate[Element_co]) -> Self:
         """Keep the elements for which a function returns True."""
         return self._of(ElementFunction(self._stream, 'filter', transform))
 
-    def flat_map(
-        self, transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]]
-    ) -> 'IterDataset[T]':
+    def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
         return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))
@@ -254,7 +233,8 @@ class IterDataset(Generic[Element_co]):
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        return self._staged(description, Rebatching, batch_size, drop_remainder, description)
+        stage = Staged([self._stream], description, Rebatching, batch_size, drop_remainder, description)
+        return self._of(stage)
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
@@ -272,8 +252,7 @@ class IterDataset(Generic[Element_co]):
         Args:
           count: number of elements, 1 or more.
         """
-        count = check_integer('count', count, 1)
-        return self._of(Limited(self._stream, count))
+        return self._of(Limited(self._stream, check_integer('count', count, 1)))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
@@ -285,7 +264,7 @@ class IterDataset(Generic[Element_co]):
         The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
         elements before it again. Do not modify the elements: each epoch returns the same objects.
         """
-        return self._staged('cache()', Caching)
+        return self._of(Staged([self._stream], 'cache()', Caching))
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -368,8 +347,7 @@ class IterDataset(Generic[Element_co]):
           buffer_size: number of elements; 0 to compute each element on request. An iterator can change it:
             ``iterator.set_prefetch_buffer_size(10)``.
         """
-        buffer_size = check_integer('buffer_size', buffer_size, 0)
-        return self._of(Prefetched(self._stream, buffer_size))
+        return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
     def mp_prefetch(
         self,
@@ -450,13 +428,8 @@ class IterDataset(Generic[Element_co]):
         return self._of(stream)
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
-        """Apply one transformation, or several in order."""
-        applied: IterDataset[Any] = apply(self, transformations)
+        applied: IterDataset[Any] = super().apply(transformations)
         return applied
-
-    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
-        return func(self, *args, **kwargs)
 
     def __iter__(self) -> blocking_iterator.DatasetIterator[Element_co]:
         return blocking_iterator.DatasetIterator(self._stream)
@@ -466,9 +439,6 @@ class IterDataset(Generic[Element_co]):
 
     def __str__(self) -> str:
         return format_pipeline(self._stream)
-
-    def _repr_html_(self) -> str:
-        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__}: {self._stream.describe()}>'
@@ -488,6 +458,8 @@ def _rebuilt(dataset: IterDataset[Any], parents: Sequence[Stream]) -> Iterated:
 
 
 def _streams(datasets: Sequence[Any]) -> list[Stream]:
+    if not datasets:
+        raise InvalidArgumentError('expected one dataset or more, got none')
     return [_stream(i, dataset) for i, dataset in enumerate(datasets)]
 
 

@@ -156,12 +156,7 @@ class Cursor(Running):
         await self.restore({'version': VERSION, 'state': self._stream.state_at(index)}, True)
 
     async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Continue from a state.
-
-        Args:
-          state: the state.
-          strict: True to refuse the state of a different pipeline.
-        """
+        """Continue from a state; with ``strict``, refuse that of a different pipeline."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')

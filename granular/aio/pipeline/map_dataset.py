@@ -20,19 +20,18 @@ from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
-    RandomMapTransform,
+    Chain,
+    FlatMapFunction,
+    IndexedFunction,
+    MapFunction,
+    Predicate,
+    RandomFunction,
     ReadOptions,
     ShardOptions,
     Transformation,
-    apply,
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.formats.display import html_lines
 from granular.indexing import Ints, Seed, check_index, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
@@ -41,7 +40,7 @@ T = TypeVar('T')
 _datasets: 'weakref.WeakValueDictionary[int, MapOperations[Any]]' = weakref.WeakValueDictionary()  # by their sources
 
 
-class MapOperations(abc.ABC, Generic[Element_co]):
+class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     """Operations of a MapDataset. Each returns a new dataset; nothing is read until elements are requested.
 
     Those that change the type of the elements return Any here: the MapDatasets of both APIs declare which of their own
@@ -229,20 +228,15 @@ class MapOperations(abc.ABC, Generic[Element_co]):
 
     # --- elements
 
-    def map(self, transform: MapTransform | Callable[[Any], Any]) -> Any:
+    def map(self, transform: MapFunction[Any, Any]) -> Any:
         """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
         return self._derive(elements.Map(self._node, transform))
 
-    def map_with_index(self, transform: MapWithIndexTransform | Callable[[int, Any], Any]) -> Any:
+    def map_with_index(self, transform: IndexedFunction[Any, Any]) -> Any:
         """Apply a function to each index and element: ``transform(index, element)``."""
         return self._derive(elements.MapWithIndex(self._node, transform))
 
-    def random_map(
-        self,
-        transform: RandomMapTransform | Callable[[Any, np.random.Generator], Any],
-        *,
-        seed: int | Sequence[int] | None = None,
-    ) -> Any:
+    def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
         """Apply a function to each element and a random generator, which depends only on seed and index.
 
         ::
@@ -251,9 +245,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
         """
         return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
 
-    def flat_map(
-        self, transform: FlatMapTransform | Callable[[Any], Sequence[Any]], *, max_fan_out: int | None = None
-    ) -> Any:
+    def flat_map(self, transform: FlatMapFunction[Any, Any], *, max_fan_out: int | None = None) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
 
         ::
@@ -275,7 +267,7 @@ class MapOperations(abc.ABC, Generic[Element_co]):
             )
         return self._derive(elements.FlatMap(self._node, transform, max_fan_out))
 
-    def filter(self, transform: FilterTransform[Any] | Callable[[Any], bool]) -> Self:
+    def filter(self, transform: Predicate[Any]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._derive(elements.Filter(self._node, transform))
 
@@ -302,14 +294,6 @@ class MapOperations(abc.ABC, Generic[Element_co]):
           InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
         """
         return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
-
-    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
-        """Apply one transformation, or several in order."""
-        return apply(self, transformations)
-
-    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
-        return func(self, *args, **kwargs)
 
     def to_iter_dataset(
         self,
@@ -343,9 +327,6 @@ class MapOperations(abc.ABC, Generic[Element_co]):
 
     def __str__(self) -> str:
         return format_pipeline(self._node)
-
-    def _repr_html_(self) -> str:
-        return html_lines(f'{self!r}\n{self}')
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
@@ -414,21 +395,13 @@ class MapDataset(MapOperations[Element_co]):
         def concatenate(cls, datasets: Sequence[MapOperations[T]]) -> 'MapDataset[T]': ...
         @classmethod
         def zip(cls, datasets: Sequence[MapOperations[Any]]) -> 'MapDataset[tuple[Any, ...]]': ...
-        def map(self, transform: MapTransform[Element_co, T] | Callable[[Element_co], T]) -> 'MapDataset[T]': ...
-        def map_with_index(
-            self, transform: MapWithIndexTransform[Element_co, T] | Callable[[int, Element_co], T]
-        ) -> 'MapDataset[T]': ...
+        def map(self, transform: MapFunction[Element_co, T]) -> 'MapDataset[T]': ...
+        def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'MapDataset[T]': ...
         def random_map(
-            self,
-            transform: RandomMapTransform[Element_co, T] | Callable[[Element_co, np.random.Generator], T],
-            *,
-            seed: int | Sequence[int] | None = None,
+            self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
         ) -> 'MapDataset[T]': ...
         def flat_map(
-            self,
-            transform: FlatMapTransform[Element_co, T] | Callable[[Element_co], Sequence[T]],
-            *,
-            max_fan_out: int | None = None,
+            self, transform: FlatMapFunction[Element_co, T], *, max_fan_out: int | None = None
         ) -> 'MapDataset[T]': ...
         @overload
         def batch(

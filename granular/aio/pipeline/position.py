@@ -20,11 +20,7 @@ VERSION: Final = 2
 
 
 def version_of(state: Mapping[str, Any]) -> int:
-    """Return the version of a state.
-
-    Raises:
-      StateError: if a later release saved it.
-    """
+    """Return the version of a state; raise ``StateError`` if a later release saved it."""
     version = state.get('version', 1)
     if type(version) is not int or not 1 <= version <= VERSION:
         raise StateError(
@@ -40,10 +36,8 @@ _LARGEST: Final = 1 << 1024
 
 
 def check_plain(state: Any, name: str = 'the state') -> None:
-    """Check that a state can be walked and shown, whatever it is a state of.
-
-    Raises:
-      StateError: if it is nested deeper than any pipeline, or holds an integer too long to be shown.
+    """Check that a state can be walked and shown, whatever it is a state of; raise ``StateError`` if it is nested
+    deeper than any pipeline, or holds an integer too long to be shown.
     """
     values = [state]
     for _ in range(_DEEPEST):
@@ -62,14 +56,15 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int}
+_VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'waiting': list}
 
 
 def same_position(one: Any, other: Any) -> bool:
     """Return whether two states, as plain JSON, are of one position.
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
-    the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are.
+    the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are, and one
+    of an earlier release does not name streams that wait.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         left, right = _compared(one), _compared(other)
@@ -179,11 +174,7 @@ class Terms(NamedTuple):
         return Terms(stage, kind, held, fit.in_step and self.in_step, weights, self.version)
 
     def check_hosts(self, saved: int | None, own: int) -> None:
-        """Check that a state of some number of hosts fits this pipeline's.
-
-        Args:
-          saved: the number of hosts of the state; None if it names none, as one host's does.
-          own: the number of hosts that share the elements now.
+        """Check that a state of some number of hosts, None if it names none, fits this pipeline's.
 
         Raises:
           StateError: if the terms exclude it.
@@ -246,20 +237,14 @@ class Turns:
     def state(self, at: Any, own: bool) -> Any:
         """Return the state of a position: with the number of hosts, if there are several.
 
-        Args:
-          at: the position.
-          own: True to name this host, because its state is not that of the others.
+        With ``own``, it names this host, because its state is not that of the others.
         """
         if self.count == 1:
             return at
         return {'at': at, 'hosts': self.count, **({'host': self.index} if own else {})}
 
     def at(self, state: Any, terms: Terms) -> Any:
-        """Return the position of a state.
-
-        Raises:
-          StateError: if the terms exclude its number of hosts, or its host.
-        """
+        """Return the position of a state; raise ``StateError`` if the terms exclude its host, or number of hosts."""
         if not isinstance(state, Mapping) or 'at' not in state:
             hosts, host, at = None, None, state
         else:

@@ -145,12 +145,10 @@ class SequentialSampler(IndexSampler):
         super().__init__(num_records, shard_options, False, 1, seed)
 
     def record_keys(self, positions: Ints) -> Ints:
-        """Return the indices in the data source for positions in this shard, counted from 0."""
         return positions * self.shard_options.shard_count + self.shard_options.shard_index
 
     @property
     def shard_length(self) -> int:
-        """Number of indices of this shard."""
         shard = self.shard_options
         each, over = divmod(self.num_records, shard.shard_count)
         return each if shard.drop_remainder else each + (shard.shard_index < over)

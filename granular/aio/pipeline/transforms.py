@@ -3,15 +3,18 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from granular._lazy import import_extra
 from granular._typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
+from granular.formats.display import html_lines
 from granular.indexing import check_integer
 
+In = TypeVar('In')
+Out = TypeVar('Out')
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 
@@ -125,6 +128,11 @@ class Batch:
         object.__setattr__(self, 'batch_size', check_integer('batch_size', self.batch_size, 1))
 
 
+MapFunction = MapTransform[In, Out] | Callable[[In], Out]
+IndexedFunction = MapWithIndexTransform[In, Out] | Callable[[int, In], Out]
+RandomFunction = RandomMapTransform[In, Out] | Callable[[In, np.random.Generator], Out]
+Predicate = FilterTransform[In] | Callable[[In], bool]
+FlatMapFunction = FlatMapTransform[In, Out] | Callable[[In], Sequence[Out]]
 Transformation = (
     MapTransform | MapWithIndexTransform | RandomMapTransform | FilterTransform | FlatMapTransform | Batch
     | Callable[[Any], Any]
@@ -322,10 +330,8 @@ def as_shard(options: Any) -> ShardOptions:
 
 
 def as_read_options(options: Any) -> ReadOptions:
-    """Return the argument ``read_options``; None stands for the defaults.
-
-    Raises:
-      InvalidArgumentError: if it lacks a field.
+    """Return the argument ``read_options``; None stands for the defaults. Raise ``InvalidArgumentError`` if it lacks a
+    field.
     """
     if options is None or isinstance(options, ReadOptions):
         return options or ReadOptions()
@@ -361,10 +367,8 @@ class RangeDataSource:
 
 
 def operation_of(transformation: Any) -> str:
-    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function.
-
-    Raises:
-      InvalidArgumentError: if the object is not a transformation.
+    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function. Raise
+    ``InvalidArgumentError`` if the object is not a transformation.
     """
     if isinstance(transformation, Batch):
         return 'batch'
@@ -376,14 +380,26 @@ def operation_of(transformation: Any) -> str:
     return 'map'
 
 
-def apply(dataset: Any, transformations: Transformation | Sequence[Transformation]) -> Any:
-    """Apply transformations to a MapDataset or an IterDataset."""
-    for step in transformations if isinstance(transformations, Sequence) else [transformations]:
-        name = operation_of(step)
-        if isinstance(step, Batch):
-            dataset = dataset.batch(step.batch_size, drop_remainder=step.drop_remainder, batch_fn=step.batch_fn)
-        elif hasattr(dataset, name):
-            dataset = getattr(dataset, name)(step)
-        else:
-            raise InvalidArgumentError(f'{name} requires a stream: call to_iter_dataset() first')
-    return dataset
+class Chain:
+    """What MapDataset and IterDataset have in common: descriptions of chains of operations."""
+
+    def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
+        """Apply one transformation, or several in order."""
+        dataset: Any = self
+        for transformation in transformations if isinstance(transformations, Sequence) else [transformations]:
+            name = operation_of(transformation)
+            if isinstance(transformation, Batch):
+                options = {'drop_remainder': transformation.drop_remainder, 'batch_fn': transformation.batch_fn}
+                dataset = dataset.batch(transformation.batch_size, **options)
+            elif hasattr(dataset, name):
+                dataset = getattr(dataset, name)(transformation)
+            else:
+                raise InvalidArgumentError(f'{name} requires a stream: call to_iter_dataset() first')
+        return dataset
+
+    def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Return ``func(self, *args, **kwargs)``, to use your own functions in a chain of operations."""
+        return func(self, *args, **kwargs)
+
+    def _repr_html_(self) -> str:
+        return html_lines(f'{self!r}\n{self}')

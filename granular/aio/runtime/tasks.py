@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
 
 T = TypeVar('T')
 
+_UNCUT: Final = 1.0  # seconds in which a request that publishes something may end
+
 
 class HeldError(Exception):
-    """Carries SystemExit or KeyboardInterrupt out of a task; raised as itself, it would end the loop."""
+    """Carries an error out of code that would treat it as its own: SystemExit raised in a task would end the loop."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -51,6 +54,26 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
         return future.result()
     finally:
         del future  # an error would keep its traceback, and with it all that its frames hold
+
+
+async def uncut(coro: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that is not cut at once: a cancelled caller first waits a second for its end.
+
+    For a request that publishes something: cut, it may or may not be carried out, even later.
+    """
+    if running_loop() is None:
+        return await coro
+    task = start_task(coro)
+    task.add_done_callback(retrieve_error)
+    try:
+        return await outcome(result_of(task))
+    except asyncio.CancelledError:
+        until = time.monotonic() + _UNCUT
+        while not task.done() and (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
+                await asyncio.wait([task], timeout=left)
+        await end_tasks([task])
+        raise
 
 
 async def _held(coro: Coroutine[Any, Any, T]) -> T:

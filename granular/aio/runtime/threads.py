@@ -8,9 +8,11 @@ import contextvars
 import functools
 import inspect
 import itertools
+import logging
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
@@ -41,8 +43,27 @@ exiting: Final = threading.Event()
 
 def expect_exit() -> None:
     """Let ``exiting`` be set at exit, before the handlers run that were registered by now, such as finalizers."""
-    atexit.unregister(exiting.set)
-    atexit.register(exiting.set)
+    atexit.unregister(_begin_exit)
+    atexit.register(_begin_exit)
+
+
+def _begin_exit() -> None:
+    """Set ``exiting``; from here on, daemon threads and their loops, which Python stops anywhere, end silently."""
+    if exiting.is_set():
+        return
+    exiting.set()
+    warnings.filterwarnings('ignore', "coroutine '.*' was never awaited", RuntimeWarning)
+    logging.getLogger('asyncio').addFilter(lambda record: 'granular' not in record.getMessage())
+    hook = threading.excepthook
+
+    def report(args: threading.ExceptHookArgs) -> None:
+        if args.thread is None or not args.thread.daemon or not isinstance(args.exc_value, GranularError):
+            hook(args)
+
+    threading.excepthook = report
+
+
+expect_exit()
 
 
 class Threads(concurrent.futures.ThreadPoolExecutor):
@@ -97,7 +118,7 @@ def _refusal(error: RuntimeError) -> GranularError:
     Python has no flag for its shutdown until all threads have ended, so the message has to tell.
     """
     if 'shutdown' in str(error):
-        exiting.set()
+        _begin_exit()
         return ClosedError('the interpreter is shutting down')
     return GranularError(
         f'no thread can be started ({error}): the memory, `ulimit -u`, or the limit of the container (memory, pids) is '
@@ -253,17 +274,15 @@ async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads
     the caller is cancelled, ``map_threads`` makes no further call in that thread.
     """
     abandoned = threading.Event()
-    token = _abandoned.set(abandoned)  # for the thread, which runs in a copy of this context
     try:
-        return await call_in(pool, lambda: _start_computing(make))
+        return await call_in(pool, lambda: _start_computing(make, abandoned))
     except asyncio.CancelledError:
         abandoned.set()
         raise
-    finally:
-        _abandoned.reset(token)
 
 
-def _start_computing(make: Callable[[], Coroutine[Any, Any, T]]) -> T | StartedCoroutine[T]:
+def _start_computing(make: Callable[[], Coroutine[Any, Any, T]], abandoned: threading.Event) -> T | StartedCoroutine[T]:
+    _abandoned.set(abandoned)  # in the context of this call, a copy of its caller's
     with _counted():
         return start_coroutine(make())
 

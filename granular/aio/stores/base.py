@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular._redact import protect, without_user
@@ -16,7 +16,7 @@ from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.config import IOConfig, Merge, MiB, store_defaults
-from granular.errors import OutOfRangeError, UnsupportedError
+from granular.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from granular.indexing import Ints
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
@@ -402,6 +402,16 @@ class Folders:
         new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
         self._last = key
         return new
+
+
+def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
+    """Check the names of options.
+
+    Raises:
+      InvalidArgumentError: if one is unknown.
+    """
+    if unknown := sorted(set(options) - set(known)):
+        raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}')
 
 
 def _secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import os
 import shlex
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -157,7 +158,18 @@ def _nested(value: str) -> str | Mapping[str, str]:
     return {name.strip(): text.strip() for name, text in pairs}
 
 
-def refused(root: str, endpoint: object) -> InvalidArgumentError:
-    """Return the error for an ``endpoint_url`` that is not the address of a server. Omits it if it may hold secrets."""
+def check(root: str, endpoint: Any) -> str:
+    """Return the URL of a server, without a trailing slash.
+
+    Raises:
+      InvalidArgumentError: if it is no http(s) URL, or has credentials, a query or a fragment, which are not shown.
+    """
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
+    except (ValueError, AttributeError):  # an invalid host or port, or no text
+        valid = False
+    if valid and not (parts.username or parts.password or parts.query or parts.fragment):
+        return str(endpoint).rstrip('/')
     got = '' if not isinstance(endpoint, str) or set('@?#') & set(endpoint) else f', got {endpoint!r:.200}'
-    return InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials{got}')
+    raise InvalidArgumentError(f'{root}: expected an endpoint_url of http(s)://host, without credentials{got}')

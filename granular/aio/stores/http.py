@@ -1,5 +1,6 @@
 """Read-only files on a web server; the links of a folder's page are its listing."""
 
+import contextlib
 import hashlib
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -9,11 +10,11 @@ from granular._redact import hidden
 from granular.aio.http.messages import http_date, shown
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import Entry, Stat
+from granular.aio.stores.base import Entry, Stat, check_options
 from granular.aio.stores.links import links_of
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import MiB
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
+from granular.errors import BadReplyError, NotFoundError, OutOfRangeError, StoreError
 
 _MAX_PAGE: Final = 16 * MiB
 
@@ -42,12 +43,9 @@ class HTTPStore(RemoteStore['HTTPClient']):
             answer = None
         # A server's HTML page for a folder, with or without the trailing slash, is its listing.
         if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
-            try:
+            with contextlib.suppress(NotFoundError):
                 if await self._entries(key):
                     return Stat(0, is_dir=True)
-            except NotFoundError:
-                if answer is None:
-                    raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404) from None
         if answer is None:
             raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404)
         headers, size = answer.head.headers, answer.head.length
@@ -93,8 +91,7 @@ class HTTPClient(Client):
 
     def __init__(self, store: HTTPStore) -> None:
         super().__init__()
-        if unknown := sorted(set(store.options) - {'headers', 'tls_verify'}):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected headers or tls_verify')
+        check_options(store.root, store.options, ('headers', 'tls_verify'))
         self._store = store
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:

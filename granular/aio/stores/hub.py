@@ -22,7 +22,7 @@ from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import Entry, Request, Stat, Store
+from granular.aio.stores.base import Entry, Request, Stat, Store, check_options
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
 from granular.errors import (
@@ -77,8 +77,7 @@ class HubStore(RemoteStore['HubClient']):
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
-        if unknown := sorted(self.options.keys() - _OPTIONS):
-            raise InvalidArgumentError(f'{root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
+        check_options(root, self.options, _OPTIONS)
         match = _ADDRESS.fullmatch(root.partition('://')[2])
         if match is None:
             raise InvalidArgumentError(f'{root}: expected hf:// and a repository')
@@ -236,9 +235,7 @@ class HubStore(RemoteStore['HubClient']):
         if request.version is not None or not size:
             return request
         for start, stop in zip(request.starts, request.stops, strict=True):
-            if stop > size:
-                name = self.url(request.key)
-                raise OutOfRangeError(f'{name}: bytes {start} to {stop} were asked for, but it has {size}')
+            self.check_range(request.key, start, stop, size)
         return request._replace(version=(await self.read(request.key, 0, 1)).version)
 
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:

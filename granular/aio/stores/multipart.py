@@ -2,9 +2,13 @@
 
 import abc
 import asyncio
+import base64
 
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter
+from granular.config import MiB
+from granular.formats.checksums import crc32c
 
 
 class PartWriter(ObjectWriter):
@@ -85,3 +89,13 @@ class PartWriter(ObjectWriter):
     async def _finish_one(self) -> None:
         done, self._tasks = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*done)  # all have ended; it raises the first error, and retrieves the others
+
+
+async def extend_crc(crc: int, data: bytes) -> int:
+    """Continue a CRC32C over further bytes, off the event loop from 1 MiB on."""
+    return crc32c(data, crc) if len(data) < MiB else await offload(crc32c, data, crc)
+
+
+def encode_crc(crc: int) -> str:
+    """Return a CRC32C as headers have it."""
+    return base64.b64encode(crc.to_bytes(4, 'big')).decode()

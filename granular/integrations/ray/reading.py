@@ -9,7 +9,7 @@ import numpy as np
 
 import granular
 from granular._lazy import import_extra
-from granular.aio.bags.identity import Identity, reopened
+from granular.aio.bags.identity import Identity
 from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared
 from granular.aio.datasets.codec import Decoders
@@ -18,6 +18,7 @@ from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shards
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import restored
 from granular.aio.pipeline.nodes.source import nbytes
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.readahead import whole_pages
@@ -298,4 +299,4 @@ def _array(records: Adjacent) -> Any:
 
 def _open(shards: Sequence[_Shard], decoders: Decoders, verify: bool, number: int) -> DatasetReader:
     shard = shards[number]
-    return reopened(DatasetReader, (shard.folder, decoders), {'verify': verify}, shard.identity)
+    return restored(DatasetReader, (shard.folder, decoders), {'verify': verify}, {'_expected': shard.identity})

@@ -22,7 +22,8 @@ pytestmark = [
 ]
 
 CANDIDATES = 300
-FEW = {'consumers': 40, 'killed': 12}  # numbers of trials of kinds whose trials take longer
+# Numbers of trials of kinds whose trials take longer, and of 'same', whose pairs 'workers' continues as well.
+FEW = {'consumers': 40, 'killed': 12, 'same': 20}
 NO_OPERATIONS = {'aio', 'fetch', 'node', 'parents'}  # of a MapDataset
 
 

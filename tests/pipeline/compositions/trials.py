@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 from granular import ReadOptions
@@ -80,33 +80,75 @@ def _any_workers(draw: Draw) -> Setting:
     return Setting(read=options, prefetch=draw.number(0, 4), processes=draw.number(0, 2), method=method)
 
 
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What one of several hosts shall run.
+
+    Attributes:
+      setting: its part of the pipeline.
+      source: the host of before from whose run the state comes.
+      at: number of elements of that run before the state; None to begin.
+    """
+
+    setting: Setting
+    source: int = 0
+    at: int | None = None
+
+    def run(self, node: Node, before: Sequence[Run]) -> Run | Refused:
+        """Return the elements of a host, given the runs of all hosts before."""
+        dataset = node.build(self.setting)
+        return run(dataset, ALL) if self.at is None else continued(dataset, before[self.source].states[self.at], ALL)
+
+
+Parts = Sequence[Run | Refused]
+
+
 def hosts(seed: int) -> Result:
-    """Continue with other numbers of hosts, once or twice; each host takes equally many elements before a save."""
+    """Continue with other numbers of hosts, once or twice, all of them in this process."""
+    trial, node = host_trial(seed), composition('hosts', seed)[1]
+    parts: Parts = []
+    try:
+        together = next(trial)
+        while True:
+            parts = [host.run(node, [part for part in parts if isinstance(part, Run)]) for host in together]
+            together = trial.send(parts)
+    except StopIteration as ended:
+        result: Result = ended.value
+        return result
+
+
+def host_trial(seed: int, counts: Sequence[int] = ()) -> Generator[list[Host], Parts, Result]:
+    """Yield the hosts that run together, and take what they ran; each takes equally many elements before a save.
+
+    Args:
+      seed: number of the composition.
+      counts: numbers of hosts, one after another; drawn by default.
+    """
     draw, node = composition('hosts', seed)
     count, batch = draw.number(1, 4), 2
-    runs: list[Run] = [run(node.build(Setting(host=host, hosts=count)), ALL) for host in range(count)]
+    rounds = counts[1:] or [0] * draw.one_of([1, 1, 2, 2, 3])
+    count = counts[0] if counts else count
+    parts = yield [Host(Setting(host=host, hosts=count)) for host in range(count)]
+    runs = [part for part in parts if isinstance(part, Run)]
     expected = counted([part.names() for part in runs])
     checked = not node.loses and all(part.ended for part in runs)
     given: Counter[int] = Counter()
     text = f'{count} hosts'
-    for _ in range(draw.one_of([1, 1, 2, 2, 3])):
+    for chosen in rounds:
         at = place(draw, min(len(part.elements) for part in runs))
         given += counted([part.names(at) for part in runs])
-        states = [part.states[at] for part in runs]
         before = count
         count, batch = draw.one_of([count, *(other for other in range(1, 5) if other != count)]), draw.number(1, 4)
+        count = chosen or count
         text += f', saved after {at} elements each, {count} hosts with batches of {batch}'
-        following = [
-            continued(node.build(Setting(host=host, hosts=count, batch=batch)), states[host % len(states)], ALL)
-            for host in range(count)
-        ]
-        for part in following:
+        parts = yield [Host(Setting(host=host, hosts=count, batch=batch), host % before, at) for host in range(count)]
+        for part in parts:
             if isinstance(part, Refused):
                 result = refused(node, part, text)
                 if count == before:
                     return dataclasses.replace(result, verdict='wrong', text=f'{text}: refused: {part.error}')
                 return result
-        runs = [part for part in following if isinstance(part, Run)]
+        runs = [part for part in parts if isinstance(part, Run)]
     given += counted([part.names() for part in runs])
     if checked and given != expected:  # unless how the work is divided decides which elements there are
         checked = counted([run(node.build(Setting()), ALL).names()]) == expected

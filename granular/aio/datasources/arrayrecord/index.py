@@ -12,13 +12,13 @@ import numpy as np
 from granular.aio.datasources.arrayrecord.riegeli import (
     BLOCK,
     BLOCK_HEADER,
-    Buffer,
     fields,
     parse_chunk,
     read_values,
     varints,
 )
 from granular.errors import CorruptError, UnsupportedError
+from granular.formats.base import Buffer
 from granular.indexing import Ints
 
 _MAGIC: Final = 0x71930E704FDAE05E
@@ -49,13 +49,7 @@ class Index:
 
 
 def footer_offset(tail: bytes, size: int, name: str) -> int:
-    """Return the position of the footer.
-
-    Args:
-      tail: the last bytes of the file, at least 64 KiB unless the file is shorter.
-      size: the bytes of the file.
-      name: the file's name in errors.
-    """
+    """Return the position of the footer, from the last 64 KiB of the file or more."""
     if size < 2 * BLOCK or size % BLOCK:
         raise CorruptError(
             f'{name}: expected a multiple of {BLOCK} bytes, at least {2 * BLOCK}, for an ArrayRecord file, got {size}'
@@ -72,14 +66,7 @@ def footer_offset(tail: bytes, size: int, name: str) -> int:
 
 
 def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name: str) -> Index:
-    """Parse the index of a file from its footer.
-
-    Args:
-      footer: the bytes from ``begin`` to the postscript.
-      begin: the position of the footer.
-      size, version: of the file.
-      name: the file's name in errors.
-    """
+    """Parse the index of a file from its footer: the bytes from ``begin`` to the postscript."""
     label = f'{name}, footer'
     # The entry of a chunk takes fewer bytes than the chunk, so that the file's size bounds the footer's.
     first, following, count = _messages(footer, begin, size, label)

@@ -18,10 +18,9 @@ from granular._lazy import import_extra
 from granular.aio.runtime.buffers import blank
 from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
+from granular.formats.base import Buffer
 from granular.formats.highwayhash import highwayhash64
 from granular.indexing import Ints
-
-Buffer = bytes | memoryview
 
 BLOCK: Final = 1 << 16
 BLOCK_HEADER: Final = 24
@@ -60,13 +59,7 @@ class Chunk(NamedTuple):
 
 
 def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
-    """Parse a chunk from the bytes that start with it.
-
-    Args:
-      raw: its bytes, with block headers, and any bytes after it.
-      at: position of ``raw`` in the file.
-      name: the chunk's name in errors.
-    """
+    """Parse a chunk from bytes of the file, from a position on, that start with it and its block headers."""
     plain = _without_block_headers(raw, at)
     if len(plain) < CHUNK_HEADER:
         raise CorruptRecordError(f'{name}: expected a header of {CHUNK_HEADER} bytes, got {len(plain)} bytes')
@@ -77,13 +70,9 @@ def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
 
 
 def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
-    """Check the hashes of the headers and data of chunks.
+    """Check the hashes of the headers and data of chunks; raise ``CorruptRecordError`` if one is wrong.
 
-    Args:
-      chunks: for each chunk ``raw``, ``at`` and ``name``, as for ``parse_chunk``.
-
-    Raises:
-      CorruptRecordError: if one is wrong.
+    The chunks are given as to ``parse_chunk``.
     """
     parts: list[Buffer] = []
     expected: list[int] = []
@@ -113,12 +102,7 @@ def _without_block_headers(raw: bytes, at: int) -> Buffer:
 
 
 def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: str) -> list[bytes]:
-    """Return some records of a chunk.
-
-    Args:
-      raw, at, name: as for ``parse_chunk``.
-      count: number of records according to the file's index.
-      wanted: the records wanted, each less than ``count``.
+    """Return the wanted records of a chunk, which has ``count`` of them according to the file's index.
 
     Raises:
       CorruptRecordError: if its sizes and counts contradict each other.
@@ -134,11 +118,7 @@ def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: s
 def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX_BYTES) -> tuple[Ints, Buffer]:
     """Return the end of each record of a simple chunk, and the concatenated records.
 
-    Args:
-      chunk: the chunk.
-      count: required number of records; None for any.
-      name: the chunk's name in errors.
-      max_bytes: limit on the total bytes of its records.
+    It must have ``count`` records, unless this is None, and at most ``max_bytes`` bytes of them.
     """
     kind, records, decoded, data = chunk
     if kind != _SIMPLE:

@@ -1,12 +1,11 @@
 """Reads ArrayRecord files, the record format of Grain and TensorFlow Datasets, by byte ranges."""
 
-import contextlib
 import dataclasses
 import hashlib
 import operator
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,7 +15,6 @@ from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, re
 from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
@@ -118,7 +116,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         if not paths:
             raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
         self._parts = [_parse_spec(spec) for spec in paths]
-        self._indices: dict[Path, Index] = {}
+        self._file_indices: dict[Path, Index] = {}
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
         self._length = 0
@@ -142,16 +140,16 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
 
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in {part.path for part in self._parts}]
-        files = await self._read_indices({part.path for part in self._parts if part.stop < 0})
+        files = await self._read_file_indices({part.path for part in self._parts if part.stop < 0})
         self._parts = [
             dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
         ]
         self._stops = np.cumsum([part.stop - part.start for part in self._parts])
         self._length = int(self._stops[-1])
 
-    async def _read_indices(self, paths: set[Path]) -> dict[Path, Index]:
+    async def _read_file_indices(self, paths: set[Path]) -> dict[Path, Index]:
         """Return the indices of files, including these; missing ones are read."""
-        files = self._indices
+        files = self._file_indices
         missing = sorted(paths - files.keys())
         if not missing:
             return files
@@ -166,11 +164,11 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         return files
 
     async def _close(self) -> None:
-        self._indices, self._kept = {}, []
+        self._file_indices, self._kept = {}, []
 
     def identity(self) -> tuple[Any, ...]:
         """Return the parts in order, each by store, address, records, and version of its file, if that was opened."""
-        versions = {path: index.version for path, index in self._indices.items()}
+        versions = {path: index.version for path, index in self._file_indices.items()}
         return tuple(
             (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
             for part in self._parts
@@ -187,7 +185,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         i = int(np.searchsorted(self._stops, position, side='right'))
         part = self._parts[i]
         path = part.path
-        file = self._indices.get(path) or (await self._read_indices({path}))[path]
+        file = self._file_indices.get(path) or (await self._read_file_indices({path}))[path]
         chunk, inner = divmod(position - int(self._stops[i]) + part.stop, file.group)
         start, stop = int(file.offsets[chunk]), int(file.offsets[chunk + 1])
         counters.ranges += 1
@@ -200,7 +198,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
     async def _read_all(self, wanted: Ints) -> list[bytes]:
         owners = np.searchsorted(self._stops, wanted, side='right')
         used = np.unique(owners).tolist()
-        files = await self._read_indices({self._parts[i].path for i in used})
+        files = await self._read_file_indices({self._parts[i].path for i in used})
         jobs: dict[Store, list[Request]] = {}
         reads: dict[Store, list[ChunkRead]] = {}
         for i in used:
@@ -222,27 +220,18 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
                 out[target] = record
         return out
 
-    async def __aiter__(self, start: int = 0) -> AsyncIterator[bytes]:
-        await self._ensure_open()
+    async def _reading(self) -> tuple[int, bool]:
         if not self._length:
-            return
+            return 0, True
         path = self._parts[0].path
-        file = (await self._read_indices({path}))[path]
+        file = (await self._read_file_indices({path}))[path]
         size = self._length * file.size // max(1, file.records)
         # A page contains at least one group: a smaller page would read its group again and again.
-        size = min(size, _PAGE * self._length // file.group)
-        async with contextlib.aclosing(pages(self.fetch, self._length, size, path.store.local, start)) as items:
-            async for record in items:
-                yield record
+        return min(size, _PAGE * self._length // file.group), path.store.local
 
 
 def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Request, list[ChunkRead]]:
-    """Plan the reads of some records of a file.
-
-    Args:
-      positions: the records, as positions in the file.
-      targets: their positions in the batch.
-    """
+    """Plan the reads of the records at some positions in a file, for these targets in the batch."""
     order = np.argsort(positions, kind='stable')
     chunks, inner = np.divmod(positions[order], file.group)
     numbers, firsts = np.unique(chunks, return_index=True)

@@ -14,10 +14,8 @@ _ROW_GROUPS, _COLUMNS, _CRYPTO_METADATA = 4, 1, 8
 
 
 def encrypted_columns(footer: bytes) -> frozenset[int]:
-    """Return the numbers of the columns that are encrypted in any row group.
-
-    Args:
-      footer: the ``FileMetaData``, which pyarrow has parsed.
+    """Return the numbers of the columns that are encrypted in any row group, of a ``FileMetaData`` that pyarrow has
+    parsed.
 
     Raises:
       ValueError, IndexError: if it is damaged.
@@ -55,11 +53,7 @@ class _Reader:
             yield number, head & 15
 
     def list_length(self) -> int:
-        """Read the head of a list of structs.
-
-        Raises:
-          ValueError: if it is another list.
-        """
+        """Read the head of a list of structs; raise ``ValueError`` if it is another list."""
         length, kind = self._list_head()
         if kind != _STRUCT:
             raise ValueError(f'expected a list of structs, got type {kind} at byte {self._at}')

@@ -60,11 +60,8 @@ class Footer(NamedTuple):
 
 
 def footer_length(path: Path, size: int, tail: bytes) -> int:
-    """Return the length of the footer and the bytes after it, from the last bytes of the file.
-
-    Raises:
-      CorruptError: if it is not a Parquet file.
-      UnsupportedError: if its footer is encrypted.
+    """Return the length of the footer and the bytes after it, from the last bytes of the file; raise ``CorruptError``
+    if it is not a Parquet file, and ``UnsupportedError`` if its footer is encrypted.
     """
     if tail[-4:] == _ENCRYPTED:
         raise UnsupportedError(f'{path}: its footer is encrypted, which is not supported')
@@ -79,11 +76,8 @@ def footer_length(path: Path, size: int, tail: bytes) -> int:
 
 
 def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Footer:
-    """Parse a file's footer and the bytes after it.
-
-    Raises:
-      CorruptError: if they are damaged.
-      UnsupportedError: if two columns have the same name.
+    """Parse a file's footer and the bytes after it; raise ``CorruptError`` if they are damaged, and
+    ``UnsupportedError`` if two columns have the same name.
     """
     pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
@@ -139,11 +133,8 @@ def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
 
 
 def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return the byte ranges of some columns of a row group.
-
-    Raises:
-      CorruptError: if the file is too short for one.
-      UnsupportedError: if one is encrypted.
+    """Return the byte ranges of some columns of a row group; raise ``CorruptError`` if the file is too short for one,
+    and ``UnsupportedError`` if one is encrypted.
     """
     ranges = []
     excess = _EXCESS if _OLD.match(footer.metadata.created_by or '') else 0

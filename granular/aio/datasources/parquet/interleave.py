@@ -84,8 +84,7 @@ class RowOrder:
         """Yield the blocks of rows that begin after a position, as (file, block), in the order in which they are
         needed.
 
-        Args:
-          blocks: for each file, the ends of its blocks; increasing.
+        The blocks of each file are given by their ends, which increase.
         """
         taken, unopened = self.consumed(position)
         coming: list[tuple[int, int, int, int]] = []  # round, slot, file, block

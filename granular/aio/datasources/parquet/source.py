@@ -1,14 +1,12 @@
 """Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
 from collections.abc import Sequence
-from typing import Any, Final, Self, SupportsIndex, overload
-
-import numpy as np
+from typing import Any, Final, Self
 
 from granular._lazy import import_extra
 from granular._typing import Datapoint_co
-from granular.aio.datasources.arguments import Mask, Paths, names_in
-from granular.aio.datasources.indexed_files import IndexedFiles
+from granular.aio.datasources.arguments import Paths, names_in
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
 from granular.aio.paths.path import Path
@@ -17,12 +15,12 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import CorruptDatasetError, InvalidArgumentError
-from granular.indexing import check_integer, index_of, indices_of
+from granular.indexing import Ints, check_integer
 
 CACHE: Final = 512 * MiB
 
 
-class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
+class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     """Random access to the rows of Parquet files, on a disk or in buckets, in the order given.
 
     ::
@@ -58,12 +56,9 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
       UnknownKeyError: if a column of ``columns`` does not exist.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        columns: Sequence[str] | None = None,
-        cache_bytes: int = CACHE,
-    ) -> None:
+    _named = 'columns'
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = CACHE) -> None:
         import_extra('pyarrow', 'parquet')
         super().__init__(paths)
         if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
@@ -78,23 +73,23 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
 
     # --- opening
 
-    async def _read_indices(self) -> list[Footer]:
+    async def _read_file_indices(self) -> list[Footer]:
         for path in self.paths:
             await path.store.ready()
         return await gather([_read_footer(path) for path in self.paths])
 
     async def _open(self) -> None:
         await super()._open()
-        first = self._indices[0]
-        for footer in self._indices:
+        first = self._file_indices[0]
+        for footer in self._file_indices:
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
                     f'{footer.path}: expected the columns of {first.path}, {sorted(first.names)}, got '
                     f'{sorted(footer.names)}'
                 )
         self._columns = first.names if self._requested is None else self._requested
-        self._choose(self._columns, first.names)
-        self._groups = RowGroups(self._indices, self._cache_bytes)
+        names_in(self._columns, first.names, self._named, self._name)
+        self._groups = RowGroups(self._file_indices, self._cache_bytes)
 
     async def _close(self) -> None:
         await super()._close()
@@ -112,77 +107,28 @@ class ParquetDataSource(IndexedFiles[Footer, Datapoint_co]):
         """Return the files, and the columns."""
         return *super().identity(), self._columns
 
-    @property
-    def _immediate(self) -> bool:
-        return False  # decoding takes place in threads
+    async def _reading(self) -> tuple[int, bool]:
+        return self.size, False  # decoding takes place in threads
 
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
-        copy = super().copy()
-        copy._groups = self._groups.copy()
-        return copy
+        return self._copied(_groups=self._groups.copy())
 
     # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return a row, or ``{column: [values]}`` for a slice.
+    @property
+    def _available(self) -> tuple[str, ...]:
+        return self._columns
 
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the columns to return.
+    async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        return await self._groups.read(positions, names, _rows)
 
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index past the end.
-          UnknownKeyError: a ``KeyError``, for a column that does not exist.
-        """
-        await self._ensure_open()
-        names = self._choose(mask)
-        if isinstance(index, slice | range):
-            return await self._groups.read(indices_of(index, len(self), self._name), names, _columns)
-        values = await self._groups.read(np.array([index_of(index, len(self), self._name)]), names, _columns)
-        return {name: column[0] for name, column in values.items()}
-
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many rows, reading all files, row groups and columns concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The rows, in the order requested.
-        """
-        await self._ensure_open()
-        positions = indices_of(indices, len(self), self._name)
-        return await self._groups.read(positions, self._choose(mask), _rows)
-
-    def _choose(self, mask: Mask, available: Sequence[str] | None = None) -> tuple[str, ...]:
-        """Return the columns that a mask selects.
-
-        Raises:
-          UnknownKeyError: for a column that does not exist.
-        """
-        if mask is None:
-            return self._columns
-        return names_in(mask, self._columns if available is None else available, 'columns', self._name)
+    async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        return await self._groups.read(positions, names, _columns)
 
 
 def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[Any]:
-    """Return a source of some of the files of a source.
-
-    Raises:
-      InvalidArgumentError: if there is none.
-    """
+    """Return a source of some of the files of a source; raise ``InvalidArgumentError`` if there is none."""
     paths, requested, cache_bytes = source._arguments()
     if not paths[part]:
         raise InvalidArgumentError(f'{source!r}: has {len(paths)} files, of which {part} selects none')

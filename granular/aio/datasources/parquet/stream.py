@@ -181,11 +181,7 @@ class ParquetRows(Source):
         return {'files': files, 'next_file': unopened}
 
     def position_of(self, layout: _FileLayout, state: Any) -> int:
-        """Return the row that follows a state.
-
-        Raises:
-          StateError: if it is not a state, or belongs to other files.
-        """
+        """Return the row that follows a state; raise ``StateError`` if it is not a state, or belongs to other files."""
         if state == self.start():
             return 0
         if len(layout.stops) == 1:

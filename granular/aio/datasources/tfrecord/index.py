@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -62,19 +63,18 @@ def compression_of(data: bytes) -> str:
     return 'zlib' if data[:1] == b'\x78' and len(data) > 1 and int.from_bytes(data[:2], 'big') % 31 == 0 else ''
 
 
-class Scanner(HeaderScanner):
+class Scanner(HeaderScanner[Index]):
     """Parses the headers of records."""
+
+    kind = 'TFRecord'
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._stops: list[int] = []
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``.
-
-        Raises:
-          CorruptRecordError: if the checksum of a length is wrong, or the file ends before its records do.
-          UnsupportedError: if it is compressed.
+        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptRecordError`` if the checksum
+        of a length is wrong, or the file ends before its records do, and ``UnsupportedError`` if it is compressed.
         """
         if start == 0 and (kind := compression_of(data)):
             raise UnsupportedError(
@@ -100,25 +100,18 @@ class Scanner(HeaderScanner):
             )
 
     def index(self, size: int, version: str | None) -> Index:
-        """Return the index of the records parsed so far."""
         return Index(size, version, np.array(self._stops, np.int64))
 
+    @staticmethod
+    def to_tables(index: Index) -> tuple[Any, list[Ints]]:
+        return (index.size, index.version), [index.stops]
 
-def pack(index: Index) -> tuple[Any, list[Ints]]:
-    """Convert an index into a head, for msgpack, and its table."""
-    return (index.size, index.version), [index.stops]
-
-
-def unpack(head: Any, stops: Ints) -> Index:
-    """Convert the output of ``pack`` back into an index.
-
-    Raises:
-      ValueError: if it is not the output of ``pack``.
-    """
-    size, version = head
-    if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
-        raise ValueError('expected increasing positions up to the end of the file')
-    return Index(size, version, stops)
+    @staticmethod
+    def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
+        (size, version), (stops,) = head, tables
+        if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
+            raise ValueError('expected increasing positions up to the end of the file')
+        return Index(size, version, stops)
 
 
 class Records:
@@ -146,10 +139,8 @@ class Records:
         return self._inflater is None or not self._inflater.pending
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the records that end in some more bytes, or if there are none, in the rest of earlier ones.
-
-        Raises:
-          CorruptRecordError: if a record is damaged.
+        """Return the records that end in some more bytes, or if there are none, in the rest of earlier ones; raise
+        ``CorruptRecordError`` if a record is damaged.
         """
         self._buffer += data if self._inflater is None else self._inflater.feed(data)
         records: list[bytes] = []
@@ -197,11 +188,7 @@ class Records:
             )
 
     def finish(self) -> None:
-        """Check that the file ended after a record.
-
-        Raises:
-          CorruptError: if it did not.
-        """
+        """Check that the file ended after a record; raise ``CorruptError`` if it did not."""
         if self._inflater is not None:
             self._inflater.finish(self.record)
         if self._buffer:

@@ -7,7 +7,7 @@ import numpy as np
 from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.sequence_source import SequenceSource
-from granular.aio.datasources.tfrecord.index import Index, Scanner, pack, unpack
+from granular.aio.datasources.tfrecord.index import Index, Scanner
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.formats.tfrecord import OVERHEAD, check_data
@@ -47,19 +47,19 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
       UnsupportedError: if it is compressed.
     """
 
-    async def _read_indices(self) -> list[Index]:
-        return await index_files(self.paths, 'TFRecord', Scanner, pack, unpack)
+    async def _read_file_indices(self) -> list[Index]:
+        return await index_files(self.paths, Scanner)
 
-    @property
-    def _read_size(self) -> int:
-        return self.size - OVERHEAD * len(self)
+    async def _reading(self) -> tuple[int, bool]:
+        size, local = await super()._reading()
+        return size - OVERHEAD * len(self), local
 
     # --- reading
 
     async def _read_all(self, positions: Ints) -> list[bytes]:
         owners, numbers = self._locate(positions)
         targets = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
-        ranges = {owner: self._indices[owner].limits(numbers[own]) for owner, own in targets.items()}
+        ranges = {owner: self._file_indices[owner].limits(numbers[own]) for owner, own in targets.items()}
         raw: list[bytes] = [b''] * len(positions)
         for owner, pieces in (await self._read_ranges(ranges)).items():
             for target, piece in zip(targets[owner].tolist(), pieces, strict=True):

@@ -20,7 +20,7 @@ from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
 
-_WINDOW: Final = 4 * MiB
+_PIECE: Final = 4 * MiB
 _START: Final = {'file': 0, 'offset': 0, 'record': 0, 'position': 0}
 
 
@@ -88,7 +88,7 @@ class _Reading(Flow):
 
     def __init__(self, files: _Files) -> None:
         self._paths, self._turns, self._keeps_host = files.paths, Turns.of(files.shard), False
-        self._windows: AsyncGenerator[bytes, None] | None = None
+        self._pieces: AsyncGenerator[bytes, None] | None = None
         self._seek(_START, 0)
 
     @property
@@ -133,14 +133,14 @@ class _Reading(Flow):
                 return
             data = b''
             if self._parser.hungry:
-                window = await anext(self._windows, None) if self._windows is not None else None
-                if window is None:
+                piece = await anext(self._pieces, None) if self._pieces is not None else None
+                if piece is None:
                     self._parser.finish()
                     await self._stop()
                     self._parser = None
                     self._file, self._offset, self._record = self._file + 1, 0, 0
                     return
-                data = window
+                data = piece
             self._rest = (await offload(self._parser.feed, data))[::-1]
         except BaseException:
             # The next call begins at the record that follows the last one returned.
@@ -164,13 +164,13 @@ class _Reading(Flow):
         start = 0 if compressed else self._offset
         if start > stat.size:
             raise StateError(f'{path}: the state is of byte {start}, the file has {stat.size}')
-        self._windows = _windows(path, start, stat.size, version)
+        self._pieces = _pieces(path, start, stat.size, version)
         self._parser = Records(f'{path}', None if compressed else stat.size, self._record, self._offset)
 
     async def _stop(self) -> None:
-        windows, self._windows = self._windows, None
-        if windows is not None:
-            await windows.aclose()
+        pieces, self._pieces = self._pieces, None
+        if pieces is not None:
+            await pieces.aclose()
 
     def state(self) -> Any:
         at = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
@@ -197,17 +197,17 @@ class _Reading(Flow):
         self._rest = []
 
 
-async def _windows(path: Path, start: int, size: int, version: str | None) -> AsyncGenerator[bytes, None]:
+async def _pieces(path: Path, start: int, size: int, version: str | None) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a file from a position on, 4 MiB at a time, and the next ones prefetched."""
 
     async def fetch(numbers: range) -> list[bytes]:
         return [
-            (await path.store.read(path.key, at, min(size, at + _WINDOW), version)).data
-            for at in (start + number * _WINDOW for number in numbers)
+            (await path.store.read(path.key, at, min(size, at + _PIECE), version)).data
+            for at in (start + number * _PIECE for number in numbers)
         ]
 
     await ensure_event_loop()
-    count = -(-(size - start) // _WINDOW)
-    async with contextlib.aclosing(pages(fetch, count, size - start, path.store.local)) as windows:
-        async for window in windows:
-            yield window
+    count = -(-(size - start) // _PIECE)
+    async with contextlib.aclosing(pages(fetch, count, size - start, path.store.local)) as pieces:
+        async for piece in pieces:
+            yield piece

@@ -7,6 +7,7 @@ each parsed by Python's ``tarfile``. This module does no I/O.
 import logging
 import re
 import tarfile
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -68,12 +69,14 @@ class Index(NamedTuple):
         return self.keys[start : int(self.key_stops[datapoint])].decode('utf-8', 'surrogateescape')
 
 
-class Scanner(HeaderScanner):
+class Scanner(HeaderScanner[Index]):
     """Parses the headers of members."""
+
+    kind = 'tar'
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._wide = False  # True if a header was longer than the window
+        self._wide = False  # True if a header was longer than what was read
         self._next_name: str | None = None  # of the next member, if a header of its own has it
         self._next_size: int | None = None
         self._keys: list[bytes] = []
@@ -82,15 +85,13 @@ class Scanner(HeaderScanner):
         self._members: list[tuple[int, int, int]] = []
         self._current: set[int] = set()  # fields of the current datapoint
 
-    def window(self) -> int:
-        return SCAN if self._wide else super().window()
+    def reach(self) -> int:
+        return SCAN if self._wide else super().reach()
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``.
-
-        Raises:
-          CorruptError: if a header is missing, or the file ends before its members do.
-          UnsupportedError: if it is compressed, or has a member in a form that cannot be read by range.
+        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptError`` if a header is missing,
+        or the file ends before its members do, and ``UnsupportedError`` if it is compressed, or has a member in a form
+        that cannot be read by range.
         """
         if start == 0:
             self._check_kind(data, size)
@@ -116,7 +117,7 @@ class Scanner(HeaderScanner):
                     )
                 if body + length > stop:
                     self._wide = at == start
-                    return  # the next window begins here
+                    return  # the next read begins here
                 self._parse_description(header.type, data[body - start : body - start + length], at)
             else:
                 if header.issparse() or header.type == tarfile.GNUTYPE_SPARSE:
@@ -137,7 +138,6 @@ class Scanner(HeaderScanner):
             self.done = True
 
     def index(self, size: int, version: str | None) -> Index:
-        """Return the index of the members parsed so far."""
         if self._keys:
             self._stops.append(len(self._members))
         members = np.array(self._members, np.int64).reshape(-1, 3).T
@@ -212,30 +212,26 @@ class Scanner(HeaderScanner):
         self._current.add(number)
         self._members.append((number, start, size))
 
+    @staticmethod
+    def to_tables(index: Index) -> tuple[Any, list[Ints]]:
+        head = (index.size, index.version, index.keys, index.fields)
+        return head, [index.key_stops, index.stops, index.field, index.starts, index.sizes]
+
+    @staticmethod
+    def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
+        size, version, keys, fields = head
+        key_stops, stops, field, starts, sizes = tables
+        datapoints, members = len(stops), len(field)
+        if not len(key_stops) == datapoints or not members == len(starts) == len(sizes):
+            raise ValueError('expected tables of equal lengths')
+        if datapoints and (stops[-1] != members or key_stops[-1] != len(keys) or (np.diff(stops) < 0).any()):
+            raise ValueError('expected increasing positions up to the lengths of the tables')
+        if members and (
+            field.min() < 0 or field.max() >= len(fields) or starts.min() < 0 or (starts + sizes).max() > size
+        ):
+            raise ValueError('expected fields and byte ranges within their limits')
+        return Index(size, version, keys, key_stops, stops, tuple(fields), field, starts, sizes)
+
 
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _DESCRIBING: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
-
-
-def pack(index: Index) -> tuple[Any, list[Ints]]:
-    """Convert an index into a head, for msgpack, and tables."""
-    head = (index.size, index.version, index.keys, index.fields)
-    return head, [index.key_stops, index.stops, index.field, index.starts, index.sizes]
-
-
-def unpack(head: Any, tables: list[Ints]) -> Index:
-    """Convert the output of ``pack`` back into an index.
-
-    Raises:
-      ValueError: if it is not the output of ``pack``.
-    """
-    size, version, keys, fields = head
-    key_stops, stops, field, starts, sizes = tables
-    datapoints, members = len(stops), len(field)
-    if not len(key_stops) == datapoints or not members == len(starts) == len(sizes):
-        raise ValueError('expected tables of equal lengths')
-    if datapoints and (stops[-1] != members or key_stops[-1] != len(keys) or (np.diff(stops) < 0).any()):
-        raise ValueError('expected increasing positions up to the lengths of the tables')
-    if members and (field.min() < 0 or field.max() >= len(fields) or starts.min() < 0 or (starts + sizes).max() > size):
-        raise ValueError('expected fields and byte ranges within their limits')
-    return Index(size, version, keys, key_stops, stops, tuple(fields), field, starts, sizes)

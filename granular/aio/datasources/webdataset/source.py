@@ -1,27 +1,26 @@
 """Reads tar files in the WebDataset format at random: indexed once, then read by range requests."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, SupportsIndex, overload
+from typing import Any, Final
 
 import numpy as np
 
 from granular._typing import Datapoint_co
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
-from granular.aio.datasources.arguments import Mask, Paths, names_in
-from granular.aio.datasources.indexed_files import IndexedFiles
+from granular.aio.datasources.arguments import Paths
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.scanning import index_files
-from granular.aio.datasources.webdataset.index import Index, Scanner, pack, unpack
+from granular.aio.datasources.webdataset.index import Index, Scanner
 from granular.errors import InvalidArgumentError, UnknownKeyError
-from granular.formats.plain import decode_bytes, inline_safe
-from granular.indexing import Ints, index_of, indices_of
+from granular.indexing import Ints
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
 
 KEY: Final = '__key__'
 
 
-class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
+class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
     """Random access to the datapoints of WebDataset tar files, on a disk or in buckets, in the order given.
 
     ::
@@ -62,12 +61,12 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
     def _arguments(self) -> tuple[Any, ...]:
         return self.paths, self._decoders
 
-    async def _read_indices(self) -> list[Index]:
-        return await index_files(self.paths, 'tar', Scanner, _packed, _unpacked)
+    async def _read_file_indices(self) -> list[Index]:
+        return await index_files(self.paths, Scanner)
 
     async def _open(self) -> None:
         await super()._open()
-        names = dict.fromkeys(name for index in self._indices for name in index.fields)
+        names = dict.fromkeys(name for index in self._file_indices for name in index.fields)
         self._fields = {name: _field(name, self._decoders, self._name) for name in names}
 
     @property
@@ -86,30 +85,13 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
 
     # --- reading
 
-    @overload
-    async def get(self, index: SupportsIndex, mask: Mask) -> dict[str, Any]: ...
-    @overload
-    async def get(self, index: SupportsIndex, mask: None = None) -> Datapoint_co: ...
-    @overload
-    async def get(self, index: slice | range, mask: Mask = None) -> dict[str, list[Any]]: ...
-    async def get(self, index: SupportsIndex | slice | range, mask: Mask = None) -> Any:
-        """Return a datapoint, or ``{field: [values]}`` for a slice; every datapoint of a slice must have all fields.
+    @property
+    def _available(self) -> tuple[str, ...]:
+        return self.fields
 
-        Args:
-          index: an integer, negative from the end, or a slice.
-          mask: the fields to read; a datapoint that lacks one is returned without it.
-
-        Raises:
-          OutOfRangeError: an ``IndexError``, for an index past the end.
-          UnknownKeyError: a ``KeyError``, for a field that no datapoint has, or that one of a slice lacks.
-        """
-        await self._ensure_open()
-        if not isinstance(index, slice | range):
-            return (await self.fetch([index_of(index, len(self), self._name)], mask))[0]
-        positions = indices_of(index, len(self), self._name)
-        datapoints = await self.fetch(positions, mask)
-        columns: dict[str, list[Any]] = {name: [] for name in self._choose(mask)}
-        for position, datapoint in zip(positions.tolist(), datapoints, strict=True):
+    async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+        for position, datapoint in zip(positions.tolist(), await self._read_rows(positions, names), strict=True):
             for name, column in columns.items():
                 if name not in datapoint:
                     raise UnknownKeyError(
@@ -118,30 +100,14 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
                 column.append(datapoint[name])
         return columns
 
-    @overload
-    async def fetch(self, indices: Any, mask: Mask) -> list[dict[str, Any]]: ...
-    @overload
-    async def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
-    async def fetch(self, indices: Any, mask: Mask = None) -> list[Any]:
-        """Return many datapoints, read from all files concurrently.
-
-        Args:
-          indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
-          mask: as for ``get``.
-
-        Returns:
-          The datapoints, in the order requested.
-        """
-        await self._ensure_open()
-        positions = indices_of(indices, len(self), self._name)
-        selected = self._choose(mask)
+    async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
         owners, numbers = self._locate(positions)
         datapoints: list[dict[str, Any]] = [{} for _ in positions]
-        targets: dict[str, list[int]] = {name: [] for name in selected if name != KEY}  # of the values of each field
+        targets: dict[str, list[int]] = {name: [] for name in names if name != KEY}  # of the values of each field
         members: dict[int, list[tuple[str, int, int]]] = {}  # for each file: field, target, member
         for i, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
-            index = self._indices[owner]
-            if KEY in selected:
+            index = self._file_indices[owner]
+            if KEY in names:
                 datapoints[i][KEY] = index.key(number)
             first, last = (int(index.stops[number - 1]) if number else 0), int(index.stops[number])
             for member in range(first, last):
@@ -150,7 +116,7 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
                     members.setdefault(owner, []).append((name, i, member))
         records: dict[str, list[bytes]] = {name: [] for name in targets}
         ranges = {
-            owner: self._indices[owner].limits(np.array([member for *_, member in file_members], np.int64))
+            owner: self._file_indices[owner].limits(np.array([member for *_, member in file_members], np.int64))
             for owner, file_members in members.items()
         }
         for owner, file_records in (await self._read_ranges(ranges)).items():
@@ -160,7 +126,7 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
 
         def locate(field: Field, position: int) -> tuple[str, str]:
             i = targets[field.key][position]
-            return f'{self.paths[owners[i]]}', self._indices[owners[i]].key(int(numbers[i]))
+            return f'{self.paths[owners[i]]}', self._file_indices[owners[i]].key(int(numbers[i]))
 
         values = await codec.decode_records([self._fields[name] for name in targets], list(records.values()), locate)
         for (name, field_targets), column in zip(targets.items(), values, strict=True):
@@ -168,34 +134,8 @@ class WebDatasetDataSource(IndexedFiles[Index, Datapoint_co]):
                 datapoints[i][name] = value
         return datapoints
 
-    def _choose(self, mask: Mask) -> tuple[str, ...]:
-        """Return the fields that a mask selects.
-
-        Raises:
-          UnknownKeyError: for a field that no datapoint has.
-        """
-        if mask is None:
-            return KEY, *self._fields
-        return names_in(mask, [KEY, *self._fields], 'fields', self._name)
-
 
 def _field(name: str, decoders: Decoders, source: str) -> Field:
     table = decoders or {}
-    fn = table.get(name, table.get(name.rpartition('.')[2], codec.raw))
-    if fn is None or fn is decode_bytes:
-        fn = codec.raw
-    if not callable(fn):
-        raise InvalidArgumentError(f'{source}: expected a function to decode field {name!r}, got {fn!r:.100}')
-    return Field(name, name, False, fn, fn is codec.raw or inline_safe(fn))
-
-
-def _packed(index: Index) -> tuple[Any, list[Ints]]:
-    head, tables = pack(index)
-    return (head, [len(table) for table in tables]), tables
-
-
-def _unpacked(rows: Any, numbers: Ints) -> Index:
-    head, counts = rows
-    if sum(counts) != len(numbers):
-        raise ValueError('expected tables of the lengths in the head')
-    return unpack(head, np.split(numbers, np.cumsum(counts)[:-1]))
+    fn = table.get(name, table.get(name.rpartition('.')[2]))
+    return codec.field_of(name, name, False, fn, f'{source}: expected a function to decode field {name!r}')

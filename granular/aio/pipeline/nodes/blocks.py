@@ -51,10 +51,7 @@ class BlockBuffer(Node):
     async def read_ahead(self, order: Blocks, seed: int, steps: Ints, endless: bool) -> None:
         """Start to read the blocks that are needed one window after a batch, and after batches since the last call.
 
-        Args:
-          order, seed: of the shuffle.
-          steps: those of a batch.
-          endless: True if an epoch follows on that of the steps.
+        It has the order and the seed of the shuffle; ``endless`` if an epoch follows on that of the steps.
         """
         buffer, length = await self._buffers.get(), len(self)
         least, most = int(steps.min()), int(steps.max())

@@ -40,9 +40,7 @@ class SourceChoice(Node):
 async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[Any, Any, Sequence[Any]]]) -> list[Any]:
     """Fetch from several sources concurrently, and return the datapoints in the order of their owners.
 
-    Args:
-      owners: the number of the source of each datapoint.
-      fetch: returns the datapoints of a source, given its number and the positions in ``owners``.
+    ``fetch`` returns the datapoints of a source, given its number and the positions in ``owners``.
     """
     groups = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
     if len(groups) > 1:

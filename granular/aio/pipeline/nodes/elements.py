@@ -13,11 +13,9 @@ from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import is_small, stack
 from granular.aio.pipeline.transforms import (
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
-    RandomMapTransform,
+    FlatMapFunction,
+    Predicate,
+    RandomFunction,
 )
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
@@ -58,42 +56,44 @@ class Element(Node):
         )
 
 
-class Map(Element):
-    """``fn(datapoint)``."""
+class Function(Element):
+    """A function of the user's of each datapoint."""
 
-    def __init__(self, parent: Source, fn: MapTransform | Callable[[Any], Any], label: str = 'map') -> None:
+    operation: str
+
+    def __init__(self, parent: Source, fn: Any) -> None:
         super().__init__(parent)
-        self.fn, self._label = method_of(fn, 'map'), label
-
-    def _call(self, datapoint: Any, index: int) -> Any:
-        return call_checked(f'{self._label} calls fn(element)', self.fn, datapoint)
+        self.fn = method_of(fn, self.operation)
 
     def describe(self) -> str:
-        return f'{self._label}({name_of(self.fn)})'
+        return f'{self.operation}({name_of(self.fn)})'
 
 
-class MapWithIndex(Element):
+class Map(Function):
+    """``fn(datapoint)``."""
+
+    operation = 'map'
+
+    def _call(self, datapoint: Any, index: int) -> Any:
+        return call_checked('map calls fn(element)', self.fn, datapoint)
+
+
+class MapWithIndex(Function):
     """``fn(index, datapoint)``."""
 
-    def __init__(self, parent: Source, fn: MapWithIndexTransform | Callable[[int, Any], Any]) -> None:
-        super().__init__(parent)
-        self.fn = method_of(fn, 'map_with_index')
+    operation = 'map_with_index'
 
     def _call(self, datapoint: Any, index: int) -> Any:
         return call_checked('map_with_index calls fn(index, element)', self.fn, index, datapoint)
 
-    def describe(self) -> str:
-        return f'map_with_index({name_of(self.fn)})'
 
-
-class RandomMap(Element):
+class RandomMap(Function):
     """``fn(datapoint, generator)``, with the random numbers of Google Grain, which depend only on seed and index."""
 
-    def __init__(
-        self, parent: Source, fn: RandomMapTransform | Callable[[Any, np.random.Generator], Any], seed: Seed
-    ) -> None:
-        super().__init__(parent)
-        self.fn = method_of(fn, 'random_map')
+    operation = 'random_map'
+
+    def __init__(self, parent: Source, fn: RandomFunction[Any, Any], seed: Seed) -> None:
+        super().__init__(parent, fn)
         self._seed = check_seed(seed)
         self._key = np.random.Philox(self._seed).state['state']['key']
 
@@ -126,28 +126,25 @@ class Streamed(Element):
         return self.node.describe()
 
 
-class Filter(Element):
+class Filter(Function):
     """None for each datapoint for which ``fn(datapoint)`` is false."""
 
+    operation = 'filter'
     _doing = 'filtering'
 
-    def __init__(self, parent: Source, fn: FilterTransform | Callable[[Any], bool]) -> None:
-        super().__init__(parent)
-        self.fn = method_of(fn, 'filter')
+    def __init__(self, parent: Source, fn: Predicate[Any]) -> None:
+        super().__init__(parent, fn)
         self.sparse = True
 
     def _call(self, datapoint: Any, index: int) -> Any:
         element = None if datapoint is NONE else datapoint
         return datapoint if call_checked('filter calls fn(element)', self.fn, element) else None
 
-    def describe(self) -> str:
-        return f'filter({name_of(self.fn)})'
-
 
 class FlatMap(Node):
     """A fixed number of datapoints for each one: those that ``fn(datapoint)`` returns, and None for the rest."""
 
-    def __init__(self, parent: Source, fn: FlatMapTransform | Callable[[Any], Sequence[Any]], max_fan_out: int) -> None:
+    def __init__(self, parent: Source, fn: FlatMapFunction[Any, Any], max_fan_out: int) -> None:
         super().__init__(parent)
         self.fn, self._fan_out = method_of(fn, 'flat_map'), check_integer('max_fan_out', max_fan_out, 1)
         self.sparse = True
@@ -179,11 +176,7 @@ class FlatMap(Node):
 
 
 def parts_of(parts: Any, stage: str) -> list[Any]:
-    """Return what the function of a flat_map returned as a list.
-
-    Raises:
-      DatapointError: if it is not iterable.
-    """
+    """Return what the function of a flat_map returned as a list; raise ``DatapointError`` if it is not iterable."""
     try:
         return list(parts)
     except TypeError:

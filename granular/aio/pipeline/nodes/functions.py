@@ -20,17 +20,7 @@ def method_of(transform: Any, name: str) -> Callable[..., Any]:
 
 
 def call_checked(call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a function of the user's.
-
-    Args:
-      call: the call, in words.
-      fn: the function.
-      args: the positional arguments of the call.
-      kwargs: its keyword arguments.
-
-    Raises:
-      InvalidArgumentError: if the function does not accept the arguments.
-    """
+    """Call a function of the user's; raise ``InvalidArgumentError``, with the call in words, if it refuses it."""
     try:
         return fn(*args, **kwargs)
     except TypeError as error:

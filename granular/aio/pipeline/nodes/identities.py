@@ -35,12 +35,7 @@ def identity_of(fn: Any) -> str:
 
 
 def _parts(value: Any, active: set[int]) -> Iterator[bytes | memoryview]:
-    """Yield bytes that describe a value, and differ for values that differ.
-
-    Args:
-      value: any value.
-      active: the ids of the objects that contain it.
-    """
+    """Yield bytes that describe a value, and differ for values that differ; ``active`` are ids of its containers."""
     if id(value) in active:  # an object that refers to itself
         yield b'again'
         return

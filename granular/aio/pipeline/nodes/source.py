@@ -351,11 +351,7 @@ def takes_mask(source: Any) -> bool:
 
 
 def length_of(source: Any) -> int:
-    """Return the length of a source.
-
-    Raises:
-      InvalidArgumentError: if the source has no length.
-    """
+    """Return the length of a source; raise ``InvalidArgumentError`` if the source has no length."""
     try:
         return call_user(len, source)
     except TypeError:
@@ -469,10 +465,8 @@ class Node(Source):
         return len(self.parents[0])
 
     def over(self, parent: Source) -> Source:
-        """Return the same stage over another source.
-
-        Raises:
-          InvalidArgumentError: if it depends on more of its source than the elements.
+        """Return the same stage over another source; raise ``InvalidArgumentError`` if it depends on more of its source
+        than the elements.
         """
         raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
 

@@ -29,10 +29,8 @@ def stack(datapoints: Sequence[Any]) -> Any:
 
 
 def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
-    """Combine datapoints of one structure: the result has this structure, with a function's result for each leaf.
-
-    Raises:
-      DatapointError: if structures differ.
+    """Combine datapoints of one structure: the result has this structure, with a function's result for each leaf. Raise
+    ``DatapointError`` if structures differ.
     """
     first = datapoints[0]
     if isinstance(first, Mapping):

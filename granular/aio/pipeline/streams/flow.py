@@ -22,6 +22,18 @@ def number_of(state: Any, name: str, stop: int = 1 << 63) -> int:
     return number
 
 
+def flag_of(state: Mapping[str, Any], name: str, absent: bool | None = False) -> bool:
+    """Return a flag in the state of a stage; if there is none, ``absent``.
+
+    Raises:
+      StateError: if it is neither True nor False.
+    """
+    flag = state.get(name, absent)
+    if type(flag) is not bool:
+        raise StateError(f'not a state of this pipeline: expected True or False for {name!r}, got {flag!r:.200}')
+    return flag
+
+
 class Counter:
     """Counts the elements that a stage has begun to compute, to name them in errors."""
 

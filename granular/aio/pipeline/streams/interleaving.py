@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
-from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked, sum_stats
+from granular.aio.pipeline.position import EARLIER, FREE, Terms
+from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
@@ -247,7 +247,10 @@ class Interleaving(Flow):
             for number in self._open
             if number in self._flows or number in self._saved
         }
-        state = {'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states}
+        waiting = [number for number in self._open if number is not None and str(number) not in states]
+        state = {
+            'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states, 'waiting': waiting
+        }  # fmt: skip
         if self._hosts > 1:
             state['hosts'] = self._hosts
             if not self.in_step:
@@ -264,9 +267,14 @@ class Interleaving(Flow):
             raise StateError(f'{self._stage.describe()}: expected numbers of {begun} streams, got {numbers!r:.200}')
         turn = number_of(state, 'turn', len(numbers))
         states = {int(number): saved for number, saved in state['parents'].items()}
-        if not states.keys() <= set(numbers):
-            raise StateError(f'{self._stage.describe()}: expected states of {numbers}, got those of {list(states)}')
-        self._uneven = bool(state.get('uneven'))
+        opened = {number for number in numbers if number is not None}
+        # A state of an earlier release does not name the streams that wait for their first turn.
+        if states.keys() | set(state.get('waiting', opened - states.keys())) != opened:
+            raise StateError(
+                f'{self._stage.describe()}: expected states of the streams {sorted(opened)}, got those of '
+                f'{sorted(states)}: {EARLIER}'
+            )
+        self._uneven = flag_of(state, 'uneven')
         if self._uneven:
             terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
         self._flows, flows, self._terms = {}, self._flows, terms

@@ -7,8 +7,8 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.nodes.combinations import turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
-from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.position import EARLIER, FREE, Terms
+from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
 
@@ -90,7 +90,7 @@ class Zipping(_Combining):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         await super().restore(state, terms)
-        self._ended = bool(state.get('ended'))
+        self._ended = flag_of(state, 'ended')
 
 
 class Mixed(Stream):
@@ -224,6 +224,8 @@ class NamedMixing(Mixing):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         count, current = number_of(state, 'count'), self._chosen(state, terms)
+        if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
+            raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
         for name in current:
             new = {'state': self._starts[name], 'pipeline': self._lines[name]}
             saved = state['parents'].get(name, new)

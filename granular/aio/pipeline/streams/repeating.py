@@ -6,7 +6,7 @@ from typing import Any, cast
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
@@ -106,11 +106,12 @@ class Repeating(Flow):
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        epoch, uneven = number_of(state, 'epoch'), bool(state.get('uneven'))
+        epoch, uneven = number_of(state, 'epoch'), flag_of(state, 'uneven')
         if uneven:
             terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
+        empty = flag_of(state, 'empty', None)
         await self._parent.restore(state['parent'], terms)
-        self._epoch, self._empty, self._uneven = epoch, bool(state['empty']), uneven
+        self._epoch, self._empty, self._uneven = epoch, empty, uneven
         self._shared = uneven or None
         # What a later stage holds is read again with the weights that it was read with, also beyond this epoch.
         self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own

@@ -18,10 +18,12 @@ VARIABLES: Final = (
 )  # fmt: skip
 """Environment variables that select an account and the credentials for it."""
 
-_OPTIONS: Final = (
+OPTIONS: Final = (
     'account_name', 'account_key', 'account_host', 'anon', 'client_id', 'client_secret', 'connection_string',
     'credential', 'endpoint_url', 'sas_token', 'tenant_id',
 )  # fmt: skip
+"""Names of the options of a container."""
+
 # The first that is given is used.
 _LOGINS: Final = ('connection_string', 'account_key', 'sas_token', 'credential', 'client_id', 'anon')
 # adlfs reads these variables itself, and prefers them to tokens.
@@ -42,16 +44,6 @@ class Account(NamedTuple):
     endpoint: str
     login: Mapping[str, Any]
     problem: str = ''
-
-
-def check_options(root: str, options: Mapping[str, Any]) -> None:
-    """Check the names of the options.
-
-    Raises:
-      InvalidArgumentError: if one is unknown.
-    """
-    if unknown := sorted(set(options) - set(_OPTIONS)):
-        raise InvalidArgumentError(f'{root}: unknown options {unknown}: expected some of {", ".join(_OPTIONS)}')
 
 
 def find_account(root: str, options: Mapping[str, Any]) -> Account:

@@ -9,12 +9,12 @@ from granular._redact import protect
 from granular.aio.http.messages import http_date
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loop_resources import Scope
-from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
-from granular.aio.stores.azure.account import VARIABLES, check_options, find_account, secrets_of
+from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
 from granular.aio.stores.azure.client import AzureClient, is_missing
-from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat
+from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat, check_options
 from granular.aio.stores.clients import Bucket, ClientStore
 from granular.aio.stores.listing import Item, Listing, Page
 from granular.config import IOConfig, MiB
@@ -28,7 +28,7 @@ from granular.errors import (
 _CONTAINER: Final = re.compile(r'[A-Za-z0-9$_-]+')
 _MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests itself
 _PAGE: Final = 1000  # names in a page of a listing
-_BATCH: Final = 100  # concurrent deletions
+_DELETIONS: Final = 100  # concurrent deletions
 _POLL: Final = 0.1  # seconds between two questions for the state of a copy
 # Options that are part of the account.
 _NAMING: Final = ('endpoint_url', 'account_host', 'account_name')
@@ -78,7 +78,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         if not _CONTAINER.fullmatch(self._container):
             reason = 'pass credentials as options, not in the address' if at else 'expected a container'
             raise InvalidArgumentError(f'{root.partition("://")[0]}://...: {reason}')
-        check_options(root, self.options)
+        check_options(root, self.options, OPTIONS)
         self._account = find_account(root, self.options)
         protect(secrets_of(self._account.login))
 
@@ -308,8 +308,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self.ready()
-        for i in range(0, len(keys), _BATCH):
-            await gather([self._delete(key) for key in keys[i : i + _BATCH]])
+        await for_each(keys, self._delete, _DELETIONS)
 
     async def _delete(self, key: str) -> None:
         client = await self.client()

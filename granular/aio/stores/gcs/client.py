@@ -13,6 +13,7 @@ from granular.aio.http.messages import Target
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
+from granular.aio.stores.base import check_options
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
 from granular.aio.stores.gcs.listing import next_page
@@ -38,11 +39,10 @@ class GCSClient(Client):
 
     def __init__(self, store: RemoteStore[Any]) -> None:
         super().__init__()
-        if unknown := sorted(set(store.options) - set(_OPTIONS)):
-            raise InvalidArgumentError(f'{store.root}: unknown options {unknown}: expected some of {sorted(_OPTIONS)}')
+        check_options(store.root, store.options, _OPTIONS)
         self._token_lock = asyncio.Lock()
         self._store = store
-        self.base: str = address(store.root, store.endpoint)
+        self.base: str = endpoints.check(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)
@@ -232,22 +232,6 @@ class GCSClient(Client):
         if not await self.has_bucket():
             raise StoreError(f'{name}: the store reports that the bucket exists, and that it does not')
         return False
-
-
-def address(root: str, endpoint: str) -> str:
-    """Return the URL of the server, without a trailing slash.
-
-    Raises:
-      InvalidArgumentError: if the endpoint is not an http(s) URL, or has credentials, a query or a fragment.
-    """
-    try:
-        parts = urllib.parse.urlsplit(endpoint)
-        valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError):
-        valid = False
-    if not valid or parts.username or parts.password or parts.query or parts.fragment:
-        raise endpoints.refused(root, endpoint)
-    return endpoint.rstrip('/')
 
 
 def is_emulator(endpoint: str) -> bool:

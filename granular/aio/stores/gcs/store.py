@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
-from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.base import ContentInfo, ObjectWriter, Stat
@@ -16,7 +16,7 @@ from granular.aio.stores.remote import RemoteStore
 from granular.errors import NotFoundError
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
-_BATCH: Final = 100  # concurrent deletions
+_DELETIONS: Final = 100  # at a time
 
 
 class GCSStore(Bucket, RemoteStore[GCSClient]):
@@ -81,8 +81,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()
-        for i in range(0, len(keys), _BATCH):
-            await gather([client.delete(key) for key in keys[i : i + _BATCH]])
+        await for_each(keys, client.delete, _DELETIONS)
 
     async def copy_within(self, source: str, target: str) -> bool:
         client = await self.client()

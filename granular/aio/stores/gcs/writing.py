@@ -1,7 +1,6 @@
 """Writers for Google Cloud Storage that verify the publication of their objects."""
 
 import asyncio
-import base64
 import json
 import random
 import secrets
@@ -10,13 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
 from granular.aio.http.transport import Answer
-from granular.aio.runtime.threads import offload
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.replies import WRITER, Resource
-from granular.aio.stores.multipart import PartWriter
+from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
 from granular.aio.stores.remote import RemoteStore
-from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
@@ -24,7 +21,6 @@ from granular.errors import (
     GranularError,
     StoreError,
 )
-from granular.formats.checksums import crc32c
 
 _BINARY: Final = 'application/octet-stream'
 _UPLOADED: Final = (200, 201, 308, 404, 410, 412)
@@ -66,8 +62,8 @@ class GCSWriter(PartWriter):
         return {'name': self._key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
 
     async def put(self, data: bytes) -> None:
-        self._crc = await _extend_crc(0, data)
-        digest = _encode_crc(self._crc)
+        self._crc = await extend_crc(0, data)
+        digest = encode_crc(self._crc)
         edge = secrets.token_hex(16)
         # The store itself checks this checksum before the object appears.
         description = json.dumps({**self._resource, 'crc32c': digest})
@@ -115,7 +111,7 @@ class GCSWriter(PartWriter):
         self._session = session
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        self._crc = await _extend_crc(self._crc, data)
+        self._crc = await extend_crc(self._crc, data)
         end = self._offset + len(data)
         if last:
             # The store checks the condition only when the upload ends: checking before can save sending the last part.
@@ -129,7 +125,7 @@ class GCSWriter(PartWriter):
             case 'ended':
                 raise StoreError(f'{self._name}: the upload no longer exists, after {self._offset} bytes')
             case Resource() as resource:
-                # Some emulators end an upload at a request for its progress.
+                # It holds the beginning of the data only, such as when the request for the progress ended the upload.
                 if resource.writer == self._token:
                     await self._client.delete(self._key, resource.generation)
                 raise StoreError(f'{self._name}: the store ended the upload at {resource.size} bytes, before its end')
@@ -191,7 +187,7 @@ class GCSWriter(PartWriter):
             sent = True
             headers = {'Content-Type': _BINARY, 'Content-Range': f'bytes {self._offset}-{end - 1}/{total}'}
             if last:
-                headers['X-Goog-Hash'] = f'crc32c={_encode_crc(self._crc)}'
+                headers['X-Goog-Hash'] = f'crc32c={encode_crc(self._crc)}'
             return rest, headers
 
         def check(answer: Answer) -> Resource | Refusal | int:
@@ -253,12 +249,3 @@ class GCSWriter(PartWriter):
             return AlreadyExistsError(f'{self._name}: another writer has published it in the meantime')
         reason = 'there is no object' if self._new else 'the request had no condition'
         return StoreError(f'{self._name}: status 412, although {reason}')
-
-
-async def _extend_crc(crc: int, data: bytes) -> int:
-    """Continue a CRC32C over further bytes, off the event loop from 1 MiB on."""
-    return crc32c(data, crc) if len(data) < MiB else await offload(crc32c, data, crc)
-
-
-def _encode_crc(crc: int) -> str:
-    return base64.b64encode(crc.to_bytes(4, 'big')).decode()

@@ -18,13 +18,13 @@ _NAMESPACE: Final = 'http://s3.amazonaws.com/doc/2006-03-01/'
 # --- replies
 
 
-def parse(body: bytes, name: str, *tags: str) -> ElementTree.Element:
-    """Return the root of an XML document with one of the given root tags; namespaces are stripped from all tags.
+def parse(body: bytes, name: str, tag: str) -> ElementTree.Element:
+    """Return the root of an XML document, which must have the given tag; namespaces are stripped from all tags.
 
     Raises:
       BadReplyError: if the body is not XML, declares entities, or has another root.
     """
-    expected = f'{name}: expected the XML document {tags[0]}'
+    expected = f'{name}: expected the XML document {tag}'
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
@@ -37,7 +37,7 @@ def parse(body: bytes, name: str, *tags: str) -> ElementTree.Element:
         raise BadReplyError(f'{expected}, got {quote(body)} ({error})') from None
     for element in root.iter():
         element.tag = element.tag.rpartition('}')[2]
-    if root.tag not in tags:
+    if root.tag != tag:
         raise BadReplyError(f'{expected}, got {quote(body)}')
     return root
 

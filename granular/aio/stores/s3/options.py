@@ -1,10 +1,10 @@
 """Options of an S3 bucket: their names, the headers that they stand for, and the URL of the bucket."""
 
-import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Final
 
 from granular.aio.stores import endpoints
+from granular.aio.stores.base import check_options
 from granular.errors import InvalidArgumentError
 
 _OPTIONS: Final = (
@@ -47,8 +47,7 @@ def check(root: str, options: Mapping[str, Any]) -> None:
         ('config_kwargs of s3', (options.get('config_kwargs') or {}).get('s3') or {}, ('addressing_style',)),
         ('s3_additional_kwargs', options.get('s3_additional_kwargs') or {}, tuple(_HEADERS)),
     ):
-        if unknown := sorted(set(names) - set(valid)):
-            raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(valid)}')
+        check_options(root, names, valid, label)
     for name in ('key', 'secret', 'token', 'profile'):
         if not isinstance(value := options.get(name), str | None):
             raise InvalidArgumentError(f'{root}: expected text for {name}, got {type(value).__name__}')
@@ -76,18 +75,11 @@ def address(root: str, endpoint_url: str | None, region_name: str, style: str) -
     """Return the URL of a bucket.
 
     Raises:
-      InvalidArgumentError: if the endpoint is not an http(s) URL, or contains credentials.
+      InvalidArgumentError: as ``endpoints.check``.
     """
     bucket = root.removeprefix('s3://')
     if endpoint_url:
-        try:
-            parts = urllib.parse.urlsplit(endpoint_url)
-            valid = parts.scheme in ('http', 'https') and parts.hostname and parts.port != 0
-        except ValueError:  # an invalid host or port
-            valid = False
-        if not valid or parts.username or parts.password:
-            raise endpoints.refused(root, endpoint_url)
-        server = endpoint_url.rstrip('/')
+        server = endpoints.check(root, endpoint_url)
         return f'{server}/{bucket}' if style != 'virtual' else server.replace('://', f'://{bucket}.', 1)
     domain = 'amazonaws.com.cn' if region_name.startswith('cn-') else 'amazonaws.com'
     # TLS certificates do not match the host name of a bucket with dots.

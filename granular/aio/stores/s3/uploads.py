@@ -121,7 +121,7 @@ def parts_page(answer: Answer, name: str, before: int) -> PartsPage | None:
     """
     if answer.head.status == 404 and code_of(answer.body) == 'NoSuchUpload':
         return None
-    root = parse(answer.body, name, 'ListPartsResult', 'ListPartsResponse')  # moto sends the second tag
+    root = parse(answer.body, name, 'ListPartsResult')
     truncated, size, modified = is_truncated(root, name), 0, 0.0
     for element in root.findall('Part'):
         size += number_of(element, 'Size', name)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from granular.aio.http.messages import http_date
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.multipart import PartWriter
+from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
 from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
@@ -105,8 +105,7 @@ class S3Writer(PartWriter):
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._size += len(data)
-        content = data if isinstance(data, bytes) else bytes(data)
-        self._crc = crc32c(content, self._crc) if len(content) < MiB else await offload(crc32c, content, self._crc)
+        self._crc = await extend_crc(self._crc, bytes(data))
         await super().write(data)
 
     # --- the steps of an upload
@@ -149,7 +148,7 @@ class S3Writer(PartWriter):
         self._etag = f'{hashlib.md5(md5s, usedforsecurity=False).hexdigest()}-{len(self._md5s)}'
         checksum = {}
         if self._client.takes_crc32c:
-            checksum = {'x-amz-checksum-crc32c': _base64(self._crc), 'x-amz-checksum-type': 'FULL_OBJECT'}
+            checksum = {'x-amz-checksum-crc32c': encode_crc(self._crc), 'x-amz-checksum-type': 'FULL_OBJECT'}
         await self.join(checksum)
 
     async def join(self, headers: Mapping[str, str]) -> None:
@@ -236,7 +235,7 @@ class S3Writer(PartWriter):
         """Return the headers by which the server checks a body, and the CRC32C among them (empty if unsupported)."""
         headers, crc = {'Content-MD5': base64.b64encode(sums.md5).decode()}, ''
         if self._client.takes_crc32c:
-            crc = headers['x-amz-checksum-crc32c'] = _base64(sums.crc32c)
+            crc = headers['x-amz-checksum-crc32c'] = encode_crc(sums.crc32c)
             headers['x-amz-sdk-checksum-algorithm'] = 'CRC32C'
         return headers, crc
 
@@ -360,7 +359,3 @@ class S3Writer(PartWriter):
             return False
         await self._client.delete_one(self._key, metadata.version)
         return True
-
-
-def _base64(crc: int) -> str:
-    return base64.b64encode(crc.to_bytes(4, 'big')).decode()

@@ -1,5 +1,6 @@
-"""Audio, WAV and FLAC files, to bytes and back by PyAV. Imported on first use."""
+"""Codecs of audio, WAV and FLAC files, by PyAV, which is imported on first use."""
 
+import functools
 import io
 from typing import Any, Final, NamedTuple
 
@@ -8,9 +9,8 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
+from granular.formats.base import Buffer, Codec
 from granular.indexing import check_integer
-
-Buffer = bytes | bytearray | memoryview
 
 # FFmpeg's codec and sample format for each dtype.
 _CODECS: Final = {
@@ -185,3 +185,8 @@ def _check_length(buffer: Buffer) -> None:
 
 def _pyav() -> Any:
     return import_extra('av', 'formats', 'audio needs PyAV')
+
+
+CODECS: Final = {
+    kind: Codec(functools.partial(encode_audio, format=kind), decode_audio, 'audio') for kind in ('wav', 'flac')
+}

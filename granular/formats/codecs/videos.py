@@ -1,0 +1,119 @@
+"""Codecs of videos, by PyAV, which is imported on first use."""
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granular._lazy import import_extra
+from granular.errors import DecodeError, EncodeError
+from granular.formats.base import Buffer, Codec
+
+_MATROSKA: Final = b'\x1aE\xdf\xa3'
+_MAX_VIDEO: Final = 4 << 30
+
+
+def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h264') -> bytes:
+    """Encode a video by PyAV, in yuv420p: lossy, and of even width and height; or keep a video file as it is.
+
+    Args:
+      value: uint8 of shape (frames, height, width, 3), or the bytes of a video file, which are checked by their first
+        bytes: MP4 for mp4, WebM or Matroska for webm.
+      fps: frames per second.
+      format: the container, ``'mp4'`` or ``'webm'``.
+      codec: ``'h264'``, ``'vp9'``, or another codec that PyAV can write into the container.
+
+    Raises:
+      EncodeError: for any other shape, dtype or file.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        container = 'webm' if data.startswith(_MATROSKA) else 'mp4' if data[4:8] == b'ftyp' else ''
+        if container != format:
+            raise EncodeError(f'{format}: expected a video file, got {len(data)} bytes from {data[:12]!r} on')
+        return data
+    av = _pyav()
+    array = np.asarray(value)
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
+        raise EncodeError(
+            f'expected a video of uint8 of shape (frames, height, width, 3), got {array.dtype} of shape {array.shape}'
+        )
+    frames, height, width = array.shape[:3]
+    if height % 2 or width % 2:
+        raise EncodeError(f'a video of {height} by {width} pixels: yuv420p needs both even; pad or crop it by one')
+    stream = io.BytesIO()
+    try:
+        with av.open(stream, mode='w', format=format) as container:
+            output = container.add_stream(codec, rate=fps)
+            output.width, output.height, output.pix_fmt = width, height, 'yuv420p'
+            for i in range(frames):
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array[i]), format='rgb24')
+                frame.pts = i
+                container.mux(output.encode(frame))
+            container.mux(output.encode(None))
+    except (av.FFmpegError, ValueError) as error:
+        raise EncodeError(f'a video of shape {array.shape} as {format} with {codec}: {error}') from error
+    return stream.getvalue()
+
+
+def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint8]:
+    """Decode a video, in MP4 or WebM, as uint8 of shape (frames, height, width, 3).
+
+    Args:
+      buffer: the file.
+      max_bytes: maximum bytes of all frames, so that a small file cannot fill the memory.
+
+    Raises:
+      DecodeError: if it is not such a file, or its frames have more bytes.
+    """
+    av = _pyav()
+    to_rgb = rgb_converter()
+    frames: list[Any] = []
+    size = 0
+    # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
+    container_format = 'matroska' if bytes(buffer[:4]) == _MATROSKA else 'mp4'
+    try:
+        options = {'max_pixels': str(max_bytes // 3)}
+        with av.open(io.BytesIO(buffer), format=container_format, options=options) as container:
+            for frame in container.decode(video=0):
+                size += frame.width * frame.height * 3
+                _check_video_size(size, max_bytes, len(frames), frame)
+                frames.append(to_rgb(frame).to_ndarray())
+            return np.stack(frames)
+    except DecodeError:
+        raise
+    except Exception as error:  # FFmpeg's, or for lack of a video stream
+        raise DecodeError(f'{len(buffer)} bytes are not a video that PyAV supports: {error!r:.200}') from error
+
+
+def rgb_converter() -> Callable[[Any], Any]:
+    """Return a function that converts frames of one video to RGB, on the calling thread.
+
+    From version 19 on, PyAV keeps the converter of ``frame.to_ndarray(format=...)`` and ``frame.to_image()`` for each
+    thread, and converters have threads: a child that is forked by another thread hangs as it tries to join these.
+    """
+    reformatter = import_extra('av.video.reformatter', 'formats', 'videos need PyAV').VideoReformatter()
+    # Videos are decoded by many threads already. Before version 17, converters have no threads.
+    threads = {'threads': 1} if int(_pyav().__version__.partition('.')[0]) >= 17 else {}
+    return functools.partial(reformatter.reformat, format='rgb24', **threads)
+
+
+def _check_video_size(size: int, max_bytes: int, frames: int, frame: Any) -> None:
+    if size > max_bytes:
+        raise DecodeError(
+            f'expected at most {max_bytes} bytes, got a video of more than {frames} frames of {frame.height} by '
+            f'{frame.width} pixels'
+        )
+
+
+def _pyav() -> Any:
+    return import_extra('av', 'formats', 'videos need PyAV')
+
+
+CODECS: Final = {
+    'mp4': Codec(functools.partial(encode_video, format='mp4', codec='h264'), decode_video, 'video'),
+    'webm': Codec(functools.partial(encode_video, format='webm', codec='vp9'), decode_video, 'video'),
+}
