@@ -18,6 +18,7 @@ FOREIGN = {
     '_iterator',  # torchdata
     '_leave_task',  # asyncio
     '_log_destroy_pending',  # asyncio
+    '_loop',  # asyncio
     '_ls',  # fsspec
     '_parent',  # fsspec
     '_pid',  # fsspec

@@ -1,10 +1,13 @@
 """Limits of requests in flight, against a store that is simulated by its latency and throughput."""
 
 import asyncio
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from granular.aio.http.limits import Budget, Limit
+from granular.aio.http.limits import Budget, Limit, Pace
 
 
 class Store:
@@ -71,21 +74,53 @@ async def test_fixed_concurrency_is_a_limit():
     assert limit.capacity == 100
 
 
-async def test_throttling_halves_the_limit_and_each_round_of_successes_adds_one():
-    limit = Limit(100, 1 << 30)
-    limit.throttled(10.0)
-    assert limit.capacity == 50
-    limit.throttled(10.5)  # of the same burst
-    assert limit.capacity == 50
-    for i in range(50):
-        limit.succeeded(11 + i / 100)
-    assert limit.capacity == pytest.approx(51, abs=0.1)
-    for i in range(10):
-        limit.throttled(20.0 + 2 * i)
-    assert limit.capacity == 8
-    for i in range(20_000):
-        limit.succeeded(50 + i / 100)
-    assert limit.capacity == 100
+@given(
+    rate=st.integers(1, 10_000),
+    steps=st.lists(st.tuples(st.floats(0, 5), st.sampled_from(['answer', 'refuse', 'send'])), max_size=60),
+)
+def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
+    pace, now, last, tokens = Pace(0.0), 0.0, 0.0, 1.0
+    pace.refused(0.0, 2 * rate, 0, 2.0)
+    for seconds, what in steps:
+        now += seconds
+        before = pace.rate(now)
+        if what == 'answer':
+            pace.succeeded(now)
+            assert pace.rate(now) >= before
+        elif what == 'refuse':
+            pace.refused(now, int(before), int(before / 10), 1.0)
+            assert pace.rate(now) <= max(before, 0.5)
+        else:
+            tokens = min(max(1.0, 0.05 * before), tokens + (now - last) * before)
+            last = now
+            admitted = pace.take(now) == 0
+            assert not admitted or tokens >= 0.999 - 1e-6
+            tokens -= admitted
+        assert 0.5 <= pace.rate(now) < math.inf
+
+
+def test_reduced_rate_returns_soon_and_then_exceeds_what_it_was():
+    for rate in (5.5, 55, 550, 5500):
+        pace = Pace(0.0)
+        pace.refused(0.0, 2 * rate, 0, 2.0)
+        assert pace.rate(0.0) == pytest.approx(0.8 * rate)
+        pace.refused(0.5, 1, 10, 1.0)  # of the same burst
+        assert pace.rate(0.0) == pytest.approx(0.8 * rate)
+        assert pace.rate(60.0) < 1.1 * rate  # without answers
+        for second in range(1, 121):
+            pace.succeeded(float(second))
+            assert second < 40 or pace.rate(second) >= rate
+        assert pace.rate(120.0) >= 2 * rate
+
+
+def test_store_that_answers_nothing_is_asked_rarely_until_it_answers_again():
+    pace = Pace(0.0)
+    pace.refused(0.0, 100, 10, 1.0)
+    pace.refused(2.0, 0, 80, 1.0)
+    assert pace.rate(60.0) == 0.5
+    for number in range(2000):
+        pace.succeeded(60.0 + number / 100)
+    assert pace.rate(80.0) > 100
 
 
 async def test_bytes_are_bounded_in_order_of_arrival():
@@ -152,6 +187,6 @@ async def test_rare_refusals_are_not_throttling():
         limit.succeeded(10 + i / 5000)
         if i % 100 == 99:
             assert not limit.throttled(10 + i / 5000)
-    assert limit.capacity == 100
+    assert limit.rate == math.inf
     assert any(limit.throttled(14.5 + i / 5000) for i in range(2000))
-    assert limit.capacity < 100
+    assert limit.rate < math.inf

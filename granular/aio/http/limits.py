@@ -1,4 +1,4 @@
-"""Limits on requests and bytes in flight, first come first served, adapted to the store and its latency."""
+"""Limits on requests and bytes in flight, first come first served, and on their rate while the store throttles."""
 
 import asyncio
 import collections
@@ -11,7 +11,7 @@ from typing import Final, Protocol
 logger: Final = logging.getLogger('granular')
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
-_FEW: Final = 32  # requests, to which a busy loop reduces the limit at most
+_BUSY: Final = 32  # requests, to which a busy loop reduces the limit at most
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
 _PATIENCE: Final = 30.0  # seconds until the next increase after one that did not help
 _BETTER: Final = 1.1
@@ -20,7 +20,16 @@ _LONG: Final = 0.003  # seconds of processor time for the replies of one turn of
 _EVERY: Final = 0.01  # seconds between two measurements of such a turn
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
+_HEARD_PACED: Final = 0.02  # while the rate is limited
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
+
+# A rate grows as in CUBIC (RFC 9438, 4.1): slowly near the rate at which the store throttled last, then faster.
+_REDUCED: Final = 0.8  # of the rate is left after a reduction
+_CURVE: Final = 0.02  # requests a second, for a cubic second
+_FEW: Final = 3  # refusals from which nothing is concluded about the store
+_PROBING: Final = 0.5  # requests a second to a store that answers none
+_UNLIMITED: Final = 1e5  # requests a second from which on there is no limit
+_BURST: Final = 0.05  # seconds whose requests may be sent at once
 
 
 class Waiting(Protocol):
@@ -63,9 +72,7 @@ class Limit:
     and is increased again. So a distant store gets the requests that its latency calls for, and a busy one no more than
     it can answer. If the replies that are ready at a time keep the loop busy for long, so that the other coroutines of
     its program wait, the limit is decreased by a quarter on trial; if that yields as many replies per second, it stays
-    and is decreased again. A store that throttles one request in twenty halves the limit; then each successful reply
-    adds a fraction of one, so that the limit grows by one per round of requests (additive increase, multiplicative
-    decrease).
+    and is decreased again. A store that throttles one request in twenty is sent fewer a second (``Pace``).
 
     Args:
       requests: the maximum; 0 to start with 256, between 32 and 2,048. Never more than half of the file descriptors
@@ -77,9 +84,8 @@ class Limit:
         room = max(_FEWEST, _descriptors() // 2)
         if requests > room:
             logger.warning('concurrency=%d needs more open files than `ulimit -n` allows: using %d', requests, room)
-        self._ceiling = self._before = min(requests or _FIRST, room)
+        self.capacity = self._before = min(requests or _FIRST, room)
         self._most = min(requests or _MOST, room)
-        self.capacity: float = float(self._ceiling)
         self._running = 0
         self._memory = self._free = memory
         self._waiting: collections.deque[Waiting] = collections.deque()
@@ -90,27 +96,41 @@ class Limit:
         self._last = float('-inf')  # time of the last reply
         self._rate: float | None = None  # replies per second before the last change
         self._again = 0.0  # time of the next change
-        self._halved = 0.0
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
+        self._pace: Pace | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of the next request that the pace permits
 
     def reserved(self, weight: int) -> int:
         """Return the bytes to reserve for a request: at most all memory."""
         return min(weight, self._memory)
 
-    def admit(self, request: Waiting) -> bool:
-        """Return whether a request has a slot; if not, it is queued and told once it is admitted."""
-        if self._running < self.capacity and self._free >= request.weight and not self._waiting:
+    @property
+    def rate(self) -> float:
+        """The requests a second that are permitted; infinity unless the store throttles."""
+        return float('inf') if self._pace is None else self._pace.rate(time.monotonic())
+
+    def admit(self, request: Waiting, again: bool = False) -> bool:
+        """Return whether a request has a slot; if not, it is queued and told once it is admitted.
+
+        Args:
+          request: the request.
+          again: True if it was sent before: then it is the first in the queue.
+        """
+        if self._running < self.capacity and self._free >= request.weight and not self._waiting and self._is_due():
             self._running += 1
             self._free -= request.weight
             return True
-        self._waiting.append(request)
+        if again:
+            self._waiting.appendleft(request)
+        else:
+            self._waiting.append(request)
         return False
 
-    async def acquire(self, weight: int) -> int:
-        """Wait for a slot; returns the bytes to release later."""
+    async def acquire(self, weight: int, again: bool = False) -> int:
+        """Wait for a slot, at the front of the queue if ``again``; returns the bytes to release later."""
         waiter = _Waiter(self.reserved(weight))
-        if self.admit(waiter):
+        if self.admit(waiter, again):
             return waiter.weight
         try:
             await waiter.future
@@ -133,9 +153,10 @@ class Limit:
 
     def succeeded(self, now: float) -> None:
         """Record a successful reply at this time, in seconds."""
-        if self.capacity < self._ceiling:
-            self.capacity = min(self._ceiling, self.capacity + 1 / self.capacity)
-            self.fill()
+        if self._pace is not None:
+            self._pace.succeeded(now)
+            if self._pace.rate(now) > _UNLIMITED:
+                self._pace = None
         if now - self._last > _WINDOW:  # no reply for a while
             self._open_window(now)
         self._last = now
@@ -172,20 +193,19 @@ class Limit:
     def _look(self, now: float, rate: float) -> None:
         """Change the limit if more requests may yield more replies, or fewer as many; revert a change that did not."""
         busy = self._is_busy()
-        if not (self._crowded or busy) or self.capacity < self._ceiling:
+        if not (self._crowded or busy) or self._pace is not None:
             return
-        before, ceiling = self._before, self._ceiling
+        before, ceiling = self._before, self.capacity
         self._before = ceiling
         if self._rate is not None and rate < self._rate * (_BETTER if ceiling > before else _AS_GOOD):
             patience = _PATIENCE if ceiling > before else _PATIENCE / 6  # rates vary, and fewer requests cost less
-            self._ceiling, self._rate, self._again = before, None, now + patience
-        elif now >= self._again and busy and ceiling > _FEW:
-            self._ceiling, self._rate = max(_FEW, ceiling * 3 // 4), rate
+            self.capacity, self._rate, self._again = before, None, now + patience
+        elif now >= self._again and busy and ceiling > _BUSY:
+            self.capacity, self._rate = max(_BUSY, ceiling * 3 // 4), rate
         elif now >= self._again and not busy and ceiling < self._most:
-            self._ceiling, self._rate = min(self._most, ceiling * 3 // 2), rate
+            self.capacity, self._rate = min(self._most, ceiling * 3 // 2), rate
         else:
             self._rate = None
-        self.capacity = float(self._ceiling)
         self.fill()
 
     def throttled(self, now: float) -> bool:
@@ -194,11 +214,12 @@ class Limit:
             self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
-        if self._refused < _HEARD * (self._refused + answers):
+        if self._refused < (_HEARD if self._pace is None else _HEARD_PACED) * (self._refused + answers):
             return False
-        if now - self._halved > _PAUSE:
-            self._halved = now
-            self.capacity = max(float(min(_FEWEST, self._ceiling)), self.capacity / 2)
+        seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
+        if self._pace is None:
+            self._pace = Pace(now)
+        self._pace.refused(now, answers, self._refused, seconds)
         return True
 
     def _turn(self, now: float) -> None:
@@ -214,12 +235,84 @@ class Limit:
             if request.withdrawn:
                 waiting.popleft()
                 continue
-            if self._free < request.weight:
+            if self._free < request.weight or not self._is_due():
                 return
             waiting.popleft()
             self._running += 1
             self._free -= request.weight
             request.admitted()
+
+    def _is_due(self) -> bool:
+        """Return whether the rate permits a request now; if not, the queue is looked at when it does."""
+        if self._pace is None:
+            return True
+        if (seconds := self._pace.take(time.monotonic())) <= 0:
+            return True
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+        return False
+
+    def _due(self) -> None:
+        self._timer = None
+        self.fill()
+
+
+class Pace:
+    """The rate of requests to a store that throttles.
+
+    The rate is reduced by a fifth at most once a second, and to the rate of answers if most requests are refused. Then
+    it grows as in CUBIC (RFC 9438): after the same time for all, by less for those that have more, so that hosts which
+    share a limit come to equal shares. It grows only while the store answers. While it refuses everything, only
+    ``_PROBING`` requests a second are sent; its answers bring the rate back, doubling it each second.
+
+    Args:
+      now: the time.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._top = float('inf')  # the rate at the last reduction
+        self._reduced = float('-inf')  # when
+        self._time = 0.0  # seconds of growth until the rate is there again
+        self._grown, self._answered = 0.0, now  # seconds of growth until the last answer, and when that was
+        self._ramp = float('inf')  # the rate after a time without answers
+        self._tokens, self._filled = 0.0, now
+
+    def rate(self, now: float) -> float:
+        """Return the requests a second that are permitted."""
+        seconds = self._grown + min(_PAUSE, now - self._answered)
+        return max(_PROBING, min(self._ramp, self._top + _CURVE * (seconds - self._time) ** 3))
+
+    def refused(self, now: float, answers: int, refusals: int, seconds: float) -> None:
+        """Reduce the rate, given the answers and refusals of the last seconds."""
+        if now - self._reduced < _PAUSE:
+            return
+        rate, severe = answers / seconds, refusals > max(_FEW, answers)
+        if severe and not answers:
+            self._ramp = _PROBING
+        elif self._top == float('inf') and seconds < _PAUSE:
+            self._ramp = rate  # too short a time to judge by
+        else:
+            self._top = rate / _REDUCED if severe else min(self.rate(now), (answers + refusals) / seconds)
+        self._reduced = self._answered = now
+        self._grown = 0.0
+        if self._top < float('inf'):
+            self._time = ((1 - _REDUCED) * self._top / _CURVE) ** (1 / 3)
+
+    def succeeded(self, now: float) -> None:
+        """Record an answer."""
+        self._grown += min(_PAUSE, now - self._answered)
+        self._answered = now
+        self._ramp += 1.0
+
+    def take(self, now: float) -> float:
+        """Take the permission for a request; returns the seconds until there is one, or 0 if it is taken."""
+        rate = self.rate(now)
+        self._tokens = min(max(1.0, rate * _BURST), self._tokens + (now - self._filled) * rate)
+        self._filled = now
+        if self._tokens < 0.999:  # not 1: the time until then may be less than the clock resolves
+            return (1 - self._tokens) / rate
+        self._tokens -= 1
+        return 0.0
 
 
 class Budget:

@@ -33,7 +33,6 @@ _EARLY: Final = 0.1  # until the store's latency is known
 _KNOWN: Final = 64  # replies after which the store's latency is known
 _SLOW: Final = 0.05  # seconds after which a reply is slow, at the least
 _MOST_HEDGES: Final = 16.0
-_QUIET: Final = 10.0  # seconds without hedged requests after throttling
 
 _MOST_REACHED: Final = 4096
 
@@ -59,7 +58,7 @@ class Pool:
     """The connections of one client, under one event loop.
 
     A request whose reply has not begun after 1.5 times the 95th percentile of recent latencies is sent on another
-    connection as well (hedged), and the first reply wins. This applies only to a share of the requests, and not while
+    connection as well (hedged), and the first reply wins. This applies only to a share of the requests, less those that
     the store throttles.
 
     Args:
@@ -74,7 +73,6 @@ class Pool:
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
         self._slow = float('inf')  # seconds after which a request is hedged
         self._spare = 0.0  # hedged requests still permitted
-        self._quiet = 0.0  # the time until which none is sent
         self._judged = 0.0  # time of the last evaluation of latencies
         self._tasks: set[asyncio.Task[None]] = set()
         self._hedging: set[Exchange] = set()  # those for whose second request a connection is being opened
@@ -118,8 +116,8 @@ class Pool:
                 raise
 
     def throttled(self) -> None:
-        """Record throttling: no request is hedged for a while."""
-        self._quiet = now() + _QUIET
+        """Record a throttled request: one less is hedged."""
+        self._spare = max(0.0, self._spare - 1)
 
     def take(self, origin: Origin) -> Connection | None:
         """Return an idle connection to a server for a request, if there is one."""
@@ -350,8 +348,7 @@ class Pool:
         """Return whether the reply of a connection is slow, and its request may be hedged."""
         if connection.begun or connection.unsent or time - connection.sent <= self._slow:
             return False
-        permitted = self._spare >= 1 and time > self._quiet
-        return permitted and exchange.hedged and exchange.waits() and exchange not in self._hedging
+        return self._spare >= 1 and exchange.hedged and exchange.waits() and exchange not in self._hedging
 
     def _hedge(self, exchange: Exchange) -> None:
         self._spare -= 1

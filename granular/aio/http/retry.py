@@ -93,7 +93,7 @@ class Traffic:
     Args:
       config: the settings.
       metrics: counts attempts by outcome.
-      on_throttling: called when the store throttles so often that the requests slow down.
+      on_throttling: called when the store throttles a request.
     """
 
     config: IOConfig
@@ -161,6 +161,7 @@ class Attempts:
         self._started = self._renewed = time.monotonic()
         self._gained = 0  # bytes since the last renewal of the time
         self._paid = 1.0  # tokens that success returns
+        self._woken = False  # True if the store answers others again, after it throttled the last attempt
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, reserved: int | None = None) -> T:
@@ -174,7 +175,7 @@ class Attempts:
         limit, metrics = self._traffic.limit, self._traffic.metrics
         while True:
             if reserved is None:
-                reserved = await limit.acquire(nbytes)
+                reserved = await limit.acquire(nbytes, again=self._woken)
             metrics.in_flight += 1
             try:
                 result = await attempt()
@@ -256,9 +257,12 @@ class Attempts:
                 return _Failure(error.error, None, self._after_bad_reply(), *plain[1:])
             case RetryableError():
                 after = min(error.after, config.backoff_cap)
+                if error.throttled:
+                    self._traffic.on_throttling()
+                    if self._download is not None:
+                        self._download.hedged = False
                 if not error.throttled or not self._traffic.limit.throttled(time.monotonic()):
                     return _Failure(error.error, None, *plain, after)
-                self._traffic.on_throttling()
                 backoff = max(config.backoff, _THROTTLED)
                 return _Failure(error.error, None, config.attempts, _COST, backoff, after, throttled=True)
             case GranularError():
@@ -307,12 +311,13 @@ class Attempts:
         self._paid = failure.cost
 
     async def _wait(self, failure: _Failure, seconds: float) -> None:
+        self._woken = False
         if not failure.throttled:
             await asyncio.sleep(seconds)
             return
         await asyncio.sleep(failure.after)
-        if await self._traffic.pauses.wait(seconds - failure.after):
-            self._count -= 1  # woken early, since the store answers again
+        self._woken = await self._traffic.pauses.wait(seconds - failure.after)
+        self._count -= self._woken
 
 
 def _outcome(error: Exception) -> str:

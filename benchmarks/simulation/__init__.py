@@ -1,0 +1,1 @@
+"""Questions about many hosts, answered in virtual time."""

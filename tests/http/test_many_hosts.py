@@ -1,0 +1,52 @@
+"""Many hosts that share a bucket, in virtual time: the limits, retries and hedged requests of loaders."""
+
+import numpy as np
+import pytest
+
+from tests.support.simulation.bucket import Model
+from tests.support.simulation.hosts import Program, Run, write
+
+SHARE = 5.5  # requests a second for a host: that of one of a thousand
+
+
+@pytest.fixture(scope='module')
+def bucket(tmp_path_factory):
+    root = tmp_path_factory.mktemp('hosts') / 'bucket'
+    write(root / 'data', shards=4, records=64, size=64)
+    return root
+
+
+def read(bucket, hosts, model, seconds, seed=0):
+    return Run(bucket, hosts, model, Program('data', batch=8), seed).run(seconds)
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_hosts_share_the_rate_of_a_bucket_that_throttles(bucket, seed):
+    run = read(bucket, 6, Model(rate=6 * SHARE), 60, seed)
+    figures = run.share(20, 60)
+    assert figures['goodput / limit'] > 0.9
+    assert figures['wasted requests'] < 0.12
+    assert figures['Jain'] > 0.8
+    assert figures['failed hosts'] == 0
+
+
+@pytest.mark.parametrize('how', ['503', 'refused', 'silent'])
+def test_rate_returns_after_an_outage_without_a_burst(bucket, how):
+    rate = 4 * SHARE
+    run = read(bucket, 4, Model(rate=rate, outage=(20.0, 40.0, how)), 70)
+    assert sum(run.line('done')[22:40]) == 0
+    assert np.mean(run.line('done')[60:]) > 0.9 * rate
+    assert max(run.line('requests')[22:]) < 2 * rate
+    assert run.share(0, 70)['failed hosts'] == 0
+
+
+def test_higher_limit_is_used(bucket):
+    run = read(bucket, 4, Model(rate=4 * SHARE, changes=((20.0, 2.0),)), 60)
+    assert np.mean(run.line('done')[-10:]) > 1.8 * 4 * SHARE
+
+
+def test_same_seed_gives_the_same_requests(bucket):
+    first, second, other = (read(bucket, 3, Model(rate=3 * SHARE), 15, seed) for seed in (1, 1, 2))
+    assert first.line('requests') == second.line('requests')
+    assert first.waits == second.waits
+    assert first.waits != other.waits
