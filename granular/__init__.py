@@ -8,13 +8,14 @@ The functions of this package block; those of :mod:`granular.aio` are coroutines
 
 from typing import TYPE_CHECKING
 
-from granular import errors
 from granular._lazy import lazy_names
+from granular.errors import *  # noqa: F403  # their page lists them
 
 __version__ = '1.0.0a1'
 
 if TYPE_CHECKING:
     from granular import aio as aio
+    from granular import errors as errors
     from granular import filters as filters
     from granular import formats as formats
     from granular import metrics as metrics
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import ShardByTorchRank as ShardByTorchRank
     from granular.aio.pipeline.transforms import ShardOptions as ShardOptions
     from granular.config import IOConfig as IOConfig
-    from granular.errors import *  # noqa: F403
     from granular.formats.codecs import decoders as decoders
     from granular.formats.codecs import encoders as encoders
     from granular.metrics import io_stats as io_stats
@@ -113,7 +113,7 @@ else:
                 'ShardByJaxProcess ShardByTorchRank ShardOptions'
             ),
             'granular.config': 'IOConfig',
-            'granular.errors': ' '.join(name for name in vars(errors) if name.endswith('Error')),
+            'granular.errors': 'GranularError',
             'granular.formats.codecs': 'decoders encoders',
             'granular.metrics': 'io_stats',
             'granular.sync.bags': 'BagReader BagWriter',

@@ -38,7 +38,7 @@ credential. All errors pickle. What a program may need of a message, it finds in
 are None otherwise: ``path``, ``key``, ``index`` and ``status``.
 """
 
-import io
+import io as _io
 
 
 class GranularError(Exception):
@@ -112,7 +112,7 @@ class ObjectChangedError(StoreError):
     """An object was replaced while it was being read."""
 
 
-class UnsupportedError(GranularError, io.UnsupportedOperation):
+class UnsupportedError(GranularError, _io.UnsupportedOperation):
     """The store, or this release, does not support the operation."""
 
 

@@ -129,8 +129,8 @@ class Dataset(_Dataset):  # type: ignore[misc]
 
     ::
 
-        dataset = Dataset(granular.MapDataset.source(reader).map(augment))
-        loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True, num_workers=2)
+        dataset = Dataset(granular.MapDataset.source(reader).map(lambda x: x['image'] / 255))
+        loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
 
     A batch with datapoints that fail is smaller. Each process logs the first one of each reason, and how many there
     were when it ends.

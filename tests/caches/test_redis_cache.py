@@ -394,5 +394,5 @@ def test_source_without_identity_needs_a_fingerprint(source, redis_server, space
 
 def test_missing_redis_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
-    with pytest.raises(granular.errors.MissingExtraError, match=r'granular-stream\[redis\]'):
+    with pytest.raises(granular.errors.MissingExtraError, match=r'pip install .*\[redis\]'):
         granular.RedisCache(range(3))

@@ -137,10 +137,11 @@ import os, resource, sys
 import granular
 path = granular.Path(sys.argv[1])
 path.write_bytes(b'content')
+open_reader = granular.DatasetReader  # imports it
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
 try:
-    granular.DatasetReader(path.parent)
+    open_reader(path.parent)
 except granular.errors.StoreError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -36,7 +36,7 @@ def test_foreign_files_are_rejected(tmp_path, options):
 def test_missing_extra_is_named(tmp_path, monkeypatch):
     path = write(tmp_path / 'x', make(3), 'group_size:1')
     monkeypatch.setitem(sys.modules, 'zstandard', None)
-    with pytest.raises(MissingExtraError, match=r'zstandard.*granular-stream\[arrayrecord\]'):
+    with pytest.raises(MissingExtraError, match=r'zstandard.*pip install .*\[arrayrecord\]'):
         granular.ArrayRecordDataSource(path)
 
 

@@ -590,7 +590,7 @@ def test_counts_are_validated(several, options):
 
 def test_missing_pyarrow_is_named(several, monkeypatch):
     monkeypatch.setitem(sys.modules, 'pyarrow', None)
-    with pytest.raises(MissingExtraError, match=r'granular-stream\[parquet\]'):
+    with pytest.raises(MissingExtraError, match=r'pip install .*\[parquet\]'):
         granular.ParquetDataSource(several)
-    with pytest.raises(MissingExtraError, match=r'granular-stream\[parquet\]'):
+    with pytest.raises(MissingExtraError, match=r'pip install .*\[parquet\]'):
         granular.ParquetIterDataset(several)

@@ -371,7 +371,7 @@ def test_unpicklable_source_is_reported_at_once():
     lock = threading.Lock()
     source = granular.sources.Transform(range(9), lambda i, seed: {'i': int(lock.locked())})
     with granular.Loader(source, 3, workers=1, mp='spawn') as loader:
-        with pytest.raises(InvalidArgumentError, match='that pickle: .*lock'):
+        with pytest.raises(InvalidArgumentError, match=r'that pickle, Transform\(.* does not: .*lock'):
             next(loader)
 
 

@@ -11,6 +11,8 @@ PROGRAM = """
 import ctypes, pathlib, sys, threading
 import granular
 
+path = granular.Path(sys.argv[2])
+path.read_range(0, 1)  # the first read of the process
 barrier = threading.Barrier(32)
 
 def allocate():
@@ -36,7 +38,8 @@ MOST = max(2, min(8, os.cpu_count() or 1))
 
 @pytest.mark.parametrize(('setting', 'most'), [({}, MOST), ({'MALLOC_ARENA_MAX': '9'}, 9)])
 def test_freed_memory_is_kept_in_few_arenas(tmp_path, setting, most):
-    command = [sys.executable, '-c', PROGRAM, str(tmp_path / 'arenas.xml')]
+    (tmp_path / 'x').write_bytes(b'x')
+    command = [sys.executable, '-c', PROGRAM, str(tmp_path / 'arenas.xml'), str(tmp_path / 'x')]
     environment = {**os.environ, **setting}
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=250, env=environment)
     assert int(done.stdout) == most

@@ -116,7 +116,11 @@ def test_reduced_rate_returns_soon_and_then_exceeds_what_it_was():
 def test_store_that_answers_nothing_is_asked_rarely_until_it_answers_again():
     pace = Pace(0.0)
     pace.refused(0.0, 100, 10, 1.0)
+    before = pace.rate(2.0)
     pace.refused(2.0, 0, 80, 1.0)
+    assert pace.rate(2.0) == before  # only for a moment, maybe
+    for second in range(5, 60):
+        pace.refused(float(second), 0, 80, 1.0)
     assert pace.rate(60.0) == 0.5
     for number in range(2000):
         pace.succeeded(60.0 + number / 100)

@@ -201,7 +201,7 @@ def test_sampler_without_length_ends_at_its_first_index_error():
 def test_missing_frameworks_are_named(monkeypatch, name):
     monkeypatch.setitem(sys.modules, {'torch': 'torch.distributed'}.get(name, name), None)
     kind = {'torch': granular.ShardByTorchRank, 'jax': granular.ShardByJaxProcess}[name]
-    with pytest.raises(granular.errors.MissingExtraError, match=rf'granular-stream\[{name}\]'):
+    with pytest.raises(granular.errors.MissingExtraError, match=rf'pip install .*\[{name}\]'):
         kind()
 
 

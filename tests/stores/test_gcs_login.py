@@ -133,7 +133,7 @@ def test_missing_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_pat
 
 def test_missing_google_auth_is_named_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, 'google.auth', None)
-    with pytest.raises(MissingExtraError, match=r'granular-stream\[gcs\]'):
+    with pytest.raises(MissingExtraError, match=r'pip install .*\[gcs\]'):
         log_in('gs://bucket', {}, False, 1.0)
     assert log_in('gs://bucket', {'anon': True}, False, 1.0).headers() == {}
 

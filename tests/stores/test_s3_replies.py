@@ -277,7 +277,6 @@ def test_invalid_endpoints_are_refused(endpoint):
 @pytest.mark.parametrize(
     ('options', 'known'),
     [
-        ({'endpoint': 'x'}, 'endpoint_url'),
         ({'client_kwargs': {'region': 'x'}}, 'region_name'),
         ({'config_kwargs': {'addressing_style': 'path'}}, 's3'),
         ({'config_kwargs': {'s3': {'style': 'path'}}}, 'addressing_style'),

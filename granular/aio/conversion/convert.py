@@ -223,7 +223,7 @@ class _Work:
             shards, records = await (self._convert_stream() if source is None else self._convert_indexed(source))
         except AlreadyExistsError:
             raise  # the shards are those of another conversion, which may be running
-        except BaseException:
+        except Exception:
             await self._tidy()
             raise
         written = dataclasses.replace(plan, shards=shards, datapoints=records - self._missing, found=self._found)
@@ -286,26 +286,26 @@ class _Work:
             await former.unlink()
 
     async def _tidy(self) -> None:
-        """Remove the empty folders that an error left, and the plan if no shard is finished."""
+        """Remove the empty folders that an error left, and then the plan if nothing else is left."""
         store, first = self._directory.store, self._writer.folder(0)
         if self._writer.shardlen is None:
             return
         with contextlib.suppress(NotFoundError):
-            numbers = await shards_in(self._directory)
-            if self._is_new and not any([await (self._writer.folder(n) / 'spec.json').exists() for n in numbers]):
-                await store.delete([(self._directory / PLAN).key])
-            for number in numbers if store.has_folders else ():
+            for number in await shards_in(self._directory) if store.has_folders else ():
                 await store.delete_empty(self._writer.folder(number).key)
-            if self._is_new and store.has_folders and not await first.exists():
-                await store.delete_empty(self._directory.key)
+            if self._is_new and not await self._is_used(await shards_in(self._directory)):
+                await store.delete([(self._directory / PLAN).key])
+                for folder in (first, self._directory) if store.has_folders else ():
+                    await store.delete_empty(folder.key)
 
     async def _is_used(self, numbers: list[int]) -> bool:
-        """Return whether there are shards, apart from the first one's folder if it is empty, without a plan as yet."""
+        """Return whether there are shards, apart from a folder of the first one with nothing but a plan."""
         if numbers != [0]:
             return bool(numbers)
         first = self._directory / shard_name(0)
         names = [entry.name async for entry in first.store.scan(first.key)]
-        return any(final_name(name) != PLAN.rpartition('/')[2] for name in names)
+        plan = PLAN.rpartition('/')[2]
+        return any(plan not in (name, final_name(name)) for name in names)
 
     async def _write_plan(self, path: Path, plan: dict[str, Any]) -> None:
         if path.store.local:

@@ -26,7 +26,9 @@ _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in whic
 # A rate grows as in CUBIC (RFC 9438, 4.1): slowly near the rate at which the store throttled last, then faster.
 _REDUCED: Final = 0.8  # of the rate is left after a reduction
 _CURVE: Final = 0.02  # requests a second, for a cubic second
+_SAMPLE: Final = 80  # replies in a second or two, with fewer of which the rate is not limited
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
+_SILENCE: Final = 5.0  # seconds without an answer in which only the pauses of each request slow it down
 _PROBING: Final = 0.5  # requests a second to a store that answers none
 _UNLIMITED: Final = 1e5  # requests a second from which on there is no limit
 _BURST: Final = 0.05  # seconds whose requests may be sent at once
@@ -216,6 +218,8 @@ class Limit:
         answers = self._answered + self._answered_before
         if self._refused < (_HEARD if self._pace is None else _HEARD_PACED) * (self._refused + answers):
             return False
+        if self._pace is None and self._refused + answers < _SAMPLE:
+            return True  # the pauses of the requests are enough
         seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
         if self._pace is None:
             self._pace = Pace(now)
@@ -262,8 +266,8 @@ class Pace:
 
     The rate is reduced by a fifth at most once a second, and to the rate of answers if most requests are refused. Then
     it grows as in CUBIC (RFC 9438): after the same time for all, by less for those that have more, so that hosts which
-    share a limit come to equal shares. It grows only while the store answers. While it refuses everything, only
-    ``_PROBING`` requests a second are sent; its answers bring the rate back, doubling it each second.
+    share a limit come to equal shares. It grows only while the store answers. Once it has refused everything for
+    a while, the rate is halved each second, down to ``_PROBING``; its answers bring it back, doubling it each second.
 
     Args:
       now: the time.
@@ -275,6 +279,7 @@ class Pace:
         self._time = 0.0  # seconds of growth until the rate is there again
         self._grown, self._answered = 0.0, now  # seconds of growth until the last answer, and when that was
         self._ramp = float('inf')  # the rate after a time without answers
+        self._heard = now  # time of the last answer
         self._tokens, self._filled = 0.0, now
 
     def rate(self, now: float) -> float:
@@ -287,8 +292,10 @@ class Pace:
         if now - self._reduced < _PAUSE:
             return
         rate, severe = answers / seconds, refusals > max(_FEW, answers)
-        if severe and not answers:
-            self._ramp = _PROBING
+        if not answers:
+            if now - self._heard < _SILENCE:
+                return
+            self._ramp = max(_PROBING, min(self._ramp, refusals / seconds) / 2)
         elif self._top == float('inf') and seconds < _PAUSE:
             self._ramp = rate  # too short a time to judge by
         else:
@@ -301,7 +308,7 @@ class Pace:
     def succeeded(self, now: float) -> None:
         """Record an answer."""
         self._grown += min(_PAUSE, now - self._answered)
-        self._answered = now
+        self._answered = self._heard = now
         self._ramp += 1.0
 
     def take(self, now: float) -> float:
