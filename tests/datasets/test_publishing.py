@@ -338,7 +338,7 @@ def test_truncated_bag_is_not_published(layout):
 @pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_bags_removed_during_close_are_not_published(request, store, layout, monkeypatch):
     """Another writer is told that this one is dead, and discards the bags that it has published."""
-    folder = request.getfixturevalue(store).place() / 'ds'
+    server = request.getfixturevalue(store)
     verify = aio.DatasetWriter._verify_bags  # the moment between verification and publication has no public name
 
     async def removed_before(self):
@@ -347,10 +347,12 @@ def test_bags_removed_during_close_are_not_published(request, store, layout, mon
         await verify(self)
 
     monkeypatch.setattr(aio.DatasetWriter, '_verify_bags', removed_before)  # the moment cannot be met otherwise
-    with pytest.raises(StoreError, match=r'x\.bag: \d+ bytes were written, but there is no such file'):
-        with granular.DatasetWriter(folder, SPEC, granular.encoders, layout) as writer:
-            fill(writer, 3)
-    assert not folder.exists()
+    with WriteProxy(server) as proxy:  # a server of which nothing is known from other tests
+        folder = proxy.place(server.place() / 'ds', CONFIG)
+        with pytest.raises(StoreError, match=r'x\.bag: \d+ bytes were written, but there is no such file'):
+            with granular.DatasetWriter(folder, SPEC, granular.encoders, layout) as writer:
+                fill(writer, 3)
+        assert not folder.exists()
 
 
 @pytest.mark.parametrize('layout', LAYOUTS)
@@ -401,16 +403,18 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
 @pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_spec_of_another_writer_keeps_its_bags(request, store):
     """Two writers of different keys in one folder, both of which have published their bags."""
-    folder = request.getfixturevalue(store).place() / 'ds'
-    first = granular.DatasetWriter(folder, {'a': 'bytes'}, granular.encoders, 'columns')
-    second = granular.DatasetWriter(folder, {'b': 'bytes'}, granular.encoders, 'refs')
-    first.append({'a': b'1'})
-    second.append({'b': b'2'})
-    first.close()
-    with pytest.raises(AlreadyExistsError, match=r"spec\.json: another writer.*'a'"):
-        second.close()
-    assert names(folder) == ['a.bag', 'a.crc', 'a.idx', 'spec.json']
-    assert read(folder) == [{'a': b'1'}]
+    server = request.getfixturevalue(store)
+    with WriteProxy(server) as proxy:  # a server of which nothing is known from other tests
+        folder = proxy.place(server.place() / 'ds', CONFIG)
+        first = granular.DatasetWriter(folder, {'a': 'bytes'}, granular.encoders, 'columns')
+        second = granular.DatasetWriter(folder, {'b': 'bytes'}, granular.encoders, 'refs')
+        first.append({'a': b'1'})
+        second.append({'b': b'2'})
+        first.close()
+        with pytest.raises(AlreadyExistsError, match=r"spec\.json: another writer.*'a'"):
+            second.close()
+        assert names(folder) == ['a.bag', 'a.crc', 'a.idx', 'spec.json']
+        assert read(folder) == [{'a': b'1'}]
 
 
 # --- disks
