@@ -163,9 +163,12 @@ def host_trial(seed: int, counts: Sequence[int] = ()) -> Generator[list[Host], P
 
 def weights(seed: int) -> Result:
     """Continue a mix by name with other weights, once or twice: each stream goes on where it stood."""
-    result = _weights(seed, MOST)
-    # Elements that are not looked at may be those that a window or a pack still holds.
-    return _weights(seed, ALL) if result.verdict == 'wrong' else result
+    # Elements that are not looked at may be those that a window or a pack still holds, which depends on their number.
+    for most in (MOST, ALL, ALL + 14, ALL + 28):
+        result = _weights(seed, most)
+        if result.verdict != 'wrong':
+            break
+    return result
 
 
 def _weights(seed: int, most: int) -> Result:
