@@ -577,3 +577,34 @@ def test_no_worker_outlives_the_program(tmp_path, method, how):
         assert errors.strip().endswith('KeyboardInterrupt')
         assert 'Exception ignored' not in errors
         assert errors.count('Traceback') == 1
+
+
+ORPHANS = """
+import os, sys, time
+import granular
+
+def numbered(i):
+    return {'i': i, 'pid': os.getpid()}
+
+if __name__ == '__main__':
+    dataset = granular.MapDataset.range(99).map(numbered)
+    with granular.Loader(dataset, 1, workers=2, mp=sys.argv[1]) as loader:
+        pids = {int(next(loader)['pid'][0]) for _ in range(9)}
+        child = os.fork()
+        if child:
+            print(child, *pids, flush=True)
+        time.sleep(250)
+"""
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn'])
+def test_workers_of_a_killed_process_end_although_its_children_live(method, tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(ORPHANS)
+    with program([sys.executable, script, method]) as process:
+        child, *workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        process.kill()
+        _, alive = psutil.wait_procs(workers, 30)
+        assert workers
+        assert alive == []
+        child.kill()

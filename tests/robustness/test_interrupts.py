@@ -177,15 +177,21 @@ class Interrupt:
             code, position = frame.f_code.co_code, frame.f_lasti
             if code[position] != RESUME or code[position + 1] > 1:
                 return False
-        caller = frame
-        while caller is not None:  # Python itself ignores what is raised in finalizers and callbacks
-            if caller.f_code.co_name == '__del__' or caller.f_code.co_qualname in CALLBACKS:
-                return False
-            caller = caller.f_back
+        if is_ignored(frame):
+            return False
         while frame is not None and len(self.where) < 12:
             self.where.append(f'{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}')
             frame = frame.f_back
         return True
+
+
+def is_ignored(frame: Any) -> bool:
+    """Return whether Python itself ignores what is raised in a frame: in finalizers and callbacks."""
+    while frame is not None:
+        if frame.f_code.co_name == '__del__' or frame.f_code.co_qualname in CALLBACKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class MainThread(Interrupt):
@@ -205,7 +211,7 @@ class MainThread(Interrupt):
 
 
 class Loop(Interrupt):
-    """An interrupt of the main thread while it waits for the loop, which has come to a point."""
+    """An interrupt of the main thread, which mostly waits for the loop, when that has come to a point."""
 
     def __enter__(self) -> 'Loop':
         self._received = threading.Event()
@@ -223,9 +229,12 @@ class Loop(Interrupt):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             self._received.wait(10)
 
-    def _handle(self, *args: object) -> None:
+    def _handle(self, number: int, frame: Any) -> None:
+        if ignored := is_ignored(frame):  # at a timer of the loop, for which the main thread does not wait
+            self.where = []
         self._received.set()
-        raise KeyboardInterrupt
+        if not ignored:
+            raise KeyboardInterrupt
 
     def __exit__(self, *args: object) -> None:
         run(self._set_profile(None))
@@ -301,6 +310,23 @@ def test_interrupted_program_is_resumed(name: str, kind: Any, place: str, origin
             remove(root)
         # An interrupt between the system call that opens a file and the next instruction loses its descriptor.
         assert place == 'bucket' or descriptors() <= before + 2  # a bucket's connections stay open
+
+
+@pytest.mark.filterwarnings('ignore')  # coroutines that were not awaited
+def test_no_interrupt_of_a_program_that_opens_small_files_is_missed(tmp_path: Any, monkeypatch: Any) -> None:
+    path = granular.Path(tmp_path) / 'x'
+    path.write_bytes(b'x')
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with unraisable(monkeypatch) as ignored:
+            for i in range(300):
+                with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - at any point
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + i * 1e-6)
+                    for _ in range(10_000):
+                        path.read_bytes()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ignored == []
 
 
 def remove(*folders: granular.Path) -> None:

@@ -4,12 +4,13 @@ The descriptor of the file is sent over a socket; the receiver maps it, and the 
 Nothing has a name, so nothing can be left behind, however a process ends.
 """
 
+import contextlib
 import mmap
 import os
 import pickle
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -100,14 +101,24 @@ def _write_all(fd: int, buffers: Sequence[Any], offset: int) -> int:
 
 def send_fd(pipe: Connection, fd: int) -> None:
     """Send a descriptor over a pipe."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as connection:
+    with _as_socket(pipe) as connection:
         socket.send_fds(connection, [b'f'], [fd])
 
 
 def receive_fd(pipe: Connection) -> int:
     """Receive a descriptor from a pipe."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as connection:
+    with _as_socket(pipe) as connection:
         _, fds, _, _ = socket.recv_fds(connection, 1, 1)
     if not fds:
         raise EOFError
     return fds[0]
+
+
+@contextlib.contextmanager
+def _as_socket(pipe: Connection) -> Iterator[socket.socket]:
+    # Not of a copy of its descriptor: a process forked meanwhile would keep that, and with it the pipe, open.
+    connection = socket.socket(fileno=pipe.fileno())
+    try:
+        yield connection
+    finally:
+        connection.detach()

@@ -56,24 +56,19 @@ class Task(Protocol):
 _Outcome = tuple[BaseException | None, Any]
 
 
-def work(
-    pipe: Connection, payload: Any, sizes: Sequence[int], inherited: Sequence[Connection], place: tuple[int, int]
-) -> None:
+def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int, int]) -> None:
     """Compute requested items, until the parent stops the worker or ends.
 
     Args:
       pipe: carries requests and replies.
       payload: the :class:`Task` and a function of ``place`` to call first, or None; or their pickle.
       sizes: the sizes of the task's arrays, in a file whose descriptor comes first.
-      inherited: the parent's ends of pipes, which a forked process has to close.
       place: the number of this worker, and the number of workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
     from granular.aio.runtime import threads
     from granular.aio.runtime.bridge import bridge
 
-    for end in inherited:
-        end.close()
     task: Task | None = None
     failed: BaseException | None = None
     try:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import remote
 from granular.aio.execution.worker_main import Report, Stage, Task, work
-from granular.aio.runtime.forking import fork_turn
+from granular.aio.runtime.forking import each_after_fork, fork_turn
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import exiting, expect_exit, offload_whole, start_thread
@@ -32,6 +32,9 @@ _METHODS: Final = multiprocessing.get_all_start_methods()
 _GRACE: Final = 5.0  # seconds in which a worker may exit by itself
 _POLL: Final = 0.01  # seconds between checks of a process that is to exit
 _SILENCE: Final = 1.0  # seconds without a message after which to check the worker
+
+# This process's ends of all pipes. While a forked child holds one, the worker does not notice that this process died.
+_ends: Final[weakref.WeakSet[Connection]] = each_after_fork(Connection.close)
 
 
 def start_context(context: Any) -> Any:
@@ -100,8 +103,7 @@ class Workers:
             await offload_whole(self._replace, number)
 
     def _replace(self, number: int) -> None:
-        dead = self._workers[number]
-        self._workers[number] = self._worker(number, [worker for worker in self._workers if worker is not dead])
+        self._workers[number] = self._worker(number)
 
     def _culprit(self) -> str:
         """Return the first stage that does not pickle, for an error."""
@@ -130,7 +132,7 @@ class Workers:
         workers: list[_Worker] = []
         try:
             for number in range(self._count):
-                workers.append(self._worker(number, workers))
+                workers.append(self._worker(number))  # noqa: PERF401 - those before one that fails are killed
         except BaseException:
             for worker in workers:
                 worker.kill()
@@ -138,10 +140,9 @@ class Workers:
         self._workers, self._started = workers, True
         expect_exit()  # handlers at exit kill the processes
 
-    def _worker(self, number: int, others: Sequence['_Worker']) -> '_Worker':
+    def _worker(self, number: int) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
-        pipes = [worker.pipe for worker in others]
-        return _Worker(self._context, number, self._count, pipes, self._payload, self._file, sizes, self._stages)
+        return _Worker(self._context, number, self._count, self._payload, self._file, sizes, self._stages)
 
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
@@ -221,24 +222,22 @@ class _Worker:
         context: Any,
         number: int,
         count: int,
-        pipes: Sequence[Connection],
         payload: Any,
         fd: int,
         sizes: Sequence[int],
         stages: Sequence[Stage],
     ) -> None:
         self._stages, self._reports = stages, Reports()
-        self.pipe, other_end = context.Pipe(duplex=True)
-        # A forked child inherits our ends of all pipes. While it holds them, no worker notices that this process died.
-        forks = context.get_start_method() == 'fork'
-        inherited = [*pipes, self.pipe] if forks else []
+        with fork_turn():  # so that no worker is forked which would not close this end
+            self.pipe, other_end = context.Pipe(duplex=True)
+            _ends.add(self.pipe)
         self._process = context.Process(
             target=work,
-            args=(other_end, payload, sizes, inherited, (number, count)),
+            args=(other_end, payload, sizes, (number, count)),
             name=f'granular-worker-{number}',
             daemon=True,
         )
-        with fork_turn() if forks else contextlib.nullcontext():
+        with fork_turn() if context.get_start_method() == 'fork' else contextlib.nullcontext():
             self._process.start()
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())

@@ -9,9 +9,10 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
+from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.stores.local.locks import RangeLocks
 from granular.aio.stores.owner_only import open_file, open_folder
 from granular.errors import StoreTimeoutError
@@ -47,7 +48,7 @@ class CacheFolder:
 
     def __init__(self, path: str) -> None:
         self.path: str = os.path.join(path, VERSION)
-        self._fds: list[int] = []
+        self._descriptors: list[Descriptor] = []
         outer = self._track(open_folder(path))
         self._top = self._track(open_folder(VERSION, outer))
         self.objects: int = self._track(open_folder('objects', self._top))
@@ -67,12 +68,8 @@ class CacheFolder:
         self._last_warning = -_LOG_INTERVAL
 
     def _track(self, fd: int) -> int:
-        self._fds.append(fd)
+        self._descriptors.append(Descriptor(fd))
         return fd
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        for fd in self._fds:
-            close(fd)
 
     def reserve(self, start: int, count: int) -> None:
         """Reserve disk space for the pages of some words of the table, once, where the file system can.

@@ -7,9 +7,10 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.stores.block_cache.folder import CacheFolder
 from granular.aio.stores.block_cache.objects import BLOCK, SHIFT
 from granular.aio.stores.local.locks import lock
@@ -21,7 +22,7 @@ _NUMBERS: Final = 1 << 40  # pack numbers are below this
 _TOUCH: Final = 30.0  # minimum seconds between two records of a pack's use
 
 
-class Pack:
+class Pack(Descriptor):
     """An open pack, closed when its last reader releases it.
 
     Attributes:
@@ -32,15 +33,15 @@ class Pack:
       verified: for each slot, the mark of the block that this process has verified or written there; 0 for none.
     """
 
-    fd: int
     next: int
     number: int
     touched: float
 
-    __slots__ = ('fd', 'next', 'number', 'touched', 'verified')
+    __slots__ = ('next', 'number', 'touched', 'verified')
 
     def __init__(self, fd: int, number: int) -> None:
-        self.fd, self.number, self.next, self.touched = fd, number, 0, 0.0
+        super().__init__(fd)
+        self.number, self.next, self.touched = number, 0, 0.0
         self.verified: array.array[int] = array.array('Q')
 
     @property
@@ -69,9 +70,6 @@ class Pack:
         while done < size:
             i, offset = divmod(done, BLOCK)
             done += os.pwritev(self.fd, [blocks[i][offset:], *blocks[i + 1 :]], (slot << SHIFT) + done)
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.fd)
 
 
 class PackFile(NamedTuple):

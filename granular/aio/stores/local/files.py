@@ -7,10 +7,10 @@ import stat
 import threading
 import weakref
 import zlib
-from collections.abc import Callable
 
 from granular.aio.reply import changed
 from granular.aio.runtime.buffers import blank
+from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.forking import after_fork
 from granular.config import KiB
 from granular.errors import OutOfRangeError, StoreError
@@ -25,15 +25,14 @@ _END = 4 * KiB
 _MOST = 512
 
 
-class OpenFile:
+class OpenFile(Descriptor):
     """A local file open for reading, closed when its last reader releases it."""
 
-    __slots__ = ('_end', '_seen', 'fd', 'size', 'version')
+    __slots__ = ('_end', '_seen', 'size', 'version')
 
     def __init__(self, path: str) -> None:
-        self.fd: int = -1
         # Opening a pipe would wait for its writer, perhaps forever.
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
             raise StoreError(f'{path}: expected a file, got a pipe or a device', path=path)
@@ -41,11 +40,6 @@ class OpenFile:
         self.version: str = version_of(info)
         self._seen = info
         self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # The default argument is still available when modules are cleared at exit.
-        if (fd := getattr(self, 'fd', -1)) >= 0:  # it may be interrupted before it is set
-            close(fd)
 
     def read_exactly(self, key: str, start: int, stop: int) -> bytes:
         """Read all bytes from ``start`` to ``stop``."""

@@ -5,9 +5,9 @@ import fcntl
 import logging
 import os
 import struct
-from collections.abc import Callable
 from typing import Final
 
+from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.forking import each_after_fork
 from granular.errors import AlreadyExistsError
 
@@ -50,8 +50,7 @@ class RangeLocks:
 
     def __init__(self, file: str | int) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._fd = -1
-        self._fd = file if isinstance(file, int) else os.open(file, flags, 0o600)
+        self._file = Descriptor(file if isinstance(file, int) else os.open(file, flags, 0o600))
 
     def lock(self, start: int, count: int) -> bool:
         """Lock bytes, which need not exist in the file. Return False if another process holds one of them."""
@@ -65,16 +64,12 @@ class RangeLocks:
         if not hasattr(fcntl, 'F_OFD_SETLK'):
             return True
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', kind, os.SEEK_SET, start, count, 0))
+            fcntl.fcntl(self._file.fd, fcntl.F_OFD_SETLK, struct.pack('hhqqi4x', kind, os.SEEK_SET, start, count, 0))
         except (BlockingIOError, PermissionError):
             return False
         except OSError as error:
             logger.debug('continuing without locks on bytes of files: %s', error)
         return True
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self._fd >= 0:
-            close(self._fd)
 
 
 class FolderLock:
@@ -88,24 +83,18 @@ class FolderLock:
     """
 
     def __init__(self, folder: str) -> None:
-        self._fd = -1
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        acquired = lock(self._fd)
+        self._folder: Descriptor | None = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        acquired = lock(self._folder.fd)
         # The previous holder may have removed the folder, and another one may have been created since.
-        if acquired is False or not is_at(self._fd, folder):
+        if acquired is False or not is_at(self._folder.fd, folder):
             self.release()
             raise AlreadyExistsError(f'{folder}: another writer is writing it', path=folder)
         self.sure: bool = acquired is not None
         _held.add(self)
 
-    def release(self, close: Callable[[int], None] = os.close) -> None:
+    def release(self) -> None:
         """Release the lock."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close(fd)
-
-    def __del__(self) -> None:
-        self.release()
+        self._folder = None
 
 
 # A child inherits the open files: without this, it would hold the lock for as long as it lives.
