@@ -27,7 +27,12 @@ _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in whic
 # of all requests is refused, a host above a certain rate loses more than it gains, and others gain: all come to it.
 _TAKEN: Final = (0.38, 0.7)  # factor and power
 _ADDED: Final = (0.0084, 1.3)
-_UNREFUSED: Final = 0.0145  # added as well, for the root of the rate and each squared second without a refusal
+_UNREFUSED: Final = (
+    0.0145,
+    0.5,
+    0.00055,
+    1.3,
+)  # added, too, by the larger term, for each squared second without refusals
 _REDUCED: Final = 0.8  # of the rate is left after a second with refusals, at the least
 _SAMPLE: Final = 80  # replies in a second or two, with fewer of which the rate is not limited
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
@@ -290,8 +295,9 @@ class Pace:
 
     def _increased(self, now: float) -> float:
         seconds = min(_PAUSE, now - self._answered)
-        added = _ADDED[0] * math.pow(self._rate, _ADDED[1])
-        added += _UNREFUSED * math.sqrt(self._rate) * (self._grown + seconds) ** 2
+        few, root, many, power = _UNREFUSED
+        faster = max(few * math.pow(self._rate, root), many * math.pow(self._rate, power))
+        added = _ADDED[0] * math.pow(self._rate, _ADDED[1]) + faster * (self._grown + seconds) ** 2
         return min(2 * _UNLIMITED, self._rate + added * seconds)
 
     def refused(self, now: float, answers: int, refusals: int, seconds: float) -> None:
