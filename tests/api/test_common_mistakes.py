@@ -1,5 +1,6 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
+import importlib
 import operator
 import pathlib
 import threading
@@ -13,6 +14,7 @@ from granular.errors import (
     DatapointKeysError,
     InvalidArgumentError,
     OutOfRangeError,
+    StateError,
     UnknownKeyError,
     UnknownSchemeError,
 )
@@ -29,6 +31,14 @@ MISTAKES = {
         "' gs://bucket': expected an address that",
     ),
     'fractional_index': (lambda: dataset.fetch([1.5]), 'expected a 1-D sequence of integers, got float64 of shape'),
+    'mask_in_fetch': (
+        lambda: dataset.fetch([True] * 10),
+        r'expected a 1-D sequence of integers, got bool of .*: numpy.flatnonzero\(...\) makes indices of a mask$',
+    ),
+    'reader_for_torch': (
+        lambda: importlib.import_module('granular.integrations.torch').IterableDataset([1, 2]),
+        r'expected a MapDataset or an IterDataset, got list: pass MapDataset.source\(...\)',
+    ),
     'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got int64 of shape \(\)'),
     'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
@@ -103,6 +113,12 @@ def test_secrets_of_an_invalid_endpoint_are_not_shown():
     with pytest.raises(InvalidArgumentError, match='without credentials$') as caught:
         granular.Path('s3://bucket', endpoint_url='http://user:password@host', anon=True).exists()
     assert 'password' not in str(caught.value)
+
+
+def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path):
+    with iter(dataset.to_iter_dataset()) as iterator:
+        with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its get_state\(\) returns$'):
+            granular.save_state(tmp_path, iterator)
 
 
 def test_an_unknown_scheme_is_an_error_with_the_known_ones():

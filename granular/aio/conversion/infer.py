@@ -10,7 +10,7 @@ import numpy as np
 from granular import formats
 from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
-from granular.formats.codecs.images import image_type
+from granular.formats.codecs.images import image_type, outline_of
 from granular.formats.layout import Layout, Spec, check_spec
 
 _PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
@@ -118,7 +118,7 @@ class RecordMapping:
             if not bad:
                 continue
             names = [
-                f'{getattr(record, "path", f"record {number} of the sample")} ({_outline(record[field])})'
+                f'{getattr(record, "path", f"record {number} of the sample")} ({outline_of(record[field])})'
                 for number, record in bad[:_NAMED]
             ]
             more = f', and {len(bad) - _NAMED} more' if len(bad) > _NAMED else ''
@@ -240,10 +240,6 @@ def _kind(value: Any, depth: int = 0) -> str:
                 return 'msgpack'
             return 'tree' if kinds <= {*_PLAIN, 'jpg', 'png', 'array', 'tree'} else ''
     return 'png' if _is_pil(value) else ''
-
-
-def _outline(value: bytes) -> str:
-    return f'{len(value)} bytes from {value[:8]!r} on' if value else 'empty'
 
 
 def _listed(counts: Mapping[str, int]) -> str:
