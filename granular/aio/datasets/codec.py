@@ -147,7 +147,7 @@ def decode_error(name: str, index: int | str, field: Field, record: bytes, error
     """Return the error for a record that a decoder rejected."""
     return DecodeError(
         f'{name}: datapoint {index!r}, key {field.key!r} ({len(record)} bytes): not decoded as {field.kind!r}: '
-        f'{describe_error(error)}',
+        f"{describe_error(error)}: on_error='skip' of a pipeline leaves such datapoints out",
         path=name,
         key=field.key,
         index=index if isinstance(index, int) else None,
