@@ -51,6 +51,10 @@ MISTAKES = {
         lambda: MapDataset.mix([dataset, dataset.to_iter_dataset()]),
         'dataset 1: expected a MapDataset, got <IterDataset: .*>: IterDataset has mix and zip of streams',
     ),
+    'nothing_to_repeat_without_end': (
+        lambda: dataset.slice([]).shuffle(seed=0).repeat(),
+        r'repeat: the dataset is empty, and so would be its endless repetition: shuffle\(seed=0',
+    ),
     'number_as_read_options': (
         lambda: dataset.to_iter_dataset(16),
         'read_options: expected a granular.ReadOptions, got 16',

@@ -208,6 +208,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """
         if min_size is not None:
             num_epochs = repetitions_of(len(self), num_epochs, min_size)
+        if num_epochs is None and not len(self._node):
+            shown = self._node.describe()
+            raise InvalidArgumentError(f'repeat: the dataset is empty, and so would be its endless repetition: {shown}')
         return self._derive(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
 
     @abc.abstractmethod
