@@ -152,6 +152,14 @@ def test_arguments_of_torch_are_answered_with_ours(cls, name):
         cls(**arguments, bach=4)
 
 
+@pytest.mark.parametrize('cls', [granular.ShardedDatasetWriter, granular.aio.ShardedDatasetWriter])
+@pytest.mark.parametrize('name', ['out', 'columns', 'size_limit', 'maxcount', 'shard_size'])
+def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
+    with pytest.raises(InvalidArgumentError, match=rf"Writer: no arguments \['{name}'\]: for {name}, pass \w+"):
+        cls(**{name: tmp_path / 'x'})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
 @pytest.mark.parametrize(
     ('method', 'name', 'ours'),

@@ -22,6 +22,7 @@ from granular.aio.datasets.writer import (
 )
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.other_names import answering
 from granular.aio.runtime.lifecycle import ending_with, ensure_open, report_no_loss
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.tasks import gather
@@ -69,6 +70,13 @@ class ShardedDatasetWriter(DatapointWriter):
                 await writer.append(datapoint)
     """
 
+    @answering(
+        out='directory',
+        columns='spec, whose types are names such as jpg and utf8',
+        size_limit='shardlen, which counts datapoints',
+        maxcount='shardlen',
+        shard_size='shardlen',
+    )
     def __init__(
         self,
         directory: AnyPath,
