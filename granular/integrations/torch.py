@@ -75,7 +75,9 @@ class IterableDataset(_Base):  # type: ignore[misc]
                 'read_options and on_error are those of to_iter_dataset: a stream has them already'
             )
         if not isinstance(dataset, IterDataset):
-            raise InvalidArgumentError(f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}')
+            raise InvalidArgumentError(
+                f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}: pass MapDataset.source(...)'
+            )
         self._stream = stream_of(dataset)
         own = any(root.shard.shard_count > 1 for root in self._stream.roots())
         if own and shard_options is not None:
