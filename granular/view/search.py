@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import CORES, offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, MissingExtraError, UnknownKeyError, UnsupportedError
 from granular.formats import decoders
@@ -27,8 +27,9 @@ MATCHES: Final = 200
 
 _SECONDS: Final = 1.5  # of a step
 _WINDOW: Final = 4096  # datapoints read at a time
-_WHOLE: Final = 64  # datapoints read at a time of which all values are decoded
+_WHOLE: Final = 16  # of which all values are decoded, before their sizes are known
 _BYTES: Final = 8 * MiB
+_PART: Final = 32 * MiB  # of a window of which all values are decoded
 _LARGE: Final = 64 * 1024  # bytes of a value that is not small
 _KEY: Final = 100  # characters of a text that count in a sort, and of the name of a class
 _ALL: Final = 1 << 40  # values of a sequence
@@ -138,9 +139,10 @@ class _Scan:
             self.skipped |= {index for index, value in values if value.size > MOST}
             async for batch in self._source.read_batches([value for _, value in fit]):
                 self.read += sum(len(record) for _, record in batch)
-                found = await gather([offload(_is_damaged, fit[i][1].kind, record) for i, record in batch])
-                for (i, _), bad in zip(batch, found, strict=True):
-                    (damaged if bad else self.skipped if bad is None else set()).add(fit[i][0])
+                parts = [[(*fit[i], record) for i, record in batch[n::CORES]] for n in range(CORES)]
+                for bad, unclear in await gather([offload(_damaged_of, part) for part in parts]):
+                    damaged |= bad
+                    self.skipped |= unclear
         return sorted(damaged)
 
 
@@ -170,7 +172,8 @@ async def search(
             raise UnknownKeyError(f'filter: expected a key of {list(source.spec)}, got {key!r:.80}')
     # Conditions that read little come first: later ones read the datapoints that are left.
     ordered = sorted(conditions, key=lambda one: (one.relation == 'damaged', not one.relation.startswith(_MEASURES)))
-    window = min(_WHOLE, source.portion) if any(one.relation == 'damaged' for one in conditions) else _WINDOW
+    whole = any(one.relation == 'damaged' for one in conditions)
+    window = _WHOLE if whole else _WINDOW
     measure = measure_of(names.family(sort, source.spec[sort]), source.spec[sort]) if sort else ''
     scan = _Scan(source, names)
     matches: list[int] = []
@@ -180,7 +183,7 @@ async def search(
     end = min(end, source.length)
     while at < end and len(matches) < MATCHES and time.monotonic() < until:
         stop = min(at + window, end)
-        left = list(range(at, stop))
+        left, before = list(range(at, stop)), scan.read
         for condition in ordered:
             left = await scan.passing(condition, left)
         matches += left
@@ -190,6 +193,8 @@ async def search(
         if count:
             found = await scan.each(count, '', left, lambda _, value: (f'{value}'[:_KEY], names.name(count, value)))
             counts.update(found.values())
+        if whole:
+            window = max(1, min(_WINDOW, source.portion, _PART * window // (scan.read - before + 1)))
         at = stop
     out = {'matches': matches, 'next': at, 'length': source.length, 'skipped': len(scan.skipped), 'read': scan.read}
     if sort:
@@ -221,21 +226,26 @@ def _sort_key(value: Any) -> str | None:
     return f'a{bits:016x}{rest + 10**15:016d}'
 
 
-def _is_damaged(kind: str, data: bytes) -> bool | None:
-    """Return whether a value cannot be decoded; None if that cannot be said. Of videos, the first frame is decoded."""
-    family = family_of(kind, data[:MAGIC], len(data))
-    try:
-        if family in ('image', 'video'):
-            picture(kind, data, 64)
-        elif family == 'text' or kind in decoders:
-            decoders['utf8' if family == 'text' else kind](data)
-    except MissingExtraError:
-        raise
-    except UnsupportedError:
-        return None
-    except Exception:  # a decoder may raise anything
-        return True
-    return False
+def _damaged_of(group: Sequence[tuple[int, Value, bytes]]) -> tuple[set[int], set[int]]:
+    """Return the indices of values that cannot be decoded, and of those of which that cannot be said.
+
+    Of videos, the first frame is decoded.
+    """
+    damaged, unclear = set(), set()
+    for index, value, data in group:
+        family = family_of(value.kind, data[:MAGIC], len(data))
+        try:
+            if family in ('image', 'video'):
+                picture(value.kind, data, 64)
+            elif family == 'text' or value.kind in decoders:
+                decoders['utf8' if family == 'text' else value.kind](data)
+        except MissingExtraError:
+            raise
+        except UnsupportedError:
+            unclear.add(index)
+        except Exception:  # a decoder may raise anything
+            damaged.add(index)
+    return damaged, unclear
 
 
 def _comparison(kind: str, relation: str, text: str, classes: Sequence[str] = ()) -> Callable[[Any], bool]:

@@ -1,15 +1,20 @@
 """Filters, sorts and counts of ``granular view``, asked over HTTP."""
 
 import math
+import signal
 import sys
+import types
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import typer.testing
 
 import granular
+from granular.cli.commands import app
 from granular.view.names import Names
+from tests.support.programs import INTERRUPTIBLE, program
 from tests.view.serving import Served
 from tests.view.test_server import ask
 
@@ -197,6 +202,25 @@ def test_tokens_are_shown_as_text(tmp_path, tokens):
         assert (value['full'], value['cut'], value['type']) == ('b' * 2000, False, 'array')
         found = find(served, 'd', ('tokens', 'has', 'BC'))
         assert (found['matches'], found['skipped']) == ([0], 2)
+
+
+@pytest.mark.usefixtures('tokens')
+def test_command_takes_names(tmp_path):
+    (tmp_path / 'classes.txt').write_text('zero\none\n')
+    options = ['--classes', 'n=classes.txt', '--tokenizer', 'tokens=letters:decode']
+    code = INTERRUPTIBLE + 'import sys; from granular.cli import main; sys.exit(main())'
+    with program([sys.executable, '-c', code, 'view', 'd', *options]) as process:
+        origin, _, token = process.stdout.readline().strip().partition('/?token=')
+        columns = ask(types.SimpleNamespace(origin=origin, token=token), '/api/rows', path='').json['columns']
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=250)
+    assert (columns['n'][1]['name'], columns['tokens'][0]['text']) == ('one', 'abc')
+
+
+@pytest.mark.parametrize('option', ['--classes', '--tokenizer'])
+def test_command_says_what_names_it_expects(option):
+    result = typer.testing.CliRunner().invoke(app, ['view', '.', option, 'label'])
+    assert f'{option}: expected KEY=' in str(result.exception)
 
 
 @pytest.mark.parametrize(
