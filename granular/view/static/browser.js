@@ -72,6 +72,11 @@ export class Browser {
     if (at !== this.list.selected) this.list.select(at);
   }
 
+  /** The index of the datapoint that is selected; undefined if there is none, or none yet. */
+  get selected() {
+    return state().at ?? (this.search ? this.search.matches : [0])[0];
+  }
+
   positionOf(index) {
     if (!this.search) return Math.min(index, Math.max(0, this.dataset.length - 1));
     const { matches, sort } = this.search;
@@ -122,7 +127,7 @@ export class Browser {
       h('button', {
         type: 'button', class: 'quiet', title: `Sort by ${sortedBy(row)}`, 'aria-pressed': `${sort === row.key}`,
         // Upwards, downwards, and as it was.
-        onclick: () => go({ sort: sort === row.key && down ? '' : row.key, down: sort === row.key && !down, at: 0 }),
+        onclick: () => go({ sort: sort === row.key && down ? '' : row.key, down: sort === row.key && !down, at: null }),
       }, row.key, sort === row.key ? (down ? ' ↓' : ' ↑') : ''),
       h('span', { class: 'chip', 'data-family': row.family }, row.type))));
     head.style.gridTemplateColumns = columns;
@@ -179,7 +184,8 @@ export class Browser {
     this.main.querySelector('.pager')?.replaceWith(this.pager());
     // A datapoint that is known not to be among those found is left.
     const { at, open } = state();
-    if (search.next > at && search.matches.length && !search.matches.includes(at)) this.select(at);
+    if (at === null && open) this.to(0);
+    else if (at !== null && search.next > at && this.total && !search.matches.includes(at)) this.select(at);
     else if (open && search.done && !search.matches.length) go({ open: false }, { replace: true });
     this.tell();
     this.goOn();
@@ -264,11 +270,11 @@ export class Browser {
       look === 'tiles' ? h('select', {
         'aria-label': 'Sort by', onchange: ({ target }) => {
           const [sort, down] = JSON.parse(target.value);
-          go({ sort, down, at: 0 });
+          go({ sort, down, at: null });
         },
-      }, h('option', { value: '["",false]' }, 'By index'), this.keys.flatMap((row) => [false, true].map((down) => h('option', {
+      }, h('option', { value: '["",false]' }, 'Not sorted'), this.keys.flatMap((row) => [false, true].map((down) => h('option', {
         value: JSON.stringify([row.key, down]), selected: row.key === state().sort && down === state().down,
-      }, `By ${sortedBy(row)} ${down ? '↓' : '↑'}`)))) : null,
+      }, `${down ? '↓' : '↑'} ${sortedBy(row)}`)))) : null,
       h('div', { class: 'group' }, choose('tiles', 'Tiles'), choose('table', 'Table')),
     ];
   }

@@ -116,11 +116,11 @@ export class Search {
 /** Add conditions to those that hold. */
 export function narrow(added) {
   const kept = state().where.filter((one) => !added.some((other) => same(one, other)));
-  go({ where: [...kept, ...added], tab: 'data', at: 0, open: false });
+  go({ where: [...kept, ...added], tab: 'data', at: null, open: false });
 }
 
 /** Show the datapoints that meet conditions, and no others. */
-export const only = (where) => go({ where, tab: 'data', at: 0, open: false });
+export const only = (where) => go({ where, tab: 'data', at: null, open: false });
 
 export const widen = (removed) => go({ where: state().where.filter((one) => !same(one, removed)) });
 

@@ -58,7 +58,7 @@ function show() {
     return;
   }
   browser.show(main, bar(now));
-  if (now.open) showDetail(browser.dataset, now.at, browser);
+  if (now.open && browser.selected !== undefined) showDetail(browser.dataset, browser.selected, browser);
   else closeDetail();
 }
 

@@ -21,7 +21,7 @@ function parse() {
     tab: fields.get('tab') === 'about' ? 'about' : 'data',
     look: fields.get('look') || '',
     cover: fields.get('cover') || '',
-    at: /^\d{1,15}$/.test(at) ? Number(at) : 0,
+    at: /^\d{1,15}$/.test(at) ? Number(at) : null, // by default, the first that is shown
     open: fields.has('open'),
     where: fields.getAll('key').map((key, i) => ({ key, is: fields.getAll('is')[i] ?? '', text: fields.getAll('text')[i] ?? '' })),
     sort: fields.get('sort') || '',
@@ -34,7 +34,7 @@ export function hash(state) {
   if (state.tab === 'about') fields.set('tab', 'about');
   for (const name of ['look', 'cover', 'sort']) if (state[name]) fields.set(name, state[name]);
   for (const one of state.where) for (const [name, text] of Object.entries(one)) fields.append(name, text);
-  if (state.at) fields.set('at', state.at);
+  if (state.at !== null) fields.set('at', state.at);
   for (const name of ['down', 'open']) if (state[name]) fields.set(name, '');
   const query = `${fields}`.replace(/(?<=^|&)(down|open)=(?=&|$)/g, '$1');
   return `#/${state.path.split('/').filter(Boolean).map(encodeURIComponent).join('/')}${query && `?${query}`}`;
@@ -53,7 +53,7 @@ export function go(change, { replace = false } = {}) {
 
 /** A state of another folder, without the position in this one. */
 export const fresh = (path, change = {}) => ({
-  path, tab: 'data', look: '', cover: '', at: 0, open: false, where: [], sort: '', down: false, ...change,
+  path, tab: 'data', look: '', cover: '', at: null, open: false, where: [], sort: '', down: false, ...change,
 });
 
 export function watch(listener) {
