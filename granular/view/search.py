@@ -174,7 +174,7 @@ async def search(
     ordered = sorted(conditions, key=lambda one: (one.relation == 'damaged', not one.relation.startswith(_MEASURES)))
     whole = any(one.relation == 'damaged' for one in conditions)
     window = _WHOLE if whole else _WINDOW
-    measure = measure_of(names.family(sort, source.spec[sort]), source.spec[sort]) if sort else ''
+    measure = _measure_of(names.family(sort, source.spec[sort]), source.spec[sort]) if sort else ''
     scan = _Scan(source, names)
     matches: list[int] = []
     order: list[str | None] = []
@@ -204,7 +204,7 @@ async def search(
     return out
 
 
-def measure_of(family: str, kind: str) -> str:
+def _measure_of(family: str, kind: str) -> str:
     """Return by what a key is sorted: empty for its values, or ``length``, or ``bytes``."""
     return 'length' if is_sequence(kind) else '' if family in ('number', 'text') or kind == 'value' else 'bytes'
 

@@ -241,11 +241,32 @@ def test_messages_end_with_what_they_are_about(page, action):
 def test_error_of_a_filter_ends_with_the_filter(page):
     page.open('#/animals?look=table&key=label&is=%3D&text=zebra&at=5&open')
     page.see('.found .bad', "expected a number, got 'zebra'")
-    assert page.texts('button.save') == []
+    assert page.texts('.found > button') == []
     page.click('button[aria-label="Remove label = zebra"]')
     page.gone('.bad')
     shows(page, range(10))
     assert [text for text in page.complaints() if '400' in text]
+
+
+def test_search_goes_on_after_an_error_of_the_store(page):
+    page.open('#/')
+    page.see('.listing')
+    page.run(
+        """
+        const { fetch } = window;
+        window.fetch = (address, ...rest) => (address.includes('/api/search')
+          ? Promise.resolve(new Response('the store is busy', { status: 502 }))
+          : fetch(address, ...rest));
+        window.mend = () => { window.fetch = fetch; };
+        """
+    )
+    page.open('#/animals?look=table&sort=score')
+    page.see('.found .bad', 'the store is busy')
+    page.run('mend()')
+    page.click('.found button', 'Try again')
+    page.see('.found', 'sorted: all 60 datapoints')
+    assert 'busy' not in page.run('return document.body.textContent')
+    shows(page, sorted(range(COUNT), key=by_score))
 
 
 def test_wrong_index_says_which_there_are(page):

@@ -207,8 +207,8 @@ export class Browser {
     if (skipped) text += `; ${count(skipped)} with a damaged or large value ${sort ? 'come last or are' : 'are'} left out`;
     this.note.textContent = text;
     this.note.classList.toggle('bad', Boolean(error));
-    this.further.hidden = !paused || Boolean(error);
-    this.further.textContent = `Look at ${next * 10 < length ? `ten times as many` : `all ${count(length)}`}`;
+    this.further.hidden = error ? this.search.wrong : !paused;
+    this.further.textContent = error ? 'Try again' : `Look at ${next * 10 < length ? `ten times as many` : `all ${count(length)}`}`;
     this.save.hidden = Boolean(error) || (done && !matches.length);
     this.save.textContent = done ? `Save ${some(matches.length, 'index', 'indices')}` : 'Look at all and save the indices';
     announce(text);

@@ -75,6 +75,7 @@ export class Search {
     } catch (error) {
       if (error.name === 'AbortError') return;
       this.error = error.message;
+      this.wrong = error.wrong;
     } finally {
       this.asking = false;
     }
@@ -88,10 +89,11 @@ export class Search {
     this.matches = this.found.map(([, match]) => match);
   }
 
-  /** Look at ten times as much, or at all. */
-  further(all = false) {
-    this.rounds *= all ? Infinity : 10;
-    return this.more();
+  /** Look at ten times as much, or go on after an error. */
+  further() {
+    if (!this.error) this.rounds *= 10;
+    this.error = '';
+    this.more();
   }
 
   /** Look at all, and save the indices of the matches as a list that `MapDataset.subset` takes. */
