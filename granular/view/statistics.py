@@ -74,7 +74,8 @@ def _summarise(
         if first:
             row['charts'].append(_histogram('values per sequence', [located.length or 0 for located in rows]))
         values, sizes = decoded.get(key, []), [value.size for located in rows for value in located.values]
-        if values and (_are_numbers(values) or _are_classes(values, len(sizes) - damaged[key])):
+        texts = sum(family_of(value.kind) == 'text' for located in rows for value in located.values) - damaged[key]
+        if values and (_are_numbers(values) or _are_classes(values, texts)):
             row['charts'].append(_histogram(f'{first}values', values, [names.name(key, value) for value in values]))
         else:
             row['charts'].append(_histogram(f'bytes{first and " of first values"}', sizes))

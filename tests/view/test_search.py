@@ -139,21 +139,28 @@ def test_bar_of_a_histogram_counts_what_its_filter_finds(tmp_path):
                 i % 3 == 0,
             )
             writer.append(dict(zip(spec, values, strict=True)))
+    names = ['x', None, 'y', 'x', None, 'x'] * 3
+    numbers = [1, None, 2, 10, 3, 1] * 3
+    pyarrow.parquet.write_table(pyarrow.table({'name': names, 'number': numbers}), tmp_path / 'p.parquet')
     measures = {'values': '', 'bytes': 'bytes', 'values per sequence': 'length'}
     with Served(granular.Path(tmp_path)) as served:
         checked = 0
-        for row in ask(served, '/api/histograms', path='d').json['keys']:
-            for chart in row['charts']:
-                if chart['title'] not in measures:  # of the first values of sequences
-                    continue
-                for i, (low, high, number, _) in enumerate(chart['bars']):
-                    last = i == len(chart['bars']) - 1
-                    relations = [('=', low)] if chart.get('exact') else [('>=', low), ('<=' if last else '<', high)]
-                    conditions = [
-                        (row['key'], measures[chart['title']] + relation, text) for relation, text in relations
-                    ]
-                    assert len(find(served, 'd', *conditions)['matches']) == number, (row['key'], chart['title'], low)
-                    checked += 1
+        charts = [
+            (path, row['key'], chart)
+            for path in ('d', 'p.parquet')
+            for row in ask(served, '/api/histograms', path=path).json['keys']
+            for chart in row['charts']
+        ]
+        for path, key, chart in charts:
+            if chart['title'] not in measures:  # of the first values of sequences
+                continue
+            for i, (low, high, number, _) in enumerate(chart['bars']):
+                last = i == len(chart['bars']) - 1
+                relations = [('=', low)] if chart.get('exact') else [('>=', low), ('<=' if last else '<', high)]
+                conditions = [(key, measures[chart['title']] + relation, text) for relation, text in relations]
+                assert len(find(served, path, *conditions)['matches']) == number, (path, key, chart['title'], low)
+                checked += 1
+        assert {chart['title'] for path, _, chart in charts if path == 'p.parquet'} == {'values'}
         assert checked > 90
 
 
