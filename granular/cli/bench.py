@@ -20,12 +20,11 @@ from granular.config import KiB, MiB
 from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
 
 IN_FLIGHT: Final = (1, 4, 16, 64, 256)
-SIZES: Final = (4 * KiB, 64 * KiB, MiB, 4 * MiB)
+SIZES: Final = (64 * KiB, MiB, 4 * MiB)
 
 _FILES: Final = 64  # objects that are listed and read
 _TINY: Final = KiB
 _SMALL: Final = 4 * KiB
-_MEDIUM: Final = 64 * KiB
 _BUSY: Final = 0.85  # share of the time in which the thread of the loop computes, from which it is the limit
 _FLAT: Final = 1.15  # of a rate: less than this for four times the requests in flight is no improvement
 _FEWEST: Final = 4  # requests of a measurement, unless its time is up before
@@ -65,13 +64,13 @@ class Result:
       objects, seconds, requests, bytes: what was read, and the time that it took.
       first_byte_p50, first_byte_p99: seconds until a reply of 4 KiB is complete, with one request in flight; None if
         the time was too short for any.
-      latency: these reads.
-      by_in_flight: reads of 64 KiB by requests in flight.
-      by_size: reads with the best number of requests in flight, by size; with fewer of a size of which the bound of
-        bytes allows less than two for each.
+      by_in_flight: reads of 4 KiB by requests in flight: large ones use up the bandwidth with few in flight.
+      by_size: reads with the best number of requests in flight, by size; with fewer of a size of which the bounds of
+        bytes and seconds allow less than two for each.
       connection_bytes_per_second: the rate of one connection with the largest size.
-      bytes_per_second: the highest rate of bytes of all measurements.
-      requests_per_second: the highest rate of requests.
+      bytes_per_second: the rate of bytes that a host can receive, by the reads of large ranges; see ``bandwidth``.
+      requests_per_second: the rate of requests that a host can send: that of the best number in flight; if latency
+        limits that, which more requests in flight outweigh, as many as the processor time permits.
       throttled: replies that asked for fewer requests (429, 503).
       retries, hedges: requests sent again, and twice.
       limit: what limits the rate; ``unknown`` if the bounds permitted too few requests to tell.
@@ -88,7 +87,6 @@ class Result:
     bytes: int
     first_byte_p50: float | None
     first_byte_p99: float | None
-    latency: Measurement
     by_in_flight: list[Measurement]
     by_size: list[Measurement]
     connection_bytes_per_second: float
@@ -147,31 +145,37 @@ class _Bench:
             raise StoreTimeoutError(f'{self._path}: no object was read within {self._seconds:g} s')
         # Each measurement gets a share of all seconds, and of the bytes that are left.
         times: list[float] = []
-        latency = await self._read(1, _SMALL, 0.15, 0.15 * self._seconds, times)
-        share = 0.4 / len(IN_FLIGHT)
-        by_in_flight = [await self._read(count, _MEDIUM, share, share * self._seconds) for count in IN_FLIGHT]
+        share = 0.5 / len(IN_FLIGHT)
+        by_in_flight = [
+            await self._read(count, _SMALL, share, share * self._seconds, times if count == 1 else None)
+            for count in IN_FLIGHT
+        ]
         best = saturating(by_in_flight)
         largest = max(size for _, size, _ in self._objects)
         sizes = [size for size in SIZES if size <= largest] or [largest]
-        by_size = []
+        by_size: list[Measurement] = []
         for i, size in enumerate(sizes):
             seconds = self._left() / (len(sizes) - i + 2)
             share = 0.25 / len(sizes)
             # So many at a time that each of them is followed by another one: fewer would not be the rate of that many.
-            in_flight = max(1, min(best.in_flight, int(share * self._budget) // (2 * size)))
+            # Larger requests may bring more bytes, unless more small ones in flight have brought none.
+            most = max(one.bytes_per_second for one in (best, *by_size)) * (4 if best is by_in_flight[-1] else 1)
+            affordable = int(min(share * self._budget, seconds * most)) // (2 * size)
+            in_flight = max(1, min(best.in_flight, affordable))
             by_size.append(await self._read(in_flight, size, share, seconds))
         single = await self._read(1, sizes[-1], 0.5, self._left() / 2)
         after = _totals()
         change = {name: after[name] - before[name] for name in after}
-        measured = [latency, *by_in_flight, *by_size, single]
-        rate = max(one.bytes_per_second for one in measured)
-        limit = limit_of(best, by_in_flight, by_size, change['throttled'])
-        settings, advice = advise(limit, best, by_size, change['throttled'])
+        median = _quantile(times, 50)
+        rate = max(bandwidth(one, median or 0.0) for one in (*by_size, single))
+        limit = limit_of(best, by_in_flight, by_size, rate, change['throttled'])
+        settings, advice = advise(limit, best, rate, change['throttled'])
+        requests = 1 / best.cpu_per_request if limit == 'latency' else best.requests_per_second
         return Result(
             hidden(str(self._path)), self._tls, len(self._objects), time.monotonic() - began, change['requests'],
-            change['bytes'], _quantile(times, 50), _quantile(times, 99), latency, by_in_flight, by_size,
-            single.bytes_per_second, rate, max(one.requests_per_second for one in measured), change['throttled'],
-            change['retries'], change['hedges'], limit, settings, advice, self._complete,
+            change['bytes'], median, _quantile(times, 99), by_in_flight, by_size, single.bytes_per_second,
+            rate, requests, change['throttled'], change['retries'], change['hedges'], limit, settings, advice,
+            self._complete,
         )  # fmt: skip
 
     async def _find(self) -> None:
@@ -185,14 +189,15 @@ class _Bench:
                     keys.append(entry.key)
                 if len(keys) >= _FILES:
                     break
-        for key in keys:
-            if self._left() <= 0 or self._budget < _SMALL:
-                break
+
+        async def find(key: str) -> None:
             reply = await self._store.read(key, -_SMALL)
             self._tls |= (await (await self._store.client()).prepare(key)).origin.secure
             self._budget -= len(reply.data)
             if reply.size:
                 self._objects.append((key, reply.size, reply.version))
+
+        await gather(map(find, keys[: self._budget // _SMALL]))
         if not self._objects:
             raise NotFoundError(f'{self._path}: expected files that are not empty, to read from them')
 
@@ -246,12 +251,15 @@ class _Bench:
         return Measurement(in_flight, size, done, done / elapsed, done * size / elapsed, cpu / elapsed, cpu / done)
 
 
-def limit_of(best: Measurement, by_in_flight: list[Measurement], by_size: list[Measurement], throttled: int) -> Limit:
+def limit_of(
+    best: Measurement, by_in_flight: list[Measurement], by_size: list[Measurement], rate: float, throttled: int
+) -> Limit:
     """Return what limits the rate of reads.
 
     Args:
       best: the fewest requests in flight from which on more of them hardly help.
       by_in_flight, by_size: the measurements.
+      rate: the bytes a second of large ranges.
       throttled: replies that asked for fewer requests.
     """
     if throttled:
@@ -261,11 +269,22 @@ def limit_of(best: Measurement, by_in_flight: list[Measurement], by_size: list[M
         return 'unknown'
     if max((one.cpu for one in (best, *by_size) if one.requests >= _FEWEST), default=0.0) >= _BUSY:
         return 'this core'
-    if best is by_in_flight[-1]:
-        return 'latency'
-    fastest = max(by_size, key=lambda one: one.bytes_per_second)
-    # If larger requests bring hardly more bytes, the bytes are the limit; otherwise the rate of requests is.
-    return 'bandwidth' if fastest.bytes_per_second < 2 * best.bytes_per_second else 'the store'
+    if by_size[-1].size > 2 * best.size and rate < 2 * best.bytes_per_second:
+        return 'bandwidth'  # large requests bring hardly more bytes
+    return 'latency' if best is by_in_flight[-1] else 'the store'
+
+
+def bandwidth(one: Measurement, latency: float) -> float:
+    """Return the bytes a second of replies, without the time in which there was only latency.
+
+    A loop of requests is slowed down by latency in each of its rounds if a round of replies arrives within it, and
+    otherwise in the first. Processor time is a bound, and a tenth of the time the least that bytes can have taken.
+    """
+    if not one.requests:
+        return 0.0
+    elapsed, rounds = one.requests / one.requests_per_second, max(1.0, one.requests / one.in_flight)
+    waited = latency if elapsed - latency >= rounds * latency else rounds * latency
+    return one.requests * one.size / max(elapsed - waited, elapsed / 10, one.requests * one.cpu_per_request)
 
 
 async def _within(seconds: float, work: Callable[[], Awaitable[object]]) -> bool:
@@ -291,12 +310,7 @@ def saturating(by_in_flight: list[Measurement]) -> Measurement:
     return best
 
 
-def advise(
-    limit: Limit,
-    best: Measurement,
-    by_size: list[Measurement],
-    throttled: int,
-) -> tuple[dict[str, int], list[str]]:
+def advise(limit: Limit, best: Measurement, rate: float, throttled: int) -> tuple[dict[str, int], list[str]]:
     """Return the settings that follow from the measurements, and the reasons."""
     settings: dict[str, int] = {}
     advice: list[str] = []
@@ -314,21 +328,22 @@ def advise(
                 '(shuffle.Blocks)'
             )
         case 'the store' if throttled:
-            settings['concurrency'] = max(8, best.in_flight // 2)
-            advice.append(f'the store throttled {throttled} requests: send fewer, or spread data over more prefixes')
+            advice.append(
+                f'the store throttled {throttled} requests: send fewer (shuffle.Blocks, cache_dir), or spread data '
+                f'over more prefixes; leave concurrency at 0, as a reader limits its rate'
+            )
         case 'the store':
             settings['concurrency'] = best.in_flight
             advice.append('the store answers no more requests a second: larger ones (shuffle.Blocks) bring more bytes')
         case 'bandwidth':
-            settings['concurrency'] = best.in_flight
             advice.append(
                 'the network or the store sends no more bytes a second: a block cache (cache_dir) avoids some'
             )
-    # While a small request is answered, so many more bytes could have been sent.
-    small, large = by_size[0], max(by_size, key=lambda one: one.bytes_per_second)
-    if small.requests and large.size > small.size:
-        gap = int(large.bytes_per_second / small.requests_per_second) - small.size
-        settings['max_gap'] = max(4 * KiB, min(MiB, 1 << max(gap, 1).bit_length() - 1))
+    # So many bytes cost as much as a request: its processor time, or its share of a rate that does not grow.
+    if best.requests and rate and not throttled:
+        seconds = best.cpu_per_request if limit in ('latency', 'this core') else 1 / best.requests_per_second
+        gap = max(1, int(rate * seconds) - best.size)
+        settings['max_gap'] = max(4 * KiB, min(MiB, 1 << gap.bit_length() - 1))
         advice.append(f'a request costs as much as {settings["max_gap"] // KiB} KiB: read such gaps along (max_gap)')
     return settings, advice
 

@@ -14,7 +14,7 @@ from rich.console import Console
 import granular
 from granular._lazy import import_extra
 from granular.cli.describe import Description, describe, open_any, printable, readable, refuse_other_formats
-from granular.cli.options import Address, Json, OpenPath, with_store_options
+from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.errors import InvalidArgumentError, UnknownTypeError
 from granular.view.sources import as_record
 
@@ -237,16 +237,32 @@ def view(
     open_path: OpenPath,
     url: Address,
     port: Annotated[int, typer.Option(help='A port of 127.0.0.1; 0 for one that is free.', min=0, max=65535)] = 0,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(metavar='KEY=FILE', help='The names of the classes of a key, one in a line; may be repeated.'),
+    ] = None,
+    tokenizer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar='KEY=MODULE:FUNCTION', help='What returns the text of a list of tokens of a key; may be repeated.'
+        ),
+    ] = None,
 ) -> None:
     """Show what is in a bucket, folder or dataset in a local web page, until it is interrupted."""
     import_extra('aiohttp', 'view', 'the web page needs its extra')
+    from granular.view.names import Names
     from granular.view.server import run
+
+    names = Names(
+        pairs('--classes', 'FILE, such as label=classes.txt', classes),
+        pairs('--tokenizer', 'MODULE:FUNCTION, such as tokens=tokens:decode', tokenizer),
+    )
 
     def announce(link: str) -> None:
         typer.echo(link)
         typer.echo('serves this machine only; Ctrl-C ends it', err=True)
 
-    run(open_path(url).aio, port, announce)
+    run(open_path(url).aio, port, announce, names)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import granular
+from granular.errors import InvalidArgumentError
 
 Address = Annotated[
     str, typer.Argument(metavar='URL', help='A path, or an address such as s3://bucket/data.', show_default=False)
@@ -56,3 +57,11 @@ def with_store_options(command: Callable[..., None]) -> Callable[..., None]:
     # Typer reads the parameters of a command from its signature.
     call.__signature__ = inspect.Signature([*own, *_STORE_OPTIONS])  # type: ignore[attr-defined]
     return call
+
+
+def pairs(option: str, expected: str, texts: list[str] | None) -> dict[str, str]:
+    """Return the values of an option that may be repeated, ``KEY=VALUE``, by key."""
+    found = [text.rpartition('=') for text in texts or []]
+    if wrong := [text for text, (key, _, value) in zip(texts or [], found, strict=True) if not key or not value]:
+        raise InvalidArgumentError(f'{option}: expected KEY={expected}, got {wrong[0]}')
+    return {key: value for key, _, value in found}

@@ -13,6 +13,7 @@ from rich.text import Text
 from granular.cli import bench as benches
 from granular.cli import plan as plans
 from granular.cli.commands import app, say
+from granular.cli.model import UNKNOWN, Limit, Prices, Rates, readable_size
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.config import GiB, MiB
 from granular.errors import InvalidArgumentError
@@ -30,7 +31,9 @@ def plan(
     hosts: Annotated[int, typer.Option(min=1, help='Machines that share each epoch.')] = 1,
     order: Annotated[
         list[str] | None,
-        typer.Option(help='full, blocks, blocks:BLOCK,WINDOW or cache; may be repeated. Several by default.'),
+        typer.Option(
+            help='full, sequential, blocks, blocks:BLOCK,WINDOW or cache; may be repeated. Several by default.'
+        ),
     ] = None,
     key: Annotated[list[str] | None, typer.Option(help='A key that is read; may be repeated. All by default.')] = None,
     cached: Annotated[
@@ -38,12 +41,18 @@ def plan(
     ] = None,
     memory: Annotated[float, typer.Option(help='GiB of memory that data may take on a host.')] = 1.0,
     disk: Annotated[float, typer.Option(help='GiB of disk that a block cache may take on a host.')] = 10.0,
+    prefetch: Annotated[int, typer.Option(min=0, help='Batches that a Loader reads ahead.')] = 8,
     bench: Annotated[
         pathlib.Path | None,
         typer.Option(help='The output of granular bench --json, for the time.', exists=True, dir_okay=False),
     ] = None,
     bytes_per_second: Annotated[float | None, typer.Option(help='Bytes a second that a host reads.')] = None,
     requests_per_second: Annotated[float | None, typer.Option(help='Requests a second that a host sends.')] = None,
+    latency: Annotated[float | None, typer.Option(help='Seconds until a small reply is complete.')] = None,
+    prefixes: Annotated[int, typer.Option(min=1, help='Prefixes (of GCS: buckets) over which data is spread.')] = 1,
+    prefix_rate: Annotated[
+        float | None, typer.Option(help='Requests a second that the store answers for each of them.')
+    ] = None,
     read_price: Annotated[float | None, typer.Option(help='Dollars for 1,000 reading requests.')] = None,
     egress_price: Annotated[
         float | None, typer.Option(help='Dollars for 10**9 bytes; 0 within the region of the bucket.')
@@ -56,13 +65,15 @@ def plan(
     """
     path = open_path(url)
     measured = _rates(bench)
-    rates = plans.Rates(
+    rates = Rates(
         measured.bytes_per_second if bytes_per_second is None else bytes_per_second,
         measured.requests_per_second if requests_per_second is None else requests_per_second,
+        measured.latency if latency is None else latency,
     )
-    run = plans.Run(batch, epochs, hosts, memory * GiB, disk * GiB)
-    prices = plans.Prices.of(path.store.root.partition('://')[0], read_price, egress_price)
-    report = plans.plan(path, run, order or (), key, cached or (), rates, prices)
+    run = plans.Run(batch, epochs, hosts, memory * GiB, disk * GiB, prefetch)
+    scheme = path.store.root.partition('://')[0]
+    prices, limit = Prices.of(scheme, read_price, egress_price), Limit.of(scheme, prefix_rate, prefixes)
+    report = plans.plan(path, run, order or (), key, cached or (), rates, prices, limit)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report)))
         return
@@ -93,12 +104,12 @@ def _print_result(result: benches.Result) -> None:
     console = _console()
 
     note = '' if result.complete else ', ended early: allow more --seconds for all measurements'
-    read = f'{result.requests:,} requests, {plans.readable_size(result.bytes)} in {result.seconds:.1f} s'
+    read = f'{result.requests:,} requests, {readable_size(result.bytes)} in {result.seconds:.1f} s'
     say(console, f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
     if result.first_byte_p50 is not None and result.first_byte_p99 is not None:
         say(console, f'first byte: p50 {result.first_byte_p50 * 1e3:.3g} ms, p99 {result.first_byte_p99 * 1e3:.3g} ms')
     if result.connection_bytes_per_second:
-        say(console, f'one connection: {plans.readable_size(result.connection_bytes_per_second)}/s')
+        say(console, f'one connection: {readable_size(result.connection_bytes_per_second)}/s')
     table = Table(box=None, header_style='bold')
     for name in ('in flight', 'size', 'requests/s', 'bytes/s', 'CPU', 'us CPU/request'):
         table.add_column(name, justify='right', no_wrap=True)
@@ -107,13 +118,13 @@ def _print_result(result: benches.Result) -> None:
         highest = max((one.bytes_per_second for one in measurements), default=0.0)
         for one in measurements:
             if not one.requests:
-                table.add_row(f'{one.in_flight}', plans.readable_size(one.size), '?', '?', '?', '?')
+                table.add_row(f'{one.in_flight}', readable_size(one.size), '?', '?', '?', '?')
                 continue
             table.add_row(
                 f'{one.in_flight}',
-                plans.readable_size(one.size),
+                readable_size(one.size),
                 f'{one.requests_per_second:,.0f}',
-                f'{plans.readable_size(one.bytes_per_second)}/s',
+                f'{readable_size(one.bytes_per_second)}/s',
                 f'{one.cpu:.0%}',
                 f'{one.cpu_per_request * 1e6:,.0f}',
                 '█' * round(30 * one.bytes_per_second / max(highest, 1.0)),
@@ -134,21 +145,22 @@ def _console() -> Console:
     return console if console.width >= _WIDTH else Console(width=_WIDTH)
 
 
-def _rates(file: pathlib.Path | None) -> plans.Rates:
+def _rates(file: pathlib.Path | None) -> Rates:
     """Return the rates in the output of ``granular bench --json``."""
     if file is None:
-        return plans.Rates()
+        return UNKNOWN
+    names = ('bytes_per_second', 'requests_per_second', 'first_byte_p50')
     try:
         result: Any = json.loads(file.read_text())
-        return plans.Rates(float(result['bytes_per_second']), float(result['requests_per_second']))
+        return Rates(*(float(result[name] or 0.0) or None for name in names))  # null and 0 if it was not measured
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f'{file}: expected the output of granular bench --json, with bytes_per_second and requests_per_second: '
+            f'{file}: expected the output of granular bench --json, with {", ".join(names)}: '
             f'{type(error).__name__}: {error}'
         ) from None
 
 
-def _print_plans(report: plans.Report, rates: plans.Rates) -> None:
+def _print_plans(report: plans.Report, rates: Rates) -> None:
     console = _console()
     table = Table(box=None, header_style='bold')
     table.add_column('')
@@ -161,25 +173,57 @@ def _print_plans(report: plans.Report, rates: plans.Rates) -> None:
             '*' if one.order == report.choice else '',
             Text(one.order),
             f'{bound}{one.requests:,}',
-            f'{bound}{plans.readable_size(one.bytes)}',
+            f'{bound}{readable_size(one.bytes)}',
             f'{one.dollars:,.2f}',
             '?' if one.seconds is None else _duration(one.seconds),
-            plans.readable_size(one.memory),
-            plans.readable_size(one.disk),
+            readable_size(one.memory),
+            readable_size(one.disk),
             f'{one.mixing:.2f}',
         )
     console.print(table, highlight=False)
 
+    _print_shares(console, report)
     for one in report.plans:
         if one.obstacle:
             say(console, f'{one.order}: {one.obstacle}')
     say(console, '')
     say(console, f'choose {report.choice}: {report.reason}' if report.choice else report.reason)
+    for sentence in report.advice:
+        say(console, f'- {sentence}')
     prices = report.prices
     dated = f', of {prices.date} ({prices.source})' if prices.date else ''
     say(console, f'prices: {prices.name}: ${prices.read:g} for 1,000 reads, ${prices.egress:g} for 1 GB{dated}')
-    if rates == plans.Rates():
-        say(console, 'time: pass --bench with the output of granular bench --json, or --bytes-per-second')
+    if rates == UNKNOWN:
+        say(console, 'time: pass --bench with the output of granular bench --json, or --latency and --bytes-per-second')
+
+
+def _print_shares(console: Console, report: plans.Report) -> None:
+    """Print what the hosts ask of the store, and what they get."""
+    limit, shares = report.limit, [(one.order, one.share) for one in report.plans if one.share is not None]
+    if limit.rate is None or not shares:
+        return
+    table = Table(box=None, header_style='bold')
+    table.add_column('')
+    table.add_column('order', no_wrap=True)
+    for name in ('requests/s of all hosts', 'refused', 'answered/s for a host', f'{limit.parts} needed'):
+        table.add_column(name, justify='right', no_wrap=True)
+    for order, share in shares:
+        known = share.wanted is not None and share.prefixes is not None
+        table.add_row(
+            '*' if order == report.choice else '',
+            Text(order),
+            f'{share.wanted:,.0f}' if known else '?',
+            (f'≤{share.refused:,}' if share.refused else '0') if known else '?',
+            f'{"" if known else "≤"}{share.goodput:,.1f}',
+            f'{share.prefixes:,}' if known else '?',
+        )
+    say(console, '')
+    console.print(table, highlight=False)
+    source = f' ({limit.source})' if limit.source else ''
+    say(
+        console,
+        f'limit: {limit.rate:,.0f} requests/s per {limit.per}{source}; {limit.parts} of the data: {limit.prefixes:,}',
+    )
 
 
 def _duration(seconds: float) -> str:

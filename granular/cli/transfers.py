@@ -13,7 +13,7 @@ from granular.aio.conversion.convert import Conversion, Engine
 from granular.aio.conversion.record_source import FORMATS
 from granular.cli.commands import app, show_bytes, show_progress
 from granular.cli.describe import printable
-from granular.cli.options import Json, OpenPath, with_store_options
+from granular.cli.options import Json, OpenPath, pairs, with_store_options
 from granular.errors import InvalidArgumentError, NotFoundError
 from granular.formats.layout import Layout
 
@@ -77,7 +77,12 @@ def convert(
     """Convert Parquet, ArrayRecord, TFRecord, WebDataset or Hugging Face files, or images in folders by class."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    options: Any = {'format': format, 'spec': _spec(spec or []), 'shardlen': shardlen or None, 'layout': layout}
+    options: Any = {
+        'format': format,
+        'spec': pairs('--spec', 'TYPE, such as label=int', spec),
+        'shardlen': shardlen or None,
+        'layout': layout,
+    }
     if on_error not in ('stop', 'skip'):
         raise InvalidArgumentError(f"--on-error: expected 'stop' or 'skip', got {on_error!r}")
     options.update(checksums=checksums, parallel=parallel, engine=engine)
@@ -101,13 +106,6 @@ def convert(
         typer.echo(json.dumps(dataclasses.asdict(done)))
     else:
         _print(done, target_path, dry_run)
-
-
-def _spec(texts: list[str]) -> dict[str, str]:
-    pairs = [text.rpartition('=') for text in texts]
-    if wrong := [text for text, (key, _, kind) in zip(texts, pairs, strict=True) if not key or not kind]:
-        raise InvalidArgumentError(f'--spec: expected KEY=TYPE, such as label=int, got {wrong[0]}')
-    return {key: kind for key, _, kind in pairs}
 
 
 def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:

@@ -124,6 +124,22 @@ class Batches(Closing, Iterator[Any]):
 
     get_state, set_state = state_dict, load_state_dict
 
+    def stats(self) -> dict[str, Any]:
+        """Return the statistics of the loader or stream, which count also what was converted ahead."""
+        return dict(self._of_batches('stats')())
+
+    @property
+    def errors(self) -> list[tuple[int, str]]:
+        """The datapoints that the loader or stream skipped, as pairs of index and error."""
+        return list(self._of_batches('errors'))
+
+    def _of_batches(self, name: str) -> Any:
+        if not hasattr(self._batches, name):
+            raise InvalidArgumentError(
+                f'{type(self._batches).__name__} has no {name}: expected a Loader, or an iterator'
+            )
+        return getattr(self._batches, name)
+
     def _check(self) -> None:
         if not self._keeps:
             raise InvalidArgumentError(

@@ -75,7 +75,9 @@ class IterableDataset(_Base):  # type: ignore[misc]
                 'read_options and on_error are those of to_iter_dataset: a stream has them already'
             )
         if not isinstance(dataset, IterDataset):
-            raise InvalidArgumentError(f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}')
+            raise InvalidArgumentError(
+                f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}: pass MapDataset.source(...)'
+            )
         self._stream = stream_of(dataset)
         own = any(root.shard.shard_count > 1 for root in self._stream.roots())
         if own and shard_options is not None:
@@ -162,7 +164,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         failed = [one for one in out if type(one) is Failure]
         if failed and not self.errors.count:  # in the process that has the failures, at its end
             Finalize(self, self.errors.summarise, exitpriority=0)
-        self.errors.report([outline(failure) for failure in failed])
+        self.errors.report([outline(failure) for failure in failed if failure.counts])
         values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
         rest = [value for value in values if value is not None]
         if not rest and failed:

@@ -12,12 +12,13 @@ from granular.aio.paths.path import Path, is_pattern
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from granular.formats.layout import shard_numbers
-from granular.view.kinds import family_of
+from granular.view.names import Names
 from granular.view.sources import Source, source_of
 
 ENTRIES: Final = 1000
 """Entries of a folder that are shown."""
 
+_CLASSES: Final = 1000  # names that are sent
 _OPEN: Final = 4  # readers that stay open
 _TAIL: Final = 2048
 _IN_FLIGHT: Final = 64 * MiB  # bytes of replies
@@ -39,9 +40,11 @@ class Library:
 
     Args:
       root: the path.
+      names: what the user names of the keys.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, names: Names) -> None:
+        self._names = names
         store = root.store
         # Tables of limits are not kept, so of a bag's end only its version and length are read.
         config = dataclasses.replace(store.config, tail=min(_TAIL, store.config.tail), memory=_IN_FLIGHT)
@@ -121,7 +124,11 @@ class Library:
             facts = source.describe()
             for row in facts['keys']:
                 kind = row['type']
-                row['family'] = kind if kind in ('references', 'value') else family_of(kind.removesuffix('[]'))
+                row['family'] = (
+                    kind if kind in ('references', 'value') else self._names.family(row['key'], kind.removesuffix('[]'))
+                )
+                if names := self._names.classes.get(row['key']):
+                    row['classes'] = names[:_CLASSES]
                 row['many'] = kind.endswith('[]')
             return {'path': relative, 'url': f'{self.path(relative)}', 'length': source.length, **facts}
 

@@ -79,7 +79,7 @@ def picture(kind: str, data: bytes, side: int) -> Picture:
 def _image(data: bytes, side: int) -> Picture:
     pil = import_extra('PIL.Image', 'formats', 'images need Pillow')
     try:
-        with pil.open(io.BytesIO(data), formats=_IMAGES) as image:
+        with pil.open(stream := io.BytesIO(data), formats=_IMAGES) as image:
             width, height = image.size
             with _turn(width, height, _REDUCED if image.format == 'JPEG' else _PIXELS):
                 image.draft(None, (2 * side, 2 * side))  # it reduces JPEG files alone
@@ -88,7 +88,8 @@ def _image(data: bytes, side: int) -> Picture:
     except UnsupportedError:
         raise
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
-        raise DecodeError(f'{len(data)} bytes are not an image that Pillow supports: {error!r:.200}') from error
+        why = repr(error).replace(repr(stream), 'of this value')
+        raise DecodeError(f'{len(data)} bytes are not an image that Pillow supports: {why:.200}') from error
 
 
 def as_decoded(data: bytes) -> bytes | None:

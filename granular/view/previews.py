@@ -20,7 +20,9 @@ LINE: Final = 1024
 TEXT: Final = 256 * 1024
 """Bytes of a text or tree that are read for the detail of a datapoint."""
 
-_CHARS: Final = 240  # characters of a line
+CHARS: Final = 240
+"""Characters of a line."""
+
 _NODES: Final = 2000  # nodes of a tree
 _DEPTH: Final = 32
 _NUMBERS: Final = 6  # values of an array in a line
@@ -77,11 +79,11 @@ def _text(family: str, value: Value, head: bytes) -> str:
         number = decoders[value.kind](head)
         return repr(number)
     if family == 'text':
-        return _decode_text(head, value.size)[:_CHARS]
+        return _decode_text(head, value.size)[:CHARS]
     if family == 'json':
-        return (_decode_text(head, value.size) if len(head) < value.size else _compact(decode_json(head)))[:_CHARS]
+        return (_decode_text(head, value.size) if len(head) < value.size else _compact(decode_json(head)))[:CHARS]
     if family == 'tree':
-        return _compact(decode_tree(head))[:_CHARS] if len(head) == value.size else ''
+        return _compact(decode_tree(head))[:CHARS] if len(head) == value.size else ''
     if family == 'array':
         return _array_line(value, head)
     if family == 'bytes':

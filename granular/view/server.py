@@ -30,9 +30,10 @@ from granular.errors import (
 from granular.view.guard import HEADERS, Guard
 from granular.view.kinds import MAGIC, media_type
 from granular.view.library import Library
+from granular.view.names import Names
 from granular.view.pictures import MOST, as_decoded, picture, plane_of, show_plane
-from granular.view.previews import LINE, TEXT, detail, head_size, line
-from granular.view.search import search
+from granular.view.previews import LINE, TEXT
+from granular.view.search import Condition, search
 from granular.view.sources import Source, Value, reason
 from granular.view.statistics import histograms
 
@@ -59,17 +60,18 @@ _STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def run(root: Path, port: int, announce: Callable[[str], object]) -> None:
+def run(root: Path, port: int, announce: Callable[[str], object], names: Names | None = None) -> None:
     """Serve a path until the program is interrupted.
 
     Args:
       root: the path.
       port: a port of 127.0.0.1; 0 for one that is free.
       announce: called with the link once the page can be opened.
+      names: the names of classes, and tokenizers.
     """
 
     async def main() -> None:
-        async with serve(root, port) as link:
+        async with serve(root, port, names) as link:
             announce(link)
             await asyncio.Event().wait()
 
@@ -77,7 +79,7 @@ def run(root: Path, port: int, announce: Callable[[str], object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serve(root: Path, port: int = 0) -> AsyncIterator[str]:
+async def serve(root: Path, port: int = 0, names: Names | None = None) -> AsyncIterator[str]:
     """Serve a path on 127.0.0.1. Yields the link, which has the token.
 
     Memory: below 100 MB for ten million small datapoints; docs/view.md has figures.
@@ -91,11 +93,12 @@ async def serve(root: Path, port: int = 0) -> AsyncIterator[str]:
     Args:
       root: the path. Nothing outside of it is served, except what links on a disk lead to.
       port: a port; 0 for one that is free.
+      names: the names of classes, and tokenizers.
 
     Raises:
       NotFoundError: if there is nothing at the path.
     """
-    server = _Server(root)
+    server = _Server(root, names or Names())
     await server.library.folder('')
     try:
         listening = socket.create_server(('127.0.0.1', port))
@@ -117,8 +120,8 @@ async def serve(root: Path, port: int = 0) -> AsyncIterator[str]:
 
 
 class _Server:
-    def __init__(self, root: Path) -> None:
-        self.library, self.guard = Library(root), Guard()
+    def __init__(self, root: Path, names: Names) -> None:
+        self.library, self.guard, self._names = Library(root, names), Guard(), names
         # Few threads make pictures, as each holds the pixels of one image.
         self._artists = Threads(min(4, CORES), 'granular-view')
         self._lists = asyncio.Semaphore(1)  # each list holds the bytes of a fan-out
@@ -196,17 +199,21 @@ class _Server:
 
     async def _histograms(self, request: web.Request) -> web.StreamResponse:
         async with self._lists, self.library.use(_path(request)) as source:
-            return _json(await histograms(source))
+            return _json(await histograms(source, self._names))
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
+        """Look at the next datapoints: at those that meet all conditions, sorted or counted by a key."""
         query = request.query
+        fields = [query.getall(name, []) for name in ('key', 'relation', 'text')]
+        if len({len(field) for field in fields}) > 1:
+            raise InvalidArgumentError('filter: expected a key, a relation and a text for each condition')
         async with self._lists, self.library.use(_path(request)) as source:
-            return _json(
-                await search(
-                    source, query.get('key', ''), query.get('relation', ''), query.get('text', ''),
-                    _integer(request, 'from'),
-                )
+            found = await search(
+                source, self._names, [Condition(*condition) for condition in zip(*fields, strict=True)],
+                _integer(request, 'from'), _integer(request, 'to', source.length),
+                sort=query.get('sort', ''), count=query.get('count', ''),
             )  # fmt: skip
+            return _json(found)
 
     # --- datapoints
 
@@ -216,8 +223,8 @@ class _Server:
             keys = request.query.getall('key', list(source.spec))
             indices = _indices(request, source.length)
             located = await source.locate(keys, indices, head=LINE)
-            firsts = [row.values[0] if row.values else None for key in keys for row in located[key]]
-            lines = iter(await self._lines(source, firsts, LINE, line))
+            firsts = [(key, row.values[0] if row.values else None) for key in keys for row in located[key]]
+            lines = iter(await self._lines(source, firsts, LINE, self._names.line))
             columns = {key: [{**next(lines), **_length(row.length)} for row in located[key]] for key in keys}
             return _json({'indices': indices, 'columns': columns})
 
@@ -226,8 +233,8 @@ class _Server:
         async with self.library.use(_path(request)) as source:
             index = _integer(request, 'index')
             located = await source.locate(list(source.spec), [index])
-            firsts = [rows[0].values[0] if rows[0].values else None for rows in located.values()]
-            details = await self._lines(source, firsts, TEXT, detail)
+            firsts = [(key, rows[0].values[0] if rows[0].values else None) for key, rows in located.items()]
+            details = await self._lines(source, firsts, TEXT, self._names.detail)
             values = [
                 {'key': key, **described, **_length(rows[0].length)}
                 for (key, rows), described in zip(located.items(), details, strict=True)
@@ -240,21 +247,22 @@ class _Server:
             key, first = request.query.get('key', ''), _integer(request, 'from')
             count = min(_integer(request, 'count', ROWS), ROWS)
             row = (await source.locate([key], [_integer(request, 'index')], first, count))[key][0]
-            return _json({'from': first, 'values': await self._lines(source, list(row.values), LINE, line)})
+            values = await self._lines(source, [(key, value) for value in row.values], LINE, self._names.line)
+            return _json({'from': first, 'values': values})
 
     async def _lines(
         self,
         source: Source,
-        values: Sequence[Value | None],
+        values: Sequence[tuple[str, Value | None]],
         most: int,
-        show: Callable[[Value, bytes], dict[str, Any]],
+        show: Callable[[str, Value, bytes], dict[str, Any]],
     ) -> list[dict[str, Any]]:
-        """Return what is shown of values, whose first bytes are read in one fan-out."""
-        there = [value for value in values if value is not None]
-        heads = iter(await source.read([(value, 0, head_size(value, most)) for value in there]))
+        """Return what is shown of values with their keys, whose first bytes are read in one fan-out."""
+        there = [(key, value) for key, value in values if value is not None]
+        heads = iter(await source.read([(value, 0, self._names.head_size(key, value, most)) for key, value in there]))
 
         def show_all() -> list[dict[str, Any]]:
-            return [{} if value is None else show(value, next(heads)) for value in values]
+            return [{} if value is None else show(key, value, next(heads)) for key, value in values]
 
         return await offload(show_all)
 

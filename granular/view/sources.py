@@ -400,6 +400,8 @@ def as_record(value: Any) -> tuple[str, bytes]:
                 return 'int', encode_int(value)
             case float():
                 return 'float', encode_float(value)
+            case np.generic():  # of a Parquet column
+                return as_record(value.item() if value.dtype.kind in 'biuf' else str(value))
             case np.ndarray():
                 return 'array', encode_array(value)
             case Mapping() | list() | tuple() | None:

@@ -11,7 +11,8 @@ from granular.formats import decoders
 from granular.formats.layout import is_sequence
 from granular.indexing import Ints
 from granular.view.kinds import family_of
-from granular.view.sources import Located, Source
+from granular.view.names import Names
+from granular.view.sources import Located, Source, Value
 
 SAMPLE: Final = 2048
 """Datapoints of a sample."""
@@ -19,7 +20,8 @@ SAMPLE: Final = 2048
 _RUN: Final = 32  # neighbours, whose limits are read in one request
 _BINS: Final = 24
 _FEW: Final = 16  # different numbers that are counted each
-_SMALL: Final = 16  # bytes of a number
+_CLASSES: Final = 200  # different texts that are counted each
+_SMALL: Final = 100  # bytes of a number, or of a text that may be a class
 
 
 def sample(length: int, seed: int = 0) -> Ints:
@@ -33,59 +35,76 @@ def sample(length: int, seed: int = 0) -> Ints:
     return np.unique(starts[:, None] + np.arange(_RUN))
 
 
-async def histograms(source: Source) -> dict[str, Any]:
-    """Return histograms by key: of the sizes of values, of the lengths of sequences, and of numbers."""
+async def histograms(source: Source, names: Names) -> dict[str, Any]:
+    """Return histograms by key: of the sizes of values, of the lengths of sequences, of numbers, and of classes."""
     indices = sample(source.length)
     located = await source.locate(list(source.spec), indices.tolist(), head=_SMALL + 1)
-    numbers = [
+    small = [
         (key, value)
         for key, rows in located.items()
         for row in rows
         for value in row.values
-        if family_of(value.kind) == 'number'
+        if family_of(value.kind) == 'number' or (family_of(value.kind) == 'text' and value.size <= _SMALL)
     ]
     # A damaged number may be of any size.
-    records = await source.read([(value, 0, min(value.size, _SMALL + 1)) for _, value in numbers])
-    return await offload(_summarise, source.spec, located, numbers, records, len(indices), source.length)
+    records = await source.read([(value, 0, min(value.size, _SMALL + 1)) for _, value in small])
+    return await offload(_summarise, source, names, located, small, records, len(indices))
 
 
 def _summarise(
-    spec: dict[str, str],
+    source: Source,
+    names: Names,
     located: dict[str, list[Located]],
-    numbers: Sequence[tuple[str, Any]],
+    small: Sequence[tuple[str, Value]],
     records: Sequence[bytes],
     sampled: int,
-    length: int,
 ) -> dict[str, Any]:
     decoded: dict[str, list[Any]] = {}
     damaged: collections.Counter[str] = collections.Counter()
-    for (key, value), record in zip(numbers, records, strict=True):
+    for (key, value), record in zip(small, records, strict=True):
         try:
-            decoded.setdefault(key, []).append(decoders[value.kind](record))
+            decode = decoders['utf8' if family_of(value.kind) == 'text' else value.kind]
+            decoded.setdefault(key, []).append(decode(record))
         except Exception:  # a decoder may raise anything: the value counts as damaged
             damaged[key] += 1
     keys = []
     for key, rows in located.items():
         row: dict[str, Any] = {'key': key, 'charts': []}
-        if is_sequence(spec[key]):
+        first = 'first ' if is_sequence(source.spec[key]) else ''
+        if first:
             row['charts'].append(_histogram('values per sequence', [located.length or 0 for located in rows]))
-        if values := decoded.get(key):
-            row['charts'].append(_histogram('values', values))
+        values, sizes = decoded.get(key, []), [value.size for located in rows for value in located.values]
+        texts = sum(family_of(value.kind) == 'text' for located in rows for value in located.values) - damaged[key]
+        if values and (_are_numbers(values) or _are_classes(values, texts)):
+            row['charts'].append(_histogram(f'{first}values', values, [names.name(key, value) for value in values]))
         else:
-            sizes = [value.size for located in rows for value in located.values]
-            row['charts'].append(_histogram('bytes', sizes))
+            row['charts'].append(_histogram(f'bytes{first and " of first values"}', sizes))
         row['damaged'] = damaged[key]
         keys.append(row)
-    return {'sampled': sampled, 'length': length, 'keys': keys}
+    return {'sampled': sampled, 'length': source.length, 'keys': keys}
 
 
-def _histogram(title: str, values: Sequence[Any]) -> dict[str, Any]:
-    """Return a histogram: a bar for each of a few values, else for each of equal intervals."""
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return not any(isinstance(value, str) for value in values)
+
+
+def _are_classes(values: Sequence[Any], total: int) -> bool:
+    """Return whether values with texts repeat, as names of classes do."""
+    return len(values) == total and len(set(values)) <= min(_CLASSES, len(values) // 2)
+
+
+def _histogram(title: str, values: Sequence[Any], names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a histogram: a bar for each of a few values or classes, else for each of equal intervals.
+
+    A bar has two edges, as the text that a filter takes, a number of values, and the name of a class. Of the values,
+    those from the first edge to below the second are in it; in the last bar also those at the second.
+    """
     if not values:
         return {'title': title, 'bars': [], 'count': 0}
-    counts = collections.Counter(values)
-    if len(counts) <= _FEW:
-        bars = [[str(value), str(value), count] for value, count in sorted(counts.items(), key=lambda item: item[0])]
+    counts = collections.Counter(zip(values, names or [''] * len(values), strict=True))
+    if len(counts) <= _FEW or any(names) or not _are_numbers(values):
+        ordered = sorted(counts.items(), key=lambda item: (isinstance(item[0][0], str), item[0][0]))
+        bars = [[str(value), str(value), count, name] for (value, name), count in ordered]
         return {'title': title, 'bars': bars, 'count': len(values), 'exact': True}
     array = np.array([float(value) for value in values])
     finite = array[np.isfinite(array)]
@@ -93,16 +112,22 @@ def _histogram(title: str, values: Sequence[Any]) -> dict[str, Any]:
     # The range is computed of halves, as that of two finite doubles may not be finite.
     width = greatest / 2 - least / 2
     if not width or not np.isfinite(least / width):
-        bars = [[f'{least:.6g}', f'{greatest:.6g}', int(finite.size)]]
+        edges = np.array([least, greatest])
     else:
-        positions = np.minimum(((finite / 2 - least / 2) / width * _BINS).astype(int), _BINS - 1)
         edges = least + (np.arange(_BINS + 1) / _BINS) * 2 * width
-        heights = np.bincount(positions, minlength=_BINS)
-        bars = [
-            [f'{low:.6g}', f'{high:.6g}', int(height)]
-            for low, high, height in zip(edges, edges[1:], heights, strict=False)
-        ]
+        edges[-1] = greatest
+    # A filter for the edges of a bar finds as many values.
+    positions = np.clip(np.searchsorted(edges, finite, 'right') - 1, 0, len(edges) - 2)
+    heights = np.bincount(positions, minlength=len(edges) - 1)
+    bars = [
+        [_text(low), _text(high), int(height), '']
+        for low, high, height in zip(edges[:-1], edges[1:], heights, strict=True)
+    ]
     out = {'title': title, 'bars': bars, 'count': len(values), 'mean': f'{finite.mean():.5g}' if finite.size else ''}
     if finite.size < array.size:
         out['strange'] = int(array.size - finite.size)
     return out
+
+
+def _text(edge: Any) -> str:
+    return repr(float(edge)).removesuffix('.0')

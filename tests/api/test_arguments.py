@@ -77,7 +77,7 @@ def test_arguments_of_other_types_are_named(tmp_path):
             with pytest.raises(InvalidArgumentError, match='^cache_keys: expected a sequence of keys, got'):
                 reader(folder, cache_keys=keys)
         for decoders in (['x'], 'x', 5):
-            with pytest.raises(InvalidArgumentError, match='expected a mapping from types to functions, got'):
+            with pytest.raises(InvalidArgumentError, match='expected a mapping of functions such as '):
                 reader(folder, decoders)
         with reader(folder) as opened, pytest.raises(InvalidArgumentError, match='expected keys, .* as mask, got 5'):
             opened.fetch([0], mask=5)

@@ -1,5 +1,7 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
+import importlib
+import operator
 import pathlib
 import threading
 
@@ -12,6 +14,7 @@ from granular.errors import (
     DatapointKeysError,
     InvalidArgumentError,
     OutOfRangeError,
+    StateError,
     UnknownKeyError,
     UnknownSchemeError,
 )
@@ -28,10 +31,30 @@ MISTAKES = {
         "' gs://bucket': expected an address that",
     ),
     'fractional_index': (lambda: dataset.fetch([1.5]), 'expected a 1-D sequence of integers, got float64 of shape'),
+    'mask_in_fetch': (
+        lambda: dataset.fetch([True] * 10),
+        r'expected a 1-D sequence of integers, got bool of .*: numpy.flatnonzero\(...\) makes indices of a mask$',
+    ),
+    'reader_for_torch': (
+        lambda: importlib.import_module('granular.integrations.torch').IterableDataset([1, 2]),
+        r'expected a MapDataset or an IterDataset, got list: pass MapDataset.source\(...\)',
+    ),
     'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got int64 of shape \(\)'),
     'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
     'one_dataset_to_mix': (lambda: MapDataset.mix(dataset), 'expected a list of MapDatasets, got <MapDataset of 10'),
+    'names_to_mix': (
+        lambda: MapDataset.mix({'web': dataset}),
+        r"expected a list of MapDatasets, got \{'web': .*\}: IterDataset.mix takes names",
+    ),
+    'stream_to_mix': (
+        lambda: MapDataset.mix([dataset, dataset.to_iter_dataset()]),
+        'dataset 1: expected a MapDataset, got <IterDataset: .*>: IterDataset has mix and zip of streams',
+    ),
+    'nothing_to_repeat_without_end': (
+        lambda: dataset.slice([]).shuffle(seed=0).repeat(),
+        r'repeat: the dataset is empty, and so would be its endless repetition: shuffle\(seed=0',
+    ),
     'number_as_read_options': (
         lambda: dataset.to_iter_dataset(16),
         'read_options: expected a granular.ReadOptions, got 16',
@@ -96,6 +119,12 @@ def test_secrets_of_an_invalid_endpoint_are_not_shown():
     assert 'password' not in str(caught.value)
 
 
+def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path):
+    with iter(dataset.to_iter_dataset()) as iterator:
+        with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its get_state\(\) returns$'):
+            granular.save_state(tmp_path, iterator)
+
+
 def test_an_unknown_scheme_is_an_error_with_the_known_ones():
     with pytest.raises(UnknownSchemeError, match="unknown scheme 's4': expected s3, gs, az, hf, http, https, or"):
         granular.Path('s4://bucket/data')
@@ -121,6 +150,60 @@ def test_arguments_of_torch_are_answered_with_ours(cls, name):
         cls(**arguments, **{name: 4})
     with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
         cls(**arguments, bach=4)
+
+
+@pytest.mark.parametrize('cls', [granular.ShardedDatasetWriter, granular.aio.ShardedDatasetWriter])
+@pytest.mark.parametrize('name', ['out', 'columns', 'size_limit', 'maxcount', 'shard_size'])
+def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
+    with pytest.raises(InvalidArgumentError, match=rf"Writer: no arguments \['{name}'\]: for {name}, pass \w+"):
+        cls(**{name: tmp_path / 'x'})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
+@pytest.mark.parametrize(
+    ('method', 'name', 'ours'),
+    [
+        ('batch', 'drop_last', 'drop_remainder'),
+        ('batch', 'collate_fn', 'batch_fn'),
+        ('batch', 'shuffle', r'nothing, and call shuffle\(seed=0\)'),
+        ('shuffle', 'buffer_size', 'nothing: .* window_shuffle'),
+        ('to_iter_dataset', 'batch_size', r'nothing, and call batch\(64\)'),
+        ('to_iter_dataset', 'shuffle', r'nothing, and call shuffle\(seed=0\)'),
+        ('to_iter_dataset', 'num_workers', r'nothing: .* mp_prefetch\(8\)'),
+        ('to_iter_dataset', 'prefetch_factor', r'read_options=granular.ReadOptions\(prefetch_buffer_size='),
+        ('to_iter_dataset', 'pin_memory', 'nothing, .* granular.integrations.torch.Batches'),
+        ('to_iter_dataset', 'rank', r'shard_options=granular.ShardOptions\(rank, world_size\)'),
+        ('to_iter_dataset', 'world_size', r'shard_options=granular.ShardOptions\(rank, world_size\)'),
+    ],
+)
+def test_arguments_of_other_libraries_are_answered_by_operations(kind, method, name, ours):
+    positional = [2] if method == 'batch' else []
+    chain = kind.range(4)
+    for one in [chain, chain.to_iter_dataset()] if method == 'batch' else [chain]:
+        with pytest.raises(
+            InvalidArgumentError, match=rf"Dataset\.{method}: no .* \['{name}'\]: for {name}, pass {ours}"
+        ):
+            getattr(one, method)(*positional, **{name: 2})
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
+            getattr(one, method)(*positional, bach=4)
+
+
+@pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
+def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
+    chain = kind.range(4)
+    stream = chain.to_iter_dataset()
+    names = (
+        {name for name in dir(type(chain)) if name[0] != '_'},
+        {name for name in dir(type(stream)) if name[0] != '_'},
+    )
+    beginnings = {'source', 'range', 'select_from_datasets', 'aio', 'node', 'parents'}  # and what is not an operation
+    for one, missing in ((chain, names[1] - names[0]), (stream, names[0] - names[1] - beginnings)):
+        for name in {*missing, 'take', 'get_state', 'load_state_dict', 'stats'} - {'set_slice', 'with_options'}:
+            with pytest.raises(AttributeError, match=rf"'{type(one).__name__}' object has no attribute '{name}': \w+"):
+                getattr(one, name)
+        with pytest.raises(AttributeError, match="no attribute 'x'$"):
+            operator.attrgetter('x')(one)
 
 
 @pytest.mark.parametrize('scheme', ['s3://b', 'gs://b', 'http://b', 'az://b', 'hf://datasets/b/c'])

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import re
 import ssl
 import time
@@ -17,6 +18,7 @@ from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutErr
 from tests.support.servers import HTTPServer, TLSProxy, served
 
 DELAY = 0.01
+BANDWIDTH = 4_000_000
 MIB = 1 << 20
 
 
@@ -27,28 +29,6 @@ class ThrottlingServer(HTTPServer):
         if range_header is not None and len(self.requests) % 10 == 0:
             return 503, {}, b'slow down'
         return super()._reply(path, range_header)
-
-
-class SlowServer(HTTPServer):
-    """Sends so many bytes a second over all connections, by its clock."""
-
-    RATE = 4_000_000
-
-    def __init__(self, folder):
-        super().__init__(folder)
-        self.free = 0.0  # the time at which all bytes so far are sent
-
-    @property
-    def delay(self):
-        """The seconds until the reply to the request that came last may end."""
-        first, _, last = (self.requests[-1][2] or 'bytes=0-0').removeprefix('bytes=').partition('-')
-        nbytes = int(last or 0) - int(first or 0) + 1
-        self.free = max(self.free, time.monotonic()) + nbytes / self.RATE
-        return self.free - time.monotonic()
-
-    @delay.setter
-    def delay(self, seconds):
-        pass
 
 
 @pytest.fixture
@@ -74,7 +54,6 @@ def test_bench_measures_latency_within_its_bytes(folder):
         assert result.bytes <= requested(server) <= 2 * MIB
     assert result.first_byte_p99 >= result.first_byte_p50 >= DELAY
     assert (result.objects, result.tls) == (2, False)
-    assert result.latency.requests_per_second <= 1 / DELAY
     assert [one.in_flight for one in result.by_in_flight] == list(benches.IN_FLIGHT)
     assert result.by_in_flight[0].requests_per_second <= 1 / DELAY
     assert result.throttled == 0
@@ -105,7 +84,7 @@ def test_throttling_is_seen_and_limits(folder):
 @pytest.mark.parametrize('tls', [False, True])
 def test_rates_are_those_of_a_server_of_known_bandwidth(folder, tls):
     with contextlib.ExitStack() as stack:
-        endpoint, options = stack.enter_context(SlowServer(folder)).endpoint, {}
+        endpoint, options = stack.enter_context(served(folder, bandwidth=BANDWIDTH)).endpoint, {}
         if tls:
             authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             authority.issue_cert('127.0.0.1').configure_cert(context)
@@ -114,12 +93,22 @@ def test_rates_are_those_of_a_server_of_known_bandwidth(folder, tls):
             options = {'tls_verify': str(folder / 'authority.pem')}
         result = bench(granular.Path(f'{endpoint}/data/large', **options), 60, 3 * MIB)
     assert result.tls == tls
-    assert result.bytes <= SlowServer.RATE * result.seconds * 1.1
+    assert result.bytes <= BANDWIDTH * result.seconds * 1.1
     # Bytes of a measurement may have been sent, up to those of its requests in flight, before its clock started.
     for one in (*result.by_in_flight, *result.by_size):
         if one.requests:
-            assert 0 < one.bytes_per_second <= SlowServer.RATE * (1 + 2 * one.in_flight / one.requests)
+            assert 0 < one.bytes_per_second <= BANDWIDTH * (1 + 2 * one.in_flight / one.requests)
     assert all(one.requests for one in result.by_in_flight)
+    assert BANDWIDTH / 2 < result.bytes_per_second < BANDWIDTH * 1.5
+
+
+@pytest.mark.parametrize(('rate', 'limit'), [(2_000_000, 'bandwidth'), (math.inf, 'latency')])
+def test_a_second_run_confirms_the_recommendation(folder, rate, limit):
+    with served(folder, 0.1, rate) as server:
+        first, second = (bench(granular.Path(f'{server.endpoint}/data/large'), 8, 8 * MIB) for _ in range(2))
+    assert first.limit == second.limit == limit
+    assert set(first.settings) == set(second.settings) == {'max_gap'}
+    assert 0.25 <= first.settings['max_gap'] / second.settings['max_gap'] <= 4
 
 
 def test_sizes_are_read_with_no_more_requests_in_flight_than_the_bytes_allow(folder):
@@ -161,41 +150,45 @@ def measured(in_flight, size, rate, cpu=0.1):
 
 
 def flights(*rates, cpu=0.1):
-    return [measured(count, 65536, rate, cpu) for count, rate in zip(benches.IN_FLIGHT, rates, strict=True)]
+    return [measured(count, 4096, rate, cpu) for count, rate in zip(benches.IN_FLIGHT, rates, strict=True)]
 
 
 @pytest.mark.parametrize(
     ('rates', 'sizes', 'throttled', 'limit', 'in_flight'),
     [
-        ((40, 160, 640, 2500, 9000), (9000, 9000, 900, 250), 0, 'latency', 256),
-        ((40, 160, 640, 660, 650), (2500, 640, 42, 11), 0, 'bandwidth', 16),
-        ((40, 160, 640, 660, 650), (700, 640, 600, 500), 0, 'the store', 16),
-        ((40, 160, 640, 2500, 9000), (9000, 9000, 900, 250), 3, 'the store', 256),
+        ((40, 160, 640, 2500, 9000), (9000, 900, 250), 0, 'latency', 256),
+        ((40, 160, 640, 2500, 4800), (300, 19, 5), 0, 'bandwidth', 256),
+        ((40, 160, 640, 660, 650), (40, 2.5, 0.6), 0, 'bandwidth', 16),
+        ((40, 160, 640, 660, 650), (640, 600, 500), 0, 'the store', 16),
+        ((40, 160, 640, 2500, 9000), (9000, 900, 250), 3, 'the store', 256),
     ],
 )
 def test_limit_follows_from_measurements(rates, sizes, throttled, limit, in_flight):
     by_in_flight = flights(*rates)
     best = saturating(by_in_flight)
     by_size = [measured(best.in_flight, size, rate) for size, rate in zip(benches.SIZES, sizes, strict=True)]
+    rate = max(benches.bandwidth(one, 0.025) for one in by_size)
     assert best.in_flight == in_flight
-    assert limit_of(best, by_in_flight, by_size, throttled) == limit
-    settings, advice = benches.advise(limit, best, by_size, throttled)
+    assert limit_of(best, by_in_flight, by_size, rate, throttled) == limit
+    settings, advice = benches.advise(limit, best, rate, throttled)
     granular.IOConfig(**settings)
-    assert len(advice) == 2
+    assert len(advice) == (1 if throttled else 2)
+    # What is said of large requests must not slow down small ones.
+    assert settings.get('concurrency') == (best.in_flight if limit == 'the store' and not throttled else None)
 
 
 def test_limit_is_unknown_if_too_little_was_measured():
     by_in_flight = flights(40, 160, 640, 2500, 9000)
     by_size = [dataclasses.replace(measured(256, benches.SIZES[0], 1.0), requests=0)]
-    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'unknown'
-    assert benches.advise('unknown', by_in_flight[-1], by_size, 0)[0] == {}
+    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 1e9, 0) == 'unknown'
+    assert benches.advise('unknown', by_in_flight[-1], 1e9, 0)[0] == {}
 
 
 def test_sizes_that_outlast_the_time_are_left_out(granular_cli, folder, monkeypatch):
     by_in_flight = flights(40, 160, 640, 2500, 9000)
     late = Measurement(8, benches.SIZES[-1], 0, 0.0, 0.0, 0.0, 0.0)
     by_size = [measured(256, benches.SIZES[0], 9000), late]
-    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 0) == 'latency'
+    assert limit_of(by_in_flight[-1], by_in_flight, by_size, 1e9, 0) == 'latency'
     with served(folder) as server:
         result = bench(granular.Path(f'{server.endpoint}/data'), 30, MIB)
         monkeypatch.setattr(benches, 'bench', lambda *args: dataclasses.replace(result, by_size=by_size))
@@ -206,7 +199,7 @@ def test_sizes_that_outlast_the_time_are_left_out(granular_cli, folder, monkeypa
 def test_busy_thread_is_the_limit():
     by_in_flight = flights(1000, 4000, 8000, 8100, 8000, cpu=0.95)
     by_size = [measured(16, size, 8000) for size in benches.SIZES]
-    assert limit_of(saturating(by_in_flight), by_in_flight, by_size, 0) == 'this core'
+    assert limit_of(saturating(by_in_flight), by_in_flight, by_size, 1e9, 0) == 'this core'
 
 
 def test_command_prints_a_plot_and_json_for_plans(granular_cli, folder, tmp_path):

@@ -55,7 +55,7 @@ def test_names_of_files_and_majorities_decide_about_images(tmp_path):
     png = granular.encoders['png'](np.zeros((2, 2), np.uint8))
     done = granular.convert([{'x': png}, {'x': b'?'}], tmp_path / 'even')
     assert (done.spec, done.reasons) == ({'x': 'bytes'}, {'x': 'of 2 sampled: 1 png, 1 bytes'})
-    with pytest.raises(EncodeError, match=r'1 of 3 sampled files.*record 2 of the sample \(1 bytes from'):
+    with pytest.raises(EncodeError, match=r'1 of 3 sampled files.*record 2 of the sample \(1 bytes that begin with'):
         granular.convert([{'x': png}, {'x': png}, {'x': b'?'}], tmp_path / 'most')
     assert granular.convert([{'x': png}, {'x': b'?'}], tmp_path / 'given', spec={'x': 'bytes'}).reasons == {
         'x': 'given'

@@ -353,7 +353,10 @@ def test_refused_record_leaves_the_writer_usable(tmp_path):
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
         assert reader[0] == {'x': 'fine'}
         for ask in (lambda: reader[1], lambda: reader.fetch([0, 1])):
-            with pytest.raises(DecodeError, match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8'"):
+            with pytest.raises(
+                DecodeError,
+                match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8': .*: on_error='skip' of a",
+            ):
                 ask()
 
 
@@ -517,7 +520,7 @@ def test_references_beyond_the_bag_are_corruption(tmp_path, refs):
 def test_missing_bucket_is_not_reported_as_a_missing_spec(request, server):
     server = request.getfixturevalue(server)
     url = f'{server.scheme}://test-none-at-all'
-    with pytest.raises(BucketNotFoundError, match='no such (bucket|container)') as caught:
+    with pytest.raises(BucketNotFoundError, match=r'no such (bucket .*: .* or create it|container)') as caught:
         granular.DatasetReader(granular.Path(f'{url}/train', **server.options), granular.decoders)
     assert 'writer' not in str(caught.value)
 

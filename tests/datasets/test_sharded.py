@@ -221,3 +221,14 @@ async def test_async_sharded_reader_and_writer(root):
         assert await reader.get(-1) == point(9)
         assert await reader.fetch([9, 0, 4]) == [point(9), point(0), point(4)]
         assert await reader.get(slice(3, 5), 'a') == {'a': [3, 4]}
+
+
+@pytest.mark.parametrize('parallel', [{}, {'shardstart': 1, 'shardstep': 2}, {'shardlen': None}])
+def test_a_dataset_without_shards_is_not_hidden_under_shards(root, parallel):
+    with granular.DatasetWriter(root / 'ds', {'x': 'int'}) as writer:
+        writer.append({'x': 7})
+    names = sorted(path.name for path in (root / 'ds').iterdir())
+    with pytest.raises(AlreadyExistsError, match='is a dataset without shards, .*: choose another folder or remove'):
+        granular.ShardedDatasetWriter(root / 'ds', {'x': 'int'}, **{'shardlen': 2, **parallel})
+    assert sorted(path.name for path in (root / 'ds').iterdir()) == names
+    assert granular.open(root / 'ds').fetch([0]) == [{'x': 7}]

@@ -11,7 +11,7 @@ import granular
 COUNT = 90
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')  # its class may be registered once in a process
 def folder(tmp_path_factory):
     import tensorflow_datasets as tfds
 

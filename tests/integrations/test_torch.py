@@ -258,6 +258,25 @@ def test_batches_and_their_states(device):
         plain.state_dict()
 
 
+def test_batches_know_what_their_stream_skipped():
+    from granular.integrations.torch import Batches
+
+    def odd(x):
+        if x % 2 == 0:
+            raise ValueError(f'{x} is even')
+        return x
+
+    stream = MapDataset.range(10).map(odd).to_iter_dataset(on_error='skip').batch(2)
+    with Batches(stream) as batches:
+        assert [batch.tolist() for batch in batches] == [[1, 3], [5, 7], [9]]
+        assert [index for index, _ in batches.errors] == [0, 2, 4, 6, 8]
+        assert batches.stats()['errors'] == 5
+    plain = Batches([{'x': 1}])
+    for name, ask in (('stats', plain.stats), ('errors', lambda: plain.errors)):
+        with pytest.raises(InvalidArgumentError, match=f'list_iterator has no {name}: expected a Loader, or an'):
+            ask()
+
+
 def test_error_is_raised_at_the_position_of_its_batch():
     from granular.integrations.torch import Batches
 

@@ -272,3 +272,39 @@ async def test_async_api(path):
         dataset = await aio.MapDataset.source(reader).filter_classes(invalid_classes=[1])
         assert len(dataset) == 4
         assert [datapoint['x'][0] async for datapoint in await dataset.oversample(strategy='exact')] == [0, 7, 4, 5]
+
+
+@pytest.mark.parametrize('blocking', [False, True])
+@pytest.mark.parametrize(
+    'arranged',
+    [
+        lambda one: one.select(['image', 'label']),
+        lambda one: one.select(['image', 'label']).select(['label', 'image']).shuffle(seed=0)[:6],
+        lambda one: MapDataset.concatenate([one, one.select(['image', 'label'])]),
+        lambda one: MapDataset.mix([one, one], [0.3, 0.7]),
+        lambda one: MapDataset.select_from_datasets([one, one], [(1, 0), (0, 1)]),
+    ],
+)
+def test_labels_are_read_alone_behind_select_and_combinations(tmp_path, arranged, blocking):
+    class Blocking:
+        def __init__(self, reader):
+            self.reader = reader
+
+        def __len__(self):
+            return len(self.reader)
+
+        def fetch(self, indices, mask=None):
+            return self.reader.fetch(indices, mask)
+
+    def fail(record):
+        raise AssertionError('an image was read')
+
+    with granular.DatasetWriter(tmp_path / 'x', {'image': 'png', 'label': 'int'}) as writer:
+        for i in range(8):
+            writer.append({'image': np.zeros((2, 2, 3), np.uint8), 'label': i % 2})
+    with granular.DatasetReader(tmp_path / 'x', {**granular.decoders, 'png': fail}) as reader:
+        dataset = arranged(MapDataset.source(Blocking(reader) if blocking else reader))
+        chosen = dataset.filter_classes(valid_classes=[1]).oversample()
+        assert {datapoint['label'] for datapoint in chosen.select(['label'])} == {1}
+        with pytest.raises(UnknownKeyError, match=r"an earlier select has \['label'\]"):
+            dataset.select(['label']).select(['image'])

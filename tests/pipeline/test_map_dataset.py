@@ -314,11 +314,33 @@ def test_flat_map_of_failing_and_long_elements():
     with iter(dataset.to_iter_dataset(on_error='skip')) as iterator:
         assert list(iterator) == [1, 3, 3, 3, 4, 4, 4, 4]
         assert iterator.stats()['errors'] == 1
+    assert list(dataset.to_iter_dataset(on_error=lambda index, error: -index)) == [1, -2, 3, 3, 3, 4, 4, 4, 4]
     with pytest.raises(DatapointError, match='at most 3 elements for the datapoint at index 4, got 4'):
         MapDataset.range(5).flat_map(split, max_fan_out=3)[12]
     with pytest.raises(InvalidArgumentError, match='requires max_fan_out'):
         MapDataset.range(5).flat_map(split)
     assert len(MapDataset.range(5).repeat().flat_map(split, max_fan_out=4)) == len(MapDataset.range(5).repeat())
+
+
+@pytest.mark.parametrize(
+    'elements',
+    [
+        lambda dataset: dataset[1::2],
+        lambda dataset: dataset.to_iter_dataset(shard_options=granular.ShardOptions(1, 2)),
+        lambda dataset: dataset[7:].to_iter_dataset(),
+        lambda dataset: (
+            dataset[1::2].to_iter_dataset().mp_prefetch(granular.MultiprocessingOptions(1, start_method='fork'))
+        ),
+    ],
+)
+def test_flat_map_fails_for_each_element_of_a_datapoint_that_fails(elements):
+    def split(x):
+        if x == 3:
+            raise ValueError('three')
+        return [x, x]
+
+    with pytest.raises(ValueError, match='three'):
+        list(elements(MapDataset.range(6).flat_map(split, max_fan_out=2)))
 
 
 def test_parents():

@@ -166,6 +166,7 @@ def torch_batches() -> Any:
     return torch.Batches(loader())
 
 
+@pytest.mark.filterwarnings('ignore:unclosed scandir iterator')  # interrupted before the next instruction
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import email.utils
 import json
+import math
 import os
 import pathlib
 import socket
@@ -249,6 +250,7 @@ class HTTPServer(LoopServer, Server):
     Args:
       folder: the folder that is served.
       delay: seconds before each reply.
+      bandwidth: bytes of bodies that it sends in a second, over all connections.
 
     Attributes:
       requests: method, path and Range header of each request.
@@ -257,10 +259,11 @@ class HTTPServer(LoopServer, Server):
 
     scheme = 'http'
 
-    def __init__(self, folder: str | os.PathLike[str], delay: float = 0.0) -> None:
+    def __init__(self, folder: str | os.PathLike[str], delay: float = 0.0, bandwidth: float = math.inf) -> None:
         super().__init__()
         self.folder = pathlib.Path(folder)
-        self.delay = delay
+        self.delay, self.bandwidth = delay, bandwidth
+        self._free = 0.0  # the time at which all bytes so far are sent
         self.requests: list[tuple[str, str, str | None]] = []
         self.peak = self._in_flight = 0
         self.options = {}
@@ -279,6 +282,9 @@ class HTTPServer(LoopServer, Server):
                 if self.delay:
                     await asyncio.sleep(self.delay)
                 status, fields, body = self._reply(path, headers.get('range'))
+                if self.bandwidth < math.inf:
+                    self._free = max(self._free, self.loop.time()) + len(body) / self.bandwidth
+                    await asyncio.sleep(self._free - self.loop.time())
             finally:
                 self._in_flight -= 1
             fields = {**fields, 'Content-Length': str(len(body)), 'Date': email.utils.formatdate(usegmt=True)}
@@ -359,7 +365,7 @@ class RedisServer:
 
 
 @contextlib.contextmanager
-def served(folder: str | os.PathLike[str], delay: float = 0.0) -> Iterator[HTTPServer]:
+def served(folder: str | os.PathLike[str], delay: float = 0.0, bandwidth: float = math.inf) -> Iterator[HTTPServer]:
     """Serve a folder over HTTP."""
-    with HTTPServer(folder, delay) as server:
+    with HTTPServer(folder, delay, bandwidth) as server:
         yield server

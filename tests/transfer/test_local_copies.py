@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import stat
 import subprocess
@@ -22,10 +23,12 @@ from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     CorruptArchiveError,
+    CorruptDatasetError,
     CorruptError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
+    ObjectChangedError,
     StoreError,
     UnsupportedError,
 )
@@ -119,6 +122,43 @@ def test_copy_is_complete_and_not_repeated(store, request, tmp_path, local):
     cleared = granular.copy_to_local(root, local / 'x', 'data')
     assert (cleared.was_copied, cleared.was_deleted, cleared.files) == (True, True, 1)
     assert contents(target) == {'new': b'new'}
+
+
+@pytest.mark.parametrize('store', ['local', 'seaweed', 'fakegcs'])
+@pytest.mark.parametrize('lacking', ['000000', '000001', '000001/spec.json'])
+def test_unfinished_sharded_dataset_is_not_copied_as_complete(store, lacking, request, tmp_path, local):
+    root = granular.Path(tmp_path / 'root') if store == 'local' else request.getfixturevalue(store).place() / 'data'
+
+    with granular.ShardedDatasetWriter(root, {'n': 'int'}, granular.encoders, shardlen=2) as writer:
+        for i in range(6):
+            writer.append({'n': i})
+    whole = granular.Path(tmp_path / 'whole')
+    root.copy(whole)
+    (root / lacking).unlink() if '/' in lacking else (root / lacking).rmtree()
+    for _ in range(2):
+        with pytest.raises(
+            CorruptDatasetError, match=rf'shard {lacking[:6]} is missing or unfinished, of 3: copy it when'
+        ):
+            granular.copy_to_local(root, local)
+    (whole / lacking).copy(root / lacking)
+    assert granular.copy_to_local(root, local).was_deleted
+    with granular.ShardedDatasetReader(local, granular.decoders) as reader:
+        assert [point['n'] for point in reader] == [*range(6)]
+
+
+def test_sharded_dataset_that_grows_meanwhile_is_not_copied_as_complete(tmp_path, local):
+    root = tmp_path / 'root'
+    with granular.ShardedDatasetWriter(root, {'n': 'int'}, granular.encoders, shardlen=2) as writer:
+        for i in range(6):
+            writer.append({'n': i})
+
+    def grow(_):
+        shutil.copytree(root / '000000', root / '000003', dirs_exist_ok=True)
+
+    with pytest.raises(ObjectChangedError, match='had 3 shards when it was copied, and has 4 now: copy it again'):
+        granular.copy_to_local(root, local, progress=grow)
+    assert granular.copy_to_local(root, local).was_deleted
+    assert len(granular.open(local)) == 8
 
 
 def test_folder_of_the_user_is_left_unchanged(tmp_path, local):

@@ -1,6 +1,7 @@
 import pytest
 
 import granular
+from tests.view.chromium import chromium
 from tests.view.example import write
 from tests.view.serving import Served
 
@@ -14,3 +15,9 @@ def example(tmp_path_factory):
 def served(example):
     with Served(example) as served:
         yield served
+
+
+@pytest.fixture(scope='session')
+def driver():
+    with chromium() as driver:
+        yield driver

@@ -30,7 +30,7 @@ return document.querySelectorAll(arguments[0]).length >= arguments[1]
 PAGES = (
     ('tiles', '#/train?cover=image&at=3', 'light', 1280, 860, '.item canvas', 20),
     ('detail', '#/train?look=table&at=5&open', 'dark', 1440, 900, '.item canvas, #detail canvas', 45),
-    ('about', '#/train?tab=about', 'light', 1280, 1120, '.chart', 12),
+    ('about', '#/train?tab=about', 'light', 1280, 1480, '.chart', 12),
 )
 
 

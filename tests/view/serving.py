@@ -9,8 +9,8 @@ from granular.view import serve
 class Served:
     """A context in which a path is served. ``link`` has the token, ``origin`` has not."""
 
-    def __init__(self, path, port=0):
-        self._path, self._port = path, port
+    def __init__(self, path, port=0, names=None):
+        self._path, self._port, self._names = path, port, names
 
     def __enter__(self):
         self._ready = threading.Event()
@@ -38,6 +38,6 @@ class Served:
 
     async def _main(self):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with serve(self._path.aio, self._port) as self.link:
+        async with serve(self._path.aio, self._port, self._names) as self.link:
             self._ready.set()
             await self._stop.wait()

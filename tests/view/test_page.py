@@ -11,15 +11,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 import granular
-from tests.view.chromium import chromium
 from tests.view.example import HOSTILE, write_hostile
 from tests.view.serving import Served
-
-
-@pytest.fixture(scope='module')
-def driver():
-    with chromium() as driver:
-        yield driver
 
 
 class Page:
@@ -252,21 +245,21 @@ def test_sequence_scrubs(page, example):
 
 def test_filter_shows_what_it_finds(page):
     page.open('#/train?look=table&key=label&is=%3D&text=3')
-    page.see('.message', '12 found in all 120 datapoints')
+    page.see('.found', '12 found in all 120 datapoints')
     page.selects(3)
     page.press(Keys.ARROW_DOWN)
     page.selects(13)
-    page.click('button[aria-label="Remove the filter"]')
+    page.click('button[aria-label="Remove label = 3"]')
     page.selects(13)
     page.press(Keys.ARROW_DOWN)
     page.selects(14)
     page.press('/', 'nowhere', Keys.ENTER)
-    page.see('.message', '0 found in all 120 datapoints')
+    page.see('.found', '0 found in all 120 datapoints')
 
 
 def test_indices_of_a_filter_are_saved_for_a_map_dataset(page):
     page.open('#/train?look=table&key=label&is=%3D&text=3')
-    page.see('.message', '12 found in all 120 datapoints')
+    page.see('.found', '12 found in all 120 datapoints')
     page.run('URL.createObjectURL = (file) => { file.text().then((text) => { window.saved = text; }); return "#"; }')
     page.click('button.save')
     saved = json.loads(page.wait(lambda: page.run('return window.saved')))
@@ -281,7 +274,7 @@ def test_about_shows_spec_shards_and_histograms(page):
     rows = [text.split()[:2] for text in page.texts('.shares tbody tr')]
     assert ['image', 'jpg'] in rows and ['frames', 'jpg[]'] in rows
     assert page.count('.shards rect') == 3
-    assert page.count('.chart[data-key=label] rect') == 10
+    assert page.count('.chart[data-key=label] li') == 10
 
 
 def test_windows_of_any_size(page):

@@ -18,7 +18,8 @@ import pyarrow.parquet
 import pytest
 
 import granular
-from granular.view.search import search
+from granular.view.names import Names
+from granular.view.search import Condition, search
 from granular.view.sources import source_of
 from granular.view.statistics import histograms
 from tests.support.examples import frame
@@ -298,7 +299,7 @@ def test_histograms_name_the_sample(served):
     found = ask(served, '/api/histograms', path='train').json
     assert (found['sampled'], found['length']) == (120, 120)
     charts = {(row['key'], chart['title']): chart for row in found['keys'] for chart in row['charts']}
-    assert charts['label', 'values']['bars'] == [[str(i), str(i), 12] for i in range(10)]
+    assert charts['label', 'values']['bars'] == [[str(i), str(i), 12, ''] for i in range(10)]
     assert sum(bar[2] for bar in charts['score', 'values']['bars']) == 120
     assert [bar[2] for bar in charts['frames', 'values per sequence']['bars']] == [18, 17, 17, 17, 17, 17, 17]
 
@@ -423,7 +424,7 @@ def test_damaged_values_spoil_only_themselves(tmp_path):
         values = ask(served, '/api/datapoint', path='damaged', index=1).json['values']
         assert all(value['error'] for value in values)
         found = ask(served, '/api/histograms', path='damaged').json
-        assert {row['key'] for row in found['keys'] if row['damaged']} == {'int', 'float', 'bool'}
+        assert {row['key'] for row in found['keys'] if row['damaged']} == {'int', 'float', 'bool', 'utf8'}
         assert ask(served, '/api/search', path='damaged', key='int', relation='=', text='5').json['skipped'] == 1
 
 
@@ -497,10 +498,10 @@ async def test_lists_of_files_of_other_formats_hold_only_the_beginnings_of_value
         return found
 
     source.locate = watched
-    found = await histograms(source)
+    found = await histograms(source, Names())
     charts = {row['key']: row['charts'] for row in found['keys']}
-    assert charts['jpg'][0]['bars'] == [['100000', '100000', 40]]
-    assert (await search(source, 'cls', '=', '7', 0))['matches'] == [7]
+    assert charts['jpg'][0]['bars'] == [['100000', '100000', 40, '']]
+    assert (await search(source, Names(), [Condition('cls', '=', '7')], 0, 40))['matches'] == [7]
     await source.close()
     assert len(held) == 2 and max(held) < 10_000
 

@@ -10,7 +10,7 @@ import numpy as np
 from granular import formats
 from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
-from granular.formats.codecs.images import image_type
+from granular.formats.codecs.images import image_type, outline_of
 from granular.formats.layout import Layout, Spec, check_spec
 
 _PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
@@ -118,7 +118,7 @@ class RecordMapping:
             if not bad:
                 continue
             names = [
-                f'{getattr(record, "path", f"record {number} of the sample")} ({_outline(record[field])})'
+                f'{getattr(record, "path", f"record {number} of the sample")} ({outline_of(record[field])})'
                 for number, record in bad[:_NAMED]
             ]
             more = f', and {len(bad) - _NAMED} more' if len(bad) > _NAMED else ''
@@ -242,10 +242,6 @@ def _kind(value: Any, depth: int = 0) -> str:
     return 'png' if _is_pil(value) else ''
 
 
-def _outline(value: bytes) -> str:
-    return f'{len(value)} bytes from {value[:8]!r} on' if value else 'empty'
-
-
 def _listed(counts: Mapping[str, int]) -> str:
     return ', '.join(f'{count} {kind}' for kind, count in sorted(counts.items(), key=lambda pair: -pair[1]))
 
@@ -253,7 +249,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 def _hint(key: str, kind: str, is_given: bool) -> str:
     reason = '' if is_given else f': {kind!r} was inferred from a sample'
     other = f'{key}=bytes' if kind in ('jpg', 'png') else 'another type'
-    return f'{reason}: repair or remove it, skip it (on_error), or pass {other} (spec)'
+    return f"{reason}: repair or remove it, skip it (on_error='skip'), or pass {other} (spec)"
 
 
 def _type_of(counts: Mapping[str, int], is_image: bool) -> str:

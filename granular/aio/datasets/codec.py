@@ -73,7 +73,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
             raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, expected one of: {types}') from None
         except TypeError:
             raise InvalidArgumentError(
-                f'{name}: expected a mapping from types to functions, got {type(table).__name__}'
+                f'{name}: expected a mapping of functions such as granular.decoders, got {type(table).__name__}'
             ) from None
         fields.append(field_of(key, kind, many, fn, f'{name}: expected a function for type {element!r}'))
     return fields
@@ -147,7 +147,7 @@ def decode_error(name: str, index: int | str, field: Field, record: bytes, error
     """Return the error for a record that a decoder rejected."""
     return DecodeError(
         f'{name}: datapoint {index!r}, key {field.key!r} ({len(record)} bytes): not decoded as {field.kind!r}: '
-        f'{describe_error(error)}',
+        f"{describe_error(error)}: on_error='skip' of a pipeline leaves such datapoints out",
         path=name,
         key=field.key,
         index=index if isinstance(index, int) else None,

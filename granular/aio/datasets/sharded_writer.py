@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from granular import formats
@@ -11,7 +11,7 @@ from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.reader import DatasetReader, columns_of
-from granular.aio.datasets.shards import check_complete, check_series, shards_in, shards_of
+from granular.aio.datasets.shards import check_complete, check_series, shards_of
 from granular.aio.datasets.writer import (
     DatapointWriter,
     DatasetWriter,
@@ -22,9 +22,11 @@ from granular.aio.datasets.writer import (
 )
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.other_names import answering
 from granular.aio.runtime.lifecycle import ending_with, ensure_open, report_no_loss
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.tasks import gather
+from granular.aio.stores import Entry
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -68,6 +70,13 @@ class ShardedDatasetWriter(DatapointWriter):
                 await writer.append(datapoint)
     """
 
+    @answering(
+        out='directory',
+        columns='spec, whose types are names such as jpg and utf8',
+        size_limit='shardlen, which counts datapoints',
+        maxcount='shardlen',
+        shard_size='shardlen',
+    )
     def __init__(
         self,
         directory: AnyPath,
@@ -120,20 +129,27 @@ class ShardedDatasetWriter(DatapointWriter):
         await self.directory.mkdir(parents=True, exist_ok=True)
         if self._claim is None:
             try:
-                await self._resume(await shards_in(self.directory))
+                entries = [entry async for entry in self.directory.store.scan(self.directory.key)]
             except NotFoundError:
-                await self._resume([])  # some stores have no empty folders
+                entries = []  # some stores have no empty folders
+            await self._resume(entries)
             return
         entries = await self._claim.take()
         alone = not self._claim.took_over and sum(is_claim(entry.name) for entry in entries) == 1
         try:
-            await self._resume(shards_of(entries), alone)
+            await self._resume(entries, alone)
         except BaseException:
             async with self._releasing():
                 raise
 
-    async def _resume(self, existing: list[int], alone: bool = True) -> None:
+    async def _resume(self, entries: Sequence[Entry], alone: bool = True) -> None:
         """Find where the previous writer stopped; ``alone`` is False if another one is writing, or was killed."""
+        if any(entry.name == 'spec.json' for entry in entries):
+            raise AlreadyExistsError(
+                f'{self._name}: is a dataset without shards, which readers would read in place of the shards: '
+                f'choose another folder or remove this one'
+            )
+        existing = shards_of(entries)
         self._appends = bool(existing)
         if alone and await all_finished(self.directory, existing):
             self._readable = len(existing)

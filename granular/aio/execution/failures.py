@@ -34,18 +34,21 @@ class Failure:
     Attributes:
       index: its index in the stage that failed.
       error: the exception.
+      counts: False in place of a further element of a datapoint, which was to become several: it is raised, but neither
+        counted nor replaced.
     """
 
+    counts: bool
     error: Exception
     index: int
 
-    __slots__ = ('error', 'index')
+    __slots__ = ('counts', 'error', 'index')
 
-    def __init__(self, index: int, error: Exception) -> None:
-        self.index, self.error = index, error
+    def __init__(self, index: int, error: Exception, counts: bool = True) -> None:
+        self.index, self.error, self.counts = index, error, counts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.index, *portable(self.error))
+        return _unpickled, (self.index, self.counts, *portable(self.error))
 
 
 def of_datapoint(error: Exception) -> bool:
@@ -89,8 +92,8 @@ def remote(pickled: Sequence[bytes], text: str) -> BaseException:
     return first
 
 
-def _unpickled(index: int, pickled: Sequence[bytes], text: str) -> Failure:
-    return Failure(index, cast(Exception, remote(pickled, text)))
+def _unpickled(index: int, counts: bool, pickled: Sequence[bytes], text: str) -> Failure:
+    return Failure(index, cast(Exception, remote(pickled, text)), counts)
 
 
 class Errors:
@@ -129,6 +132,8 @@ class Errors:
         """Return the replacement of a failed datapoint; None to skip it."""
         if self.on_error == 'raise':
             raise failure.error
+        if not failure.counts:
+            return None
         return call_user(self.on_error, failure.index, failure.error) if callable(self.on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:

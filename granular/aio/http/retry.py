@@ -348,6 +348,12 @@ def _outcome(error: Exception) -> str:
     return 'error'
 
 
+def no_such_bucket(name: str, reason: str, status: int | None = None) -> BucketNotFoundError:
+    """Return the error for a path in a bucket that does not exist."""
+    remedy = 'check its name and the endpoint, or create it with granular.Path(...).mkdir()'
+    return BucketNotFoundError(f'{name}: no such bucket ({reason}): {remedy}', status=status)
+
+
 def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
     """Return the error for a reply that is neither a success nor about ranges."""
     refused = _refusal(head, body, name)
@@ -362,7 +368,7 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
     detail = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
     if status in (404, 410):
         if 'NoSuchBucket' in detail:
-            return BucketNotFoundError(f'{name}: no such bucket (status {status})')
+            return no_such_bucket(name, f'status {status}')
         return NotFoundError(f'{name}: no such object (status {status})')
     if status in (401, 403) or detail in _EXPIRED:
         denied = AccessDeniedError(

@@ -45,7 +45,8 @@ async def save_state(directory: AnyPath, state: Mapping[str, Any], process: Shar
             raise ValueError('it changes when it is read')
         check_plain(state)
     except (TypeError, ValueError, RecursionError) as error:
-        raise StateError(f'{path}: the state is not plain JSON: {error}') from error
+        hint = ': pass what its get_state() returns' if hasattr(state, 'get_state') else ''
+        raise StateError(f'{path}: the state is not plain JSON: {error}{hint}') from error
     await path.parent.mkdir(parents=True, exist_ok=True)
     await path.write_text(f'{{"version": {_VERSION}, "crc32c": "{_checksum(text)}", "state": {text}}}')
     return path

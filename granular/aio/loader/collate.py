@@ -115,9 +115,10 @@ class Assembly:
             if type(datapoint) is Failure:
                 if self._errors.raises_for(datapoint):
                     raise datapoint.error
-                index, message = outline(datapoint)
-                failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
-                datapoint = self._errors.resolve(Failure(step, datapoint.error))
+                if datapoint.counts:
+                    index, message = outline(datapoint)
+                    failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
+                datapoint = self._errors.resolve(Failure(step, datapoint.error, datapoint.counts))
                 if datapoint is not None:
                     check(datapoint, step, self._spec)
             if datapoint is not None:

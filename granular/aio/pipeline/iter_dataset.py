@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
 
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
@@ -12,6 +12,7 @@ from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
+from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, DATASETS_ALONE, ITERATORS_ALONE, answering
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
@@ -58,6 +59,13 @@ class IterDataset(Chain, Generic[Element_co]):
     Args:
       parents: for subclasses: the stream, or the streams, that elements are made of.
     """
+
+    _answers: ClassVar[Mapping[str, str]] = {
+        **DATASETS_ALONE,
+        **ITERATORS_ALONE,
+        'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
+        'take': 'call limit',
+    }
 
     def __init__(self, parents: 'Stream | IterDataset | Sequence[IterDataset]' = ()) -> None:
         if isinstance(parents, Stream):
@@ -204,6 +212,7 @@ class IterDataset(Chain, Generic[Element_co]):
     ) -> 'IterDataset[dict[str, Any]]': ...
     @overload
     def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None) -> 'IterDataset[Any]': ...
+    @answering(**BATCH_ARGUMENTS)
     def batch(
         self,
         batch_size: int,

@@ -3,8 +3,8 @@
 import abc
 import builtins
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar, cast, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,7 @@ from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
+from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, ITERATORS_ALONE, STREAMS_ALONE, answering
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     Chain,
@@ -48,6 +49,14 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     """
 
     _node: Source
+    _answers: ClassVar[Mapping[str, str]] = {
+        **STREAMS_ALONE,
+        **ITERATORS_ALONE,
+        'limit': 'slice it, as in dataset[:n]',
+        'take': 'slice it, as in dataset[:n]',
+        'skip': 'slice it, as in dataset[n:]',
+        'shard': 'pass to_iter_dataset(shard_options=granular.ShardOptions(0, 8)), or slice it, as in dataset[0::8]',
+    }
 
     def __init__(self, parents: Any = ()) -> None:
         if not isinstance(parents, Source):
@@ -136,6 +145,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """
         return self._derive(nodes.Seeded(self._node, check_seed(seed)))
 
+    @answering(buffer_size='nothing: all elements are shuffled; window_shuffle(n, seed) shuffles windows')
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
 
@@ -198,6 +208,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """
         if min_size is not None:
             num_epochs = repetitions_of(len(self), num_epochs, min_size)
+        if num_epochs is None and not len(self._node):
+            shown = self._node.describe()
+            raise InvalidArgumentError(f'repeat: the dataset is empty, and so would be its endless repetition: {shown}')
         return self._derive(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
 
     @abc.abstractmethod
@@ -276,6 +289,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         fields = [fields] if isinstance(fields, str) else list(fields)
         return self._derive(elements.selected(self._node, fields))
 
+    @answering(**BATCH_ARGUMENTS)
     def batch(
         self,
         batch_size: int,
@@ -295,6 +309,15 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """
         return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
 
+    @answering(
+        batch_size='nothing, and call batch(64) of the stream',
+        shuffle='nothing, and call shuffle(seed=0) before to_iter_dataset()',
+        num_workers='nothing: functions run in threads; mp_prefetch(8) of the stream takes processes',
+        prefetch_factor='read_options=granular.ReadOptions(prefetch_buffer_size=...)',
+        pin_memory="nothing, and the stream to granular.integrations.torch.Batches(stream, device='cuda')",
+        rank='shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
+        world_size='shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
+    )
     def to_iter_dataset(
         self,
         read_options: ReadOptions | None = None,
@@ -420,11 +443,14 @@ class MapDataset(MapOperations[Element_co]):
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
-    if isinstance(datasets, MapOperations):
-        raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}')
+    if isinstance(datasets, MapOperations | Mapping):
+        hint = ': IterDataset.mix takes names' if isinstance(datasets, Mapping) else ''
+        raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}{hint}')
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, MapOperations):
+            stream = isinstance(dataset, IterDataset)
             raise InvalidArgumentError(
-                f'dataset {i}: expected a MapDataset, got {dataset!r:.100}: pass MapDataset.source(...) of it'
+                f'dataset {i}: expected a MapDataset, got {dataset!r:.100}: '
+                f'{"IterDataset has mix and zip of streams" if stream else "pass MapDataset.source(...) of it"}'
             )
     return [dataset._node for dataset in datasets]

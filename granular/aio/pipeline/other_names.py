@@ -1,31 +1,76 @@
-"""Answers to the names that arguments have in other libraries."""
+"""Answers to the names that arguments and methods have in other libraries, or in another place of this one."""
 
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from granular.errors import InvalidArgumentError
 
-P = ParamSpec('P')
-R = TypeVar('R')
+Function = TypeVar('Function', bound=Callable[..., Any])
 
 
-def answering(**answers: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make a constructor answer names of arguments that it does not have.
+def answering(**answers: str) -> Callable[[Function], Function]:
+    """Make a function answer names of arguments that it does not have.
 
     Args:
       answers: what to pass instead, by name.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Function) -> Function:
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if unknown := [name for name in kwargs if name in answers]:
                 parts = '; '.join(f'for {name}, pass {answers[name]}' for name in unknown)
-                owner = function.__qualname__.removesuffix('.__init__')
+                owner = function.__qualname__.removesuffix('.__init__').replace('MapOperations', 'MapDataset')
                 raise InvalidArgumentError(f'{owner}: no arguments {unknown}: {parts}')
             return function(*args, **kwargs)
 
-        return call
+        return cast(Function, call)
 
     return decorate
+
+
+BATCH_ARGUMENTS = {
+    'drop_last': 'drop_remainder',
+    'collate_fn': 'batch_fn',
+    'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
+}
+
+
+class Answering:
+    """A class that answers names of methods that it does not have."""
+
+    _answers: ClassVar[Mapping[str, str]] = {}
+    """What to write instead, by name."""
+
+    if not TYPE_CHECKING:  # type checkers would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            answer = f': {self._answers[name]}' if name in self._answers else ''
+            raise AttributeError(
+                f'{type(self).__name__!r} object has no attribute {name!r}{answer}', name=name, obj=self
+            )
+
+
+STREAMS_ALONE = dict.fromkeys(
+    ('limit', 'rebatch', 'cache', 'pack', 'interleave', 'prefetch', 'mp_prefetch'), 'call to_iter_dataset() before it'
+)
+DATASETS_ALONE = dict.fromkeys(
+    (
+        'select',
+        'slice',
+        'subset',
+        'percent',
+        'filter_classes',
+        'oversample',
+        'concatenate',
+        'fetch',
+        'get',
+        'to_iter_dataset',
+    ),
+    'call it before to_iter_dataset()',
+)
+ITERATORS_ALONE = dict.fromkeys(
+    ('get_state', 'set_state', 'state_dict', 'load_state_dict', 'set_next_index', 'stats', 'errors', 'close'),
+    'it belongs to an iterator: `with iter(stream) as iterator`',
+)

@@ -9,6 +9,7 @@ import numpy as np
 
 from granular._lazy import import_extra
 from granular._typing import In_contra, Out_co
+from granular.aio.pipeline.other_names import Answering
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer
@@ -380,7 +381,7 @@ def operation_of(transformation: Any) -> str:
     return 'map'
 
 
-class Chain:
+class Chain(Answering):
     """What MapDataset and IterDataset have in common: descriptions of chains of operations."""
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:

@@ -23,7 +23,13 @@ from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
-from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError
+from granular.errors import (
+    AlreadyExistsError,
+    CorruptDatasetError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+)
 from granular.formats.layout import shard_name, shard_numbers
 
 logger: Final = logging.getLogger('granular')
@@ -97,7 +103,9 @@ async def copy_to_local(
       NotFoundError: if there is nothing to copy.
       AlreadyExistsError: if ``dst`` is a copy of another source.
       InvalidArgumentError: if ``dst`` is not on a disk, or if a name in the source leads out of it.
-      CorruptDatasetError: if ``dst`` holds shards, but not the first one.
+      CorruptDatasetError: if ``dst`` holds shards, but not the first one; or if a shard of the source is missing or
+        unfinished.
+      ObjectChangedError: if the source was written meanwhile.
       CorruptArchiveError: if an archive is truncated or damaged.
       StoreError: if the disk is full; the copy is then incomplete.
 
@@ -270,6 +278,7 @@ async def _copy_folder(
                 await copying.unpack(source, kind, target, MARKER)
             else:
                 await copying.copy()
+                await _check_shards(source, target)
         finally:
             await offload(pool.shutdown)
         if copying.unpacked:
@@ -278,6 +287,36 @@ async def _copy_folder(
         counts = {'files': copying.files, 'bytes': copying.bytes}
         await _mark(target, address, 'complete', counts)
     return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, kind or 'folder')
+
+
+async def _check_shards(source: Path, target: Path) -> None:
+    """Check that a copied sharded dataset has all its shards, as it may have been written meanwhile.
+
+    Raises:
+      CorruptDatasetError: if a shard is missing or unfinished.
+      ObjectChangedError: if the source has got others.
+    """
+    with translated(f'{target}'):
+        copied = shard_numbers(await offload(os.listdir, target.key))
+        finished = await offload(_finished, target.key, copied)
+    if not finished:
+        return
+    if lacking := set(range(copied[-1] + 1)).difference(finished):
+        raise CorruptDatasetError(
+            f'{source}: shard {shard_name(min(lacking))} is missing or unfinished, of {copied[-1] + 1}: copy it when '
+            f'its writers have ended',
+            path=f'{source}',
+        )
+    current = shard_numbers([entry.name async for entry in source.store.scan(source.key)])
+    if current != copied:
+        raise ObjectChangedError(
+            f'{source}: had {len(copied)} shards when it was copied, and has {len(current)} now: copy it again',
+            path=f'{source}',
+        )
+
+
+def _finished(folder: str, shards: list[int]) -> list[int]:
+    return [shard for shard in shards if os.path.exists(os.path.join(folder, shard_name(shard), 'spec.json'))]
 
 
 async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) -> None:

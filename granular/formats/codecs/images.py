@@ -61,7 +61,7 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
         data = bytes(value)
         if image_type(data) != ('jpg' if format in ('jpg', 'jpeg') else 'png'):
             files = 'JPEG' if format in ('jpg', 'jpeg') else 'PNG, WebP, GIF or BMP'
-            raise EncodeError(f'{format}: expected a {files} file, got {len(data)} bytes from {data[:12]!r} on')
+            raise EncodeError(f'{format}: expected a {files} file, got {outline_of(data)}')
         return data
     image_module = _pillow()
     if isinstance(value, image_module.Image):
@@ -138,10 +138,7 @@ def decode_image(
     except (DecodeError, MemoryError):  # the size is checked: memory is short
         raise
     except image_module.UnidentifiedImageError as error:
-        head = bytes(memoryview(buffer)[:8])
-        raise DecodeError(
-            f'{len(buffer)} bytes from {head!r} on are not an image: expected {", ".join(_IMAGES)}'
-        ) from error
+        raise DecodeError(f'expected an image of {", ".join(_IMAGES)}, got {outline_of(buffer)}') from error
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         raise DecodeError(f'{len(buffer)} bytes are not an image that Pillow supports: {error!r:.200}') from error
 
@@ -274,8 +271,14 @@ def encode_image_file(value: Buffer) -> bytes:
         raise EncodeError(f'expected the bytes of an image file, got {type(value).__name__}')
     data = bytes(value)
     if not image_type(data):
-        raise EncodeError(f'expected a JPEG, PNG, WebP, GIF or BMP file, got {len(data)} bytes from {data[:8]!r} on')
+        raise EncodeError(f'expected a JPEG, PNG, WebP, GIF or BMP file, got {outline_of(data)}')
     return data
+
+
+def outline_of(data: Buffer) -> str:
+    """Describe the bytes of a file that is none of those expected, for errors."""
+    head = bytes(memoryview(data)[:12])
+    return f'{memoryview(data).nbytes} bytes that begin with {head!r}' if head else 'an empty file'
 
 
 def _pillow() -> Any:

@@ -1,8 +1,9 @@
 // What a dataset is made of: spec, sizes, shards and histograms.
 
 import { get } from './api.js';
-import { histogram, shards, share } from './charts.js';
+import { histogram, rows, shards, share } from './charts.js';
 import { failure, h } from './dom.js';
+import { only } from './filter.js';
 import { bytes, count, some } from './format.js';
 
 export function showAbout(main, dataset, tabs) {
@@ -48,12 +49,39 @@ async function sample(dataset, box) {
     const found = await get('histograms', { path: dataset.path });
     const all = found.sampled === found.length;
     const note = all ? `All ${some(found.length, 'datapoint')}.` : `A sample of ${count(found.sampled)} of ${count(found.length)} datapoints.`;
-    const damaged = found.keys.filter((row) => row.damaged).map((row) => `${row.key}: ${some(row.damaged, 'value is damaged', 'values are damaged')}`);
+    const damaged = found.keys.filter((row) => row.damaged).map((row) => h('button', {
+      type: 'button', class: 'bad', onclick: () => only([{ key: row.key, is: 'damaged', text: '' }]),
+    }, `${row.key}: ${some(row.damaged, 'value is damaged', 'values are damaged')}`));
+    const chartOf = (row, chart) => {
+      const figure = histogram(row.key, chart);
+      const countable = !all && chart.exact && chart.title === 'values';
+      if (countable) figure.append(h('button', { type: 'button', class: 'count', onclick: () => countAll(dataset, row.key, figure) }, `Count all ${count(found.length)}`));
+      return figure;
+    };
     box.replaceChildren(
       h('p', { class: 'soft sampled' }, note),
-      damaged.length ? h('p', { class: 'bad' }, damaged.join('; ')) : '',
-      h('div', { class: 'charts' }, found.keys.flatMap((row) => row.charts.map((chart) => histogram(row.key, chart)))));
+      damaged.length ? h('p', {}, damaged) : '',
+      h('div', { class: 'charts' }, found.keys.flatMap((row) => row.charts.map((chart) => chartOf(row, chart)))));
   } catch (error) {
     box.replaceChildren(failure(error));
+  }
+}
+
+/** Count the classes of all datapoints, in steps, while they are seen. */
+async function countAll(dataset, key, figure) {
+  const note = h('p', { class: 'note' }, 'Counting …');
+  figure.querySelector('button.count').replaceWith(note);
+  const counts = new Map();
+  try {
+    for (let next = 0; next < dataset.length && figure.isConnected;) {
+      const step = await get('search', { path: dataset.path, count: key, from: next });
+      for (const [value, name, number] of step.counts) counts.set(value, [value, value, (counts.get(value)?.[2] ?? 0) + number, name]);
+      next = step.next;
+      note.textContent = `Counted in ${next < dataset.length ? `${count(next)} of ` : 'all '}${some(dataset.length, 'datapoint')}.`;
+    }
+    const bars = [...counts.values()].sort(([a], [b]) => a - b || (a < b ? -1 : 1));
+    figure.querySelector('.counts').replaceWith(rows(bars, (text) => only([{ key, is: '=', text }])));
+  } catch (error) {
+    note.replaceWith(failure(error));
   }
 }

@@ -20,7 +20,7 @@ async function ask(name, query, signal) {
   const text = await reply.text();
   let message = text || `the server answered ${reply.status}`;
   if (reply.headers.get('Content-Type')?.startsWith('application/json')) message = JSON.parse(text).error;
-  throw new Error(message);
+  throw Object.assign(new Error(message), { wrong: reply.status === 400 }); // it would fail again
 }
 
 export async function get(name, query, signal) {

@@ -2,8 +2,8 @@
 
 import { tableRow, tile } from './cells.js';
 import { announce, h } from './dom.js';
-import { filterTools, Search } from './filter.js';
-import { count } from './format.js';
+import { chips, filterTools, Search, sortedBy } from './filter.js';
+import { count, some } from './format.js';
 import { List } from './list.js';
 import { go, state } from './state.js';
 import { Store } from './store.js';
@@ -11,7 +11,7 @@ import { Store } from './store.js';
 const PAGE = 10000; // datapoints of a page: a browser cannot scroll through ten million
 const PICTURED = new Set(['image', 'video', 'array', 'bytes']);
 // Pixels at least, and the share of what is left.
-const WIDTHS = { number: [110, 0], references: [110, 0], text: [220, 3], json: [200, 2], tree: [200, 2], array: [240, 2],
+const WIDTHS = { number: [140, 0], references: [110, 0], text: [220, 3], json: [200, 2], tree: [200, 2], array: [240, 2],
   image: [210, 1], video: [210, 1] };
 const INDEX = 96;
 
@@ -39,7 +39,8 @@ export class Browser {
   cover() {
     if (this.names.includes(state().cover)) return state().cover;
     for (const family of ['image', 'video', 'array', 'bytes', 'value', 'text', 'json', 'tree']) {
-      const row = this.keys.find((one) => one.family === family);
+      // Of several texts, the longest.
+      const row = this.keys.filter((one) => one.family === family).reduce((a, b) => (family === 'text' && a?.bytes < b.bytes ? b : a ?? b), null);
       if (row) return row.key;
     }
     return this.names[0];
@@ -49,12 +50,13 @@ export class Browser {
 
   show(main, bar) {
     const now = state();
-    const filter = [now.key, now.is, now.text].join('\n');
+    const filter = JSON.stringify([now.where, now.sort, now.down]);
     if (filter !== this.filter) {
       this.filter = filter;
       this.search?.end();
-      this.search = now.key ? new Search(this.dataset, now, () => this.grown()) : null;
+      this.search = now.where.length || now.sort ? new Search(this.dataset, now, () => this.grown()) : null;
       this.shown = '';
+      bar.querySelector('.pager').replaceWith(this.pager());
     }
     const position = this.positionOf(now.at);
     const page = Math.max(0, Math.floor(position / PAGE));
@@ -70,10 +72,18 @@ export class Browser {
     if (at !== this.list.selected) this.list.select(at);
   }
 
+  /** The index of the datapoint that is selected; undefined if there is none, or none yet. */
+  get selected() {
+    return state().at ?? (this.search ? this.search.matches : [0])[0];
+  }
+
   positionOf(index) {
     if (!this.search) return Math.min(index, Math.max(0, this.dataset.length - 1));
-    const position = this.search.matches.findIndex((match) => match >= index);
-    return position < 0 ? Math.max(0, this.total - 1) : position;
+    const { matches, sort } = this.search;
+    const position = matches.indexOf(index);
+    if (position >= 0 || sort) return Math.max(0, position);
+    const next = matches.findIndex((match) => match >= index);
+    return next < 0 ? Math.max(0, this.total - 1) : next;
   }
 
   build(main, bar) {
@@ -92,10 +102,9 @@ export class Browser {
     const scroller = h('div', {
       class: `scroller ${tiles ? 'tiles' : 'rows'}`, tabindex: 0, role: 'listbox', 'aria-label': 'Datapoints',
     }, head, canvas);
-    this.note = h('div', { class: 'message' });
-    main.replaceChildren(bar, scroller);
+    main.replaceChildren(bar, ...(this.search ? [this.strip()] : []), scroller);
     if (!this.dataset.length) scroller.replaceChildren(h('p', { class: 'message' }, 'This dataset has no datapoints.'));
-    if (this.search) scroller.append(this.note);
+    this.main = main;
     this.list = new List(scroller, canvas, {
       length,
       tile: tiles ? 190 : 0,
@@ -108,12 +117,19 @@ export class Browser {
       picked: (position) => go({ at: this.index(position), open: true }, { replace: state().open }),
     });
     this.tell();
+    this.goOn();
     scroller.focus({ preventScroll: true });
   }
 
   head(columns) {
+    const { sort, down } = state();
     const head = h('div', { class: 'head' }, h('div', { class: 'soft' }, 'index'), this.keys.map((row) => h('div', {},
-      h('b', { title: row.key }, row.key), h('span', { class: 'chip', 'data-family': row.family }, row.type))));
+      h('button', {
+        type: 'button', class: 'quiet', title: `Sort by ${sortedBy(row)}`, 'aria-pressed': `${sort === row.key}`,
+        // Upwards, downwards, and as it was.
+        onclick: () => go({ sort: sort === row.key && down ? '' : row.key, down: sort === row.key && !down, at: null }),
+      }, row.key, sort === row.key ? (down ? ' ↓' : ' ↑') : ''),
+      h('span', { class: 'chip', 'data-family': row.family }, row.type))));
     head.style.gridTemplateColumns = columns;
     return head;
   }
@@ -136,10 +152,28 @@ export class Browser {
 
   // --- filter
 
-  /** There are more matches, or all parts were searched. */
+  /** What holds, how much was looked at, and what can be done with it. */
+  strip() {
+    const button = (onclick) => h('button', { type: 'button', onclick });
+    this.note = h('span', { class: 'note' });
+    this.further = button(() => { this.search.further(); this.tell(); });
+    this.save = button(() => { this.search.save(); this.tell(); });
+    this.save.classList.add('save');
+    return h('div', { class: 'found' }, chips(this.dataset), this.note, this.further, this.save);
+  }
+
+  /** There are more matches, or a round is over. */
   grown() {
+    const { search } = this;
+    if (!this.list.scroller.isConnected) { // another tab is shown
+      this.shown = '';
+      return;
+    }
     const length = Math.min(PAGE, this.total - this.page * PAGE);
-    if (this.list && length !== this.list.length) {
+    if (search.sort && !search.working && search.matches.length) {
+      this.build(this.main, this.main.querySelector('.bar'));
+      this.list.select(this.positionOf(state().at) % PAGE);
+    } else if (length !== this.list.length) {
       this.list.length = this.store.length = length;
       // A group that was read in part is read again.
       const last = Math.max(0, ...this.store.groups.keys());
@@ -147,38 +181,58 @@ export class Browser {
       this.list.layout();
       if (this.list.selected < 0) this.list.select(0);
     }
+    this.main.querySelector('.pager')?.replaceWith(this.pager());
+    // A datapoint that is known not to be among those found is left.
+    const { at, open } = state();
+    if (at === null && open) this.to(0);
+    else if (at !== null && search.next > at && this.total && !search.matches.includes(at)) this.select(at);
+    else if (open && search.done && !search.matches.length) go({ open: false }, { replace: true });
     this.tell();
-    if (this.total < 100) this.search.more();
+    this.goOn();
+  }
+
+  goOn() {
+    if (this.search && (this.search.sort || this.total < 100)) this.search.more();
   }
 
   tell() {
     if (!this.search) return;
-    const { matches, next, done, error, skipped } = this.search;
-    const part = done ? 'all' : `${count(next)} of`;
-    let text = error || `${count(matches.length)} found in ${part} ${count(this.dataset.length)} datapoints`;
-    if (skipped) text += `; ${count(skipped)} were not compared, as they are damaged or larger than 64 KiB`;
-    this.note.textContent = done || error ? `${text}. ` : `${text} … `;
-    if (matches.length) this.note.append(h('button', { type: 'button', class: 'save', onclick: () => this.search.save() }, 'Save all indices'));
+    const { matches, next, done, paused, working, error, skipped, where, sort, rounds } = this.search;
+    const { length } = this.dataset;
+    const part = `${done ? 'all' : `the first ${count(next)} of`} ${some(length, 'datapoint')}`;
+    const found = sort && working ? 'looked at' : where.length ? `${count(matches.length)} found in` : 'sorted:';
+    // A search for more than fits the window goes on when it is scrolled.
+    const goesOn = working && (sort || this.total < 100 || rounds === Infinity);
+    let text = error || `${found} ${part}${goesOn ? ' …' : ''}`;
+    if (skipped) text += `; ${count(skipped)} with a damaged or large value ${sort ? 'come last or are' : 'are'} left out`;
+    this.note.textContent = text;
     this.note.classList.toggle('bad', Boolean(error));
+    this.further.hidden = error ? this.search.wrong : !paused;
+    this.further.textContent = error ? 'Try again' : `Look at ${next * 10 < length ? `ten times as many` : `all ${count(length)}`}`;
+    this.save.hidden = Boolean(error) || (done && !matches.length);
+    this.save.textContent = done ? `Save ${some(matches.length, 'index', 'indices')}` : 'Look at all and save the indices';
     announce(text);
   }
 
   // --- moving
 
   select(index) {
-    go({ at: Math.max(0, Math.min(index, this.dataset.length - 1)) }, { replace: true });
+    const wanted = Math.max(0, Math.min(index, this.dataset.length - 1));
+    go({ at: this.search?.matches[this.positionOf(wanted)] ?? wanted }, { replace: true });
   }
 
-  step(columns, rows) {
-    const position = this.positionOf(state().at) + columns + rows * this.list.columns;
+  /** Select what is at a position of the list. */
+  to(position) {
     if (position < 0 || position >= this.total) return;
     go({ at: this.search ? this.search.matches[position] : position }, { replace: true });
   }
 
+  step(columns, rows) {
+    this.to(this.positionOf(state().at) + columns + rows * this.list.columns);
+  }
+
   turn(pages) {
-    const page = this.page + pages;
-    if (page < 0 || page * PAGE >= this.total) return;
-    go({ at: this.search ? this.search.matches[page * PAGE] : page * PAGE });
+    this.to(Math.max(0, this.page + pages) * PAGE);
   }
 
   toggle() {
@@ -189,30 +243,50 @@ export class Browser {
 
   tools() {
     const look = this.look();
-    const pages = Math.ceil(this.total / PAGE);
-    const page = Math.floor(this.positionOf(state().at) / PAGE);
     const choose = (name, title) => h('button', {
       type: 'button', 'aria-pressed': `${look === name}`, title: `${title} (t)`, onclick: () => go({ look: name }, { replace: true }),
     }, title);
     return [
-      filterTools(this.keys),
+      ...filterTools(this.dataset, this.keys),
       h('form', {
         onsubmit: (event) => {
           event.preventDefault();
-          const index = Number(event.target.elements.index.value.replaceAll(/[,\s_]/g, ''));
-          if (Number.isInteger(index)) this.select(index < 0 ? this.dataset.length + index : index);
-          event.target.elements.index.blur();
+          const field = event.target.elements.index;
+          const { length } = this.dataset;
+          const index = Number(field.value.replaceAll(/[,\s_]/g, '') || NaN);
+          if (!(Number.isInteger(index) && index >= -length && index < length)) {
+            field.setCustomValidity(`expected an index from 0 to ${count(length - 1)}`);
+            field.reportValidity();
+            return;
+          }
+          field.blur();
+          this.select(index < 0 ? length + index : index);
         },
-      }, h('input', { class: 'jump', name: 'index', inputmode: 'numeric', placeholder: 'Go to index', 'aria-label': 'Go to index (g)', autocomplete: 'off' })),
-      pages > 1 ? h('div', { class: 'group' },
-        h('button', { type: 'button', disabled: page === 0, title: 'Page before ([)', 'aria-label': 'Page before', onclick: () => this.turn(-1) }, '‹'),
-        h('button', { type: 'button', class: 'pages', disabled: true }, `${count(page + 1)} / ${count(pages)}`),
-        h('button', { type: 'button', disabled: page === pages - 1, title: 'Page after (])', 'aria-label': 'Page after', onclick: () => this.turn(1) }, '›')) : null,
+      }, h('input', { oninput: ({ target }) => target.setCustomValidity(''),  class: 'jump', name: 'index', inputmode: 'numeric', placeholder: 'Go to index', 'aria-label': 'Go to index (g)', autocomplete: 'off' })),
+      this.pager(),
       look === 'tiles' && this.names.length > 1 ? h('select', {
         'aria-label': 'Key of the tiles', onchange: (event) => go({ cover: event.target.value }, { replace: true }),
       }, this.names.map((key) => h('option', { value: key, selected: key === this.cover() }, key))) : null,
+      look === 'tiles' ? h('select', {
+        'aria-label': 'Sort by', onchange: ({ target }) => {
+          const [sort, down] = JSON.parse(target.value);
+          go({ sort, down, at: null });
+        },
+      }, h('option', { value: '["",false]' }, 'Not sorted'), this.keys.flatMap((row) => [false, true].map((down) => h('option', {
+        value: JSON.stringify([row.key, down]), selected: row.key === state().sort && down === state().down,
+      }, `${down ? '↓' : '↑'} ${sortedBy(row)}`)))) : null,
       h('div', { class: 'group' }, choose('tiles', 'Tiles'), choose('table', 'Table')),
     ];
+  }
+
+  pager() {
+    const pages = Math.ceil(this.total / PAGE);
+    const page = Math.floor(this.positionOf(state().at) / PAGE);
+    const button = (by, sign, title, key) => h('button', {
+      type: 'button', disabled: page + by < 0 || page + by >= pages, title: `${title} (${key})`, 'aria-label': title, onclick: () => this.turn(by),
+    }, sign);
+    return h('div', { class: 'group pager', hidden: pages < 2 }, button(-1, '‹', 'Page before', '['),
+      h('button', { type: 'button', class: 'pages', disabled: true }, `${count(page + 1)} / ${count(pages)}`), button(1, '›', 'Page after', ']'));
   }
 
   end() {

@@ -8,21 +8,25 @@ const GLYPHS = { video: '▶', audio: '♪', array: '▦', image: '▣', bytes: 
 
 export function label(cell) {
   if (cell.length === 0 || !cell.family) return 'empty';
-  return cell.text || bytes(cell.size);
+  return cell.name || cell.text || bytes(cell.size);
 }
 
-/** A tile: the picture or text of one key, the index, and a small field. */
+const full = (cell) => [cell.text, cell.name].filter(Boolean).join(' ');
+
+/** A tile: the picture or text of one key, and a caption: a text or class, the index and other small fields. */
 export function tile(row, position, cover, fields) {
   if (!row) return h('div', {}, h('div', { class: 'tile' }, h('div', { class: 'cover wait' }), h('div', { class: 'caption' })));
   if (row.error) return h('div', { title: row.error }, h('div', { class: 'tile' }, h('div', { class: 'cover' }, h('p', { class: 'bad' }, row.error))));
   const cell = row.cells[cover];
-  const field = fields.find((key) => key !== cover);
+  const there = fields.filter((key) => key !== cover && !row.cells[key].error);
+  const title = there.find((key) => row.cells[key].name || row.cells[key].family === 'text') ?? there[0];
+  const others = there.filter((key) => key !== title).map((key) => ` · ${key} ${label(row.cells[key])}`);
   return h('div', { 'aria-label': `datapoint ${row.index}` },
     h('div', { class: 'tile' },
       coverOf(cell, row.pictures.get(cover)),
-      h('div', { class: 'caption' },
-        h('span', {}, field ? label(row.cells[field]) : `${cell.type ?? ''}`),
-        h('span', { class: 'index' }, count(row.index), field ? ` · ${field}` : ''))));
+      h('div', { class: 'caption', title: there.map((key) => `${key}: ${full(row.cells[key])}`).join('\n') },
+        h('span', {}, title ? label(row.cells[title]) : `${cell.type ?? ''}`),
+        h('span', { class: 'index' }, count(row.index), others))));
 }
 
 function coverOf(cell, picture) {
@@ -59,7 +63,7 @@ export function tableRow(row, position, keys, columns) {
 
 function tableCell(cell, picture) {
   const error = cell.error || picture?.error;
-  const box = h('div', { class: `cell ${cell.family ?? ''}`, title: error || cell.text });
+  const box = h('div', { class: `cell ${cell.family ?? ''}`, title: error || full(cell) });
   if (picture?.bitmap) {
     const canvas = h('canvas', { role: 'img', 'aria-label': cell.family });
     paint(canvas, picture);
@@ -71,6 +75,7 @@ function tableCell(cell, picture) {
   if (cell.family && (!cell.text || cell.family === 'bytes')) facts.push(bytes(cell.size));
   if (error) box.append(h('span', { class: 'bad' }, error));
   else if (cell.text) box.append(h('span', {}, cell.text));
+  if (cell.name) box.append(h('span', { class: 'name' }, cell.name));
   if (facts.length) box.append(h('span', { class: 'small' }, facts.join(' · ')));
   return box;
 }

@@ -1,28 +1,53 @@
 // Bars as SVG.
 
 import { h, s } from './dom.js';
+import { only } from './filter.js';
 import { bytes, count } from './format.js';
 
-/** A histogram, of intervals or of single values. */
+// What the conditions of a bar begin with; the first values of sequences have none.
+const MEASURES = { values: '', bytes: 'bytes', 'values per sequence': 'length' };
+const CLASSES = 1000; // rows
+
+/** A histogram, of intervals or of single values. A bar leads to the datapoints that it counts. */
 export function histogram(key, chart) {
-  const text = chart.title === 'bytes' ? (label) => bytes(Math.round(Number(label))) : (label) => label;
+  const measure = MEASURES[chart.title];
+  const pick = measure === undefined ? null : (...conditions) => only(conditions.map(([is, text]) => ({ key, is: `${measure}${is}`, text })));
+  if (chart.exact) return frame(key, chart, rows(chart.bars, pick && ((value) => pick(['=', value]))));
+  const round = (label) => `${Number(Number(label).toPrecision(6))}`;
+  const text = chart.title.startsWith('bytes') ? (label) => bytes(Math.round(Number(label))) : round;
   const most = Math.max(1, ...chart.bars.map((bar) => bar[2]));
   const width = 300 / Math.max(chart.bars.length, 4);
   const columns = chart.bars.map(([low, high, number], i) => {
     const height = number ? Math.max(2, (number / most) * 92) : 0;
-    const name = low === high ? text(low) : `${text(low)} to ${text(high)}`;
-    return s('rect', { class: 'column', x: i * width + 1, y: 96 - height, width: Math.max(1, width - 2), height, rx: 1.5 },
-      s('title', {}, `${name}: ${count(number)}`));
+    const name = `${text(low)} to ${text(high)}: ${count(number)}`;
+    const chosen = () => pick(['>=', low], [i === chart.bars.length - 1 ? '<=' : '<', high]);
+    return s('g', {
+      class: 'column', 'aria-label': name, ...(pick && {
+        tabindex: 0, role: 'button', onclick: chosen, onkeydown: (event) => { if (event.key === 'Enter') chosen(); },
+      }),
+    }, s('title', {}, name), s('rect', { x: i * width, width, height: 96, opacity: 0 }),
+    s('rect', { x: i * width + 1, y: 96 - height, width: Math.max(1, width - 2), height, rx: 1.5 }));
   });
   const first = chart.bars[0];
   const last = chart.bars.at(-1);
-  const notes = [chart.mean ? `mean ${chart.title === 'bytes' ? bytes(Math.round(Number(chart.mean))) : chart.mean}` : '',
+  const notes = [chart.mean ? `mean ${chart.title.startsWith('bytes') ? bytes(Math.round(Number(chart.mean))) : chart.mean}` : '',
     chart.strange ? `${count(chart.strange)} not finite` : ''].filter(Boolean);
-  return h('figure', { class: 'chart', 'data-key': key },
-    h('header', {}, h('b', { title: key }, key), h('span', { class: 'soft' }, chart.title)),
+  return frame(key, chart,
     s('svg', { viewBox: '0 0 300 96', preserveAspectRatio: 'none', role: 'img', 'aria-label': `${chart.title} of ${key}` }, columns),
     h('div', { class: 'axis' }, h('span', {}, first ? text(first[0]) : ''), h('span', {}, last ? text(last[1]) : '')),
     notes.length ? h('p', { class: 'note' }, notes.join(' · ')) : null);
+}
+
+const frame = (key, chart, ...content) => h('figure', { class: 'chart', 'data-key': key },
+  h('header', {}, h('b', { title: key }, key), h('span', { class: 'soft' }, chart.title)), content);
+
+/** Single values or classes with their numbers. */
+export function rows(bars, pick) {
+  const most = Math.max(1, ...bars.map((bar) => bar[2]));
+  return h('ol', { class: 'counts' }, bars.slice(0, CLASSES).map(([value, , number, name]) => h('li', {},
+    h('button', { type: 'button', class: 'quiet', disabled: !pick, title: `Show the ${count(number)}`, onclick: () => pick(value) },
+      h('span', { class: 'name' }, name || value || 'empty', name ? h('span', { class: 'soft' }, ` ${value}`) : null), share(number, most), count(number)))),
+  bars.length > CLASSES ? h('li', { class: 'soft' }, `and ${count(bars.length - CLASSES)} more`) : null);
 }
 
 /** The share of a whole as a line. */

@@ -88,8 +88,8 @@ function section(dataset, index, value) {
 function content(value, where) {
   if (value.error) return h('p', { class: 'bad', role: 'alert' }, value.error);
   switch (value.family) {
-    case 'number': return h('p', { class: 'figure' }, value.text);
-    case 'text': return [h('div', { class: 'prose' }, value.full), cut(value)];
+    case 'number': return h('p', { class: 'figure' }, value.text, value.name ? h('span', { class: 'name' }, ` ${value.name}`) : null);
+    case 'text': return [h('div', { class: 'prose' }, value.full), value.tokens ? h('p', { class: 'note' }, value.tokens) : null, cut(value)];
     case 'json': case 'tree':
       if (value.tree) return nodes(value.tree);
       return [h('pre', {}, value.full ?? ''), cut(value)];

@@ -8,9 +8,9 @@ const KEYS = [
   [['Enter'], 'open the selected datapoint'],
   [['Esc'], 'close it'],
   [['['], [']'], 'the page before, the page after'],
-  [['Home'], ['End'], 'the first and the last datapoint'],
+  [['Home'], ['End'], 'the first and the last datapoint of those shown'],
   [['g'], 'go to an index'],
-  [['/'], 'filter'],
+  [['/'], 'filter datapoints, or the names of a folder'],
   [['t'], 'tiles or table'],
   [['d'], ['a'], 'data, about'],
   [['Space'], 'play a video or sequence of the open datapoint'],
@@ -48,6 +48,13 @@ export function bindKeys({ browser, toggleTree }) {
   });
 }
 
+function focus(selector) {
+  const field = one(selector);
+  field?.focus();
+  field?.select();
+  return Boolean(field);
+}
+
 /** Do what a key stands for. Returns whether it stands for something. */
 function act(key, browser, toggleTree) {
   if (key === '?') return showHelp(), true;
@@ -56,6 +63,10 @@ function act(key, browser, toggleTree) {
     if (state().open) go({ open: false });
     return state().open;
   }
+  if (key === '/') {
+    if (browser && state().tab !== 'data') go({ tab: 'data' });
+    return focus('.filter input');
+  }
   if (!browser) return false;
   if (key === 'd') return go({ tab: 'data' }), true;
   if (key === 'a') return go({ tab: 'about', open: false }), true;
@@ -63,15 +74,10 @@ function act(key, browser, toggleTree) {
   if (key in STEPS) return browser.step(...STEPS[key]), true;
   if (key === 'Enter') return go({ open: true }), true;
   if (key === '[' || key === ']') return browser.turn(key === '[' ? -1 : 1), true;
-  if (key === 'Home') return browser.select(0), true;
-  if (key === 'End') return browser.select(Infinity), true;
+  if (key === 'Home') return browser.to(0), true;
+  if (key === 'End') return browser.to(browser.total - 1), true;
   if (key === 't') return browser.toggle(), true;
-  if (key === 'g' || key === '/') {
-    const field = one(key === 'g' ? '.jump' : '.filter input');
-    field?.focus();
-    field?.select?.();
-    return Boolean(field);
-  }
+  if (key === 'g') return focus('.jump');
   if (key === ' ') {
     const player = one('#detail video, #detail audio');
     if (player) player.paused ? player.play() : player.pause();

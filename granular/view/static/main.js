@@ -58,7 +58,7 @@ function show() {
     return;
   }
   browser.show(main, bar(now));
-  if (now.open) showDetail(browser.dataset, now.at, browser);
+  if (now.open && browser.selected !== undefined) showDetail(browser.dataset, browser.selected, browser);
   else closeDetail();
 }
 
@@ -71,8 +71,7 @@ function bar(now) {
       fact(dataset.length, 'datapoint'),
       dataset.shards ? fact(dataset.shards, 'shard') : null,
       dataset.bytes === null ? null : h('span', {}, h('b', {}, bytes(dataset.bytes)))),
-    h('span', { class: 'space' }),
-    now.tab === 'data' ? browser.tools() : null);
+    now.tab === 'data' ? h('div', { class: 'tools' }, browser.tools()) : null);
 }
 
 function tabs(now) {
@@ -100,14 +99,25 @@ function listing(folder) {
       ? h('a', { href: hash(fresh(path(entry.name))) }, entry.folder ? `${entry.name}/` : entry.name)
       : entry.name),
     h('td', { class: 'right soft' }, entry.folder ? '' : bytes(entry.size))));
-  const note = folder.more ? `The first ${count(folder.entries.length)} entries.` : some(folder.entries.length, 'entry', 'entries');
+  const narrowed = ({ target }) => {
+    const part = target.value.toLowerCase();
+    rows.forEach((row, i) => { row.hidden = !folder.entries[i].name.toLowerCase().includes(part); });
+    const shown = rows.filter((row) => !row.hidden).length;
+    note.textContent = part ? `${count(shown)} of the ${all}` : all;
+    announce(note.textContent);
+  };
+  const all = folder.more ? `first ${count(folder.entries.length)} entries` : some(folder.entries.length, 'entry', 'entries');
+  const note = h('p', { class: 'soft' }, all);
   return h('div', { class: 'page' },
     h('h1', {}, folder.path.split('/').at(-1) || root),
-    h('p', { class: 'soft' }, note),
+    note,
+    rows.length > 1 ? h('form', { class: 'filter', role: 'search', onsubmit: (event) => event.preventDefault() },
+      h('input', { placeholder: 'Filter names', 'aria-label': 'Filter names (/)', autocomplete: 'off', spellcheck: 'false', oninput: narrowed })) : null,
     h('table', { class: 'listing' }, h('tbody', {}, rows)));
 }
 
 watch((next, before) => {
+  announce(''); // what was said of another state is not true of this one
   markTree(next.path);
   if (next.path !== before.path) load();
   else show();

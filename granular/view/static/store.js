@@ -34,6 +34,7 @@ export class Store {
       if (!numbers.includes(number) && !group.done) this.drop(number);
     }
     for (const number of numbers) {
+      if (this.groups.get(number)?.error) this.drop(number);
       if (!this.groups.has(number)) this.read(number, keys, side);
     }
     for (const number of this.groups.keys()) {
@@ -59,12 +60,15 @@ export class Store {
     for (let position = first; position <= last; position += 1) indices.push(this.indexOf(position));
     const path = this.dataset.path;
     try {
-      const range = indices.at(-1) - indices[0] === indices.length - 1;
-      const where = range ? { start: indices[0], count: indices.length } : { at: indices.join(',') };
+      // The server answers in ascending order.
+      const order = [...indices].sort((a, b) => a - b);
+      const range = order.at(-1) - order[0] === order.length - 1;
+      const where = range ? { start: order[0], count: order.length } : { at: order.join(',') };
       const { columns } = await get('rows', { path, ...where }, asking.signal);
-      group.rows = indices.map((index, i) => ({
+      const places = new Map(order.map((index, i) => [index, i]));
+      group.rows = indices.map((index) => ({
         index,
-        cells: Object.fromEntries(Object.entries(columns).map(([key, cells]) => [key, cells[i]])),
+        cells: Object.fromEntries(Object.entries(columns).map(([key, cells]) => [key, cells[places.get(index)]])),
         pictures: new Map(),
       }));
       this.changed(first, last);

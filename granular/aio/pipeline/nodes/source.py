@@ -235,6 +235,12 @@ class _Adapter(Source):
         shown = type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
         return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
 
+    def _check_fields(self, fields: Sequence[str]) -> None:
+        known = _known_spec(self._source) if self._mask is None else self._mask
+        if isinstance(known, Mapping | Sequence) and (unknown := sorted(set(fields) - set(known))):
+            owner = 'the spec' if self._mask is None else 'an earlier select'
+            raise UnknownKeyError(f'{self._source!r}: select has {unknown}, {owner} has {list(known)}')
+
     def stored_nbytes(self) -> float | None:
         size = self._told.nbytes(self._mask)
         return None if size is None else size / max(1, len(self))
@@ -277,10 +283,9 @@ class Fetching(_Adapter):
         return fetch(indices, **options) if self._is_own else _awaited(fetch, indices, options)
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        if not takes_mask(self._source) or self._mask is not None:
+        if not takes_mask(self._source):
             return None
-        if isinstance(spec := _known_spec(self._source), Mapping) and (unknown := sorted(set(fields) - set(spec))):
-            raise UnknownKeyError(f'{self._source!r}: select has {unknown}, the spec has {list(spec)}')
+        self._check_fields(fields)
         return type(self)(self._source, tuple(fields))
 
 
@@ -313,9 +318,8 @@ class _Blocking(_Adapter):
         return list(await offload(method, np.asarray(indices).tolist()))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        if self._mask is not None:
-            return None
         if self._method == 'fetch' and takes_mask(self._source):
+            self._check_fields(fields)
             return type(self)(self._source, self._method, tuple(fields))
         # A Hugging Face dataset then decodes the selected columns only.
         column_names = getattr(self._source, 'column_names', None)

@@ -251,7 +251,8 @@ class Reading(Flow):
                 if self.errors.raises_for(element):
                     await self._seek(self._position())
                     raise element.error
-                self.errors.report([outline(element)])
+                if element.counts:
+                    self.errors.report([outline(element)])
                 element = self.errors.resolve(element)
                 if element is None:
                     rest.pop()

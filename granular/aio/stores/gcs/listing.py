@@ -1,10 +1,11 @@
 """Listings of Google Cloud Storage: the parsing of their pages, without I/O."""
 
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.errors import quote_body
 from granular.aio.stores.gcs.replies import check_missing, document, parse_resource
 from granular.aio.stores.listing import Item, Listing, Page
-from granular.errors import BadReplyError, BucketNotFoundError
+from granular.errors import BadReplyError
 
 
 def next_page(listing: Listing, answer: Answer) -> Page:
@@ -17,7 +18,7 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     name = listing.name
     if answer.head.status == 404:
         check_missing(answer, name)
-        raise BucketNotFoundError(f'{name}: no such bucket (status 404)', status=404)
+        raise no_such_bucket(name, 'status 404', 404)
     value = document(answer, name)
     fields = ('items', 'prefixes', 'nextPageToken')
     if value.get('kind', 'storage#objects') != 'storage#objects' or not any(key in value for key in ('kind', *fields)):

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
@@ -17,7 +18,6 @@ from granular.aio.stores.remote import RemoteStore
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
-    BucketNotFoundError,
     GranularError,
     StoreError,
 )
@@ -80,7 +80,7 @@ class GCSWriter(PartWriter):
                 return 'exists'
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
-                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)', status=404)
+                raise no_such_bucket(self._name, 'status 404', 404)
             return self._matching(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
         await self._publish(
@@ -93,7 +93,7 @@ class GCSWriter(PartWriter):
                 return None
             if answer.head.status == 404:
                 gcsreplies.check_missing(answer, self._name)
-                raise BucketNotFoundError(f'{self._name}: no such bucket (status 404)', status=404)
+                raise no_such_bucket(self._name, 'status 404', 404)
             return gcsreplies.session_of(answer, self._name)
 
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}

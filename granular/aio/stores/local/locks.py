@@ -134,6 +134,8 @@ def remove_unlocked(path: str) -> bool:
         if lock(fd) is False or not is_at(fd, path):
             return False
         os.unlink(path)
-        return True
+    except FileNotFoundError:  # its writer could not lock it, and removed it
+        return False
     finally:
         os.close(fd)
+    return True

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.listing import Listing, Page
@@ -29,7 +30,6 @@ from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
-    BucketNotFoundError,
     GranularError,
     NotFoundError,
 )
@@ -230,7 +230,7 @@ class S3Client(Client):
 
         def check(answer: Answer) -> None:
             if answer.head.status == 404 and code_of(answer.body) == 'NoSuchBucket':
-                raise BucketNotFoundError(f'{name}: no such bucket (NoSuchBucket)')
+                raise no_such_bucket(name, 'NoSuchBucket')
             if answer.head.status == 204:
                 s3replies.check_empty(answer, name)
             elif answer.head.status != 412 and code_of(answer.body) != 'NoSuchKey':

@@ -1,5 +1,6 @@
 """Listings of S3: the queries of their pages, and the parsing of the replies, without I/O."""
 
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.listing import Item, Listing, Page
 from granular.aio.stores.s3.documents import (
@@ -12,7 +13,7 @@ from granular.aio.stores.s3.documents import (
     text_of,
     time_of,
 )
-from granular.errors import BadReplyError, BucketNotFoundError, StoreError
+from granular.errors import BadReplyError, StoreError
 
 
 def query_of(listing: Listing, limit: int) -> list[tuple[str, str]]:
@@ -36,7 +37,7 @@ def next_page(listing: Listing, answer: Answer) -> Page:
             raise BadReplyError(f'{name}: expected a listing, got status 404 and {quote(answer.body)}')
         if listing.token:
             raise StoreError(f'{name}: the bucket was deleted while it was listed (NoSuchBucket)')
-        raise BucketNotFoundError(f'{name}: no such bucket (NoSuchBucket)')
+        raise no_such_bucket(name, 'NoSuchBucket')
     root = parse(answer.body, name, 'ListBucketResult')
     decode, truncated = NameDecoder(root, name).decode, is_truncated(root, name)
     # Some servers encode the keys, but not the prefix that they echo.

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
 from granular.aio.http.messages import Head, http_date
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import ContentInfo
 from granular.aio.stores.s3.documents import code_of, parse, quote, text_of
-from granular.errors import BadReplyError, BucketNotFoundError, GranularError, NotFoundError, StoreError
+from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
 
 WRITER: Final = 'x-amz-meta-granular-writer'  # header of an object that identifies its writer
 
@@ -96,7 +97,7 @@ def missing_error(answer: Answer, name: str) -> GranularError:
     if code not in ('NoSuchKey', 'NoSuchBucket'):
         return BadReplyError(f'{name}: expected an answer of S3, got status 404 with {quote(answer.body)}')
     if code == 'NoSuchBucket':
-        return BucketNotFoundError(f'{name}: no such bucket (status 404, {code})')
+        return no_such_bucket(name, f'status 404, {code}')
     return NotFoundError(f'{name}: no such object (status 404, {code})')
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from granular.aio.http.messages import http_date
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
@@ -24,7 +25,6 @@ from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
     BadReplyError,
-    BucketNotFoundError,
     GranularError,
     NotFoundError,
     ObjectChangedError,
@@ -214,7 +214,7 @@ class S3Writer(PartWriter):
         if answer.head.status == 404:
             match code_of(answer.body):
                 case 'NoSuchBucket':
-                    raise BucketNotFoundError(f'{self._name}: no such bucket (NoSuchBucket)')
+                    raise no_such_bucket(self._name, 'NoSuchBucket')
                 case 'NoSuchUpload':
                     raise StoreError(f'{self._name}: its upload no longer exists: was it aborted? (NoSuchUpload)')
                 case code:

@@ -1,0 +1,236 @@
+"""Models for plans: the prices and limits of a store, the time of reads, and hosts that share a limit."""
+
+import dataclasses
+import importlib.resources
+import json
+import math
+from typing import Any, Final, Self
+
+from granular.errors import InvalidArgumentError
+from granular.indexing import check_integer
+
+_OPENING: Final = 5  # requests after each other that open a dataset
+_DATAPOINT: Final = 15e-6  # seconds of processor time of a Loader for a datapoint of bytes, without its request
+_BATCH: Final = 400e-6  # and for a batch
+
+
+def stores() -> dict[str, Any]:
+    """Return the prices and limits of stores, and what hosts that share a limit get of it."""
+    table: dict[str, Any] = json.loads((importlib.resources.files('granular.cli') / 'stores.json').read_text())
+    return table
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Prices of a store in dollars.
+
+    Attributes:
+      name: the store, its storage class and region.
+      date: the date of the prices.
+      read: for 1,000 requests that read.
+      egress: for 1 GB (10**9 bytes) that leaves the store; 0 for machines in its region.
+      source: the address of the price list.
+    """
+
+    name: str
+    date: str
+    read: float
+    egress: float
+    source: str
+
+    def __post_init__(self) -> None:
+        check('price of 1,000 reads', self.read, at_least=0)
+        check('price of 1 GB', self.egress, at_least=0)
+
+    @classmethod
+    def of(cls, scheme: str, read: float | None = None, egress: float | None = None) -> Self:
+        """Return the prices of a store by its scheme, with those that are given; 0 for a store of unknown prices."""
+        table = stores()
+        store = table['stores'].get(
+            scheme, {'name': scheme or 'local disk', 'read_per_1000': 0.0, 'egress_per_gb': 0.0, 'source': ''}
+        )
+        return cls(
+            store['name'],
+            table['date'] if scheme in table['stores'] else '',
+            store['read_per_1000'] if read is None else read,
+            store['egress_per_gb'] if egress is None else egress,
+            store['source'],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """The requests that a store answers; it refuses more.
+
+    Attributes:
+      rate: requests a second for each of these parts; None if unknown.
+      per: the part of a store that has this limit: a prefix or a bucket.
+      growth: a sentence on limits that grow.
+      source: where the store documents it.
+      prefixes: the number of these parts, over which the data is spread.
+    """
+
+    rate: float | None = None
+    per: str = 'prefix'
+    growth: str = ''
+    source: str = ''
+    prefixes: int = 1
+
+    @property
+    def parts(self) -> str:
+        """The plural of ``per``."""
+        return 'prefixes' if self.per == 'prefix' else f'{self.per}s'
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            check('requests a second of a prefix', self.rate, above=0)
+        check_integer('prefixes', self.prefixes, 1)
+
+    @classmethod
+    def of(cls, scheme: str, rate: float | None = None, prefixes: int = 1) -> Self:
+        """Return the limit of a store by its scheme, or the one that is given."""
+        store = stores()['stores'].get(scheme)
+        if rate is not None or store is None:
+            return cls(rate, prefixes=prefixes)
+        return cls(store['reads_per_second'], store['per'], store['growth'], store['limit_source'], prefixes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """What one host can read; None if unknown.
+
+    Attributes:
+      bytes_per_second, requests_per_second: the highest rates.
+      latency: seconds until a small reply is complete.
+    """
+
+    bytes_per_second: float | None = None
+    requests_per_second: float | None = None
+    latency: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, rate in (
+            ('bytes a second', self.bytes_per_second),
+            ('requests a second', self.requests_per_second),
+            ('seconds of latency', self.latency),
+        ):
+            if rate is not None:
+                check(name, rate, above=0)
+
+
+UNKNOWN: Final = Rates()
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one host reads.
+
+    Attributes:
+      units: batches or windows. Each is requested as a whole.
+      ahead: units that are read at a time.
+      rounds: requests after each other that a unit takes: references, then records.
+      requests, bytes, datapoints, batches: of all units.
+      concurrency: requests in flight, at most; 0 if that adapts.
+    """
+
+    units: float
+    ahead: float
+    rounds: int
+    requests: float
+    bytes: float
+    datapoints: float = 0
+    batches: float = 0
+    concurrency: int = 0
+
+    def time(self, rates: Rates) -> 'Time | None':
+        """Return the time that it takes; None if no rate is known."""
+        if rates == UNKNOWN:
+            return None
+        latency = rates.latency or 0.0
+        shares = {
+            'bandwidth': self.bytes / (rates.bytes_per_second or math.inf),
+            'requests': self.requests / (rates.requests_per_second or math.inf),
+            'concurrency': self.requests * latency / (self.concurrency or math.inf),
+        }
+        # One thread sends the requests and makes the batches, also while units wait for their replies.
+        batches = _DATAPOINT * self.datapoints + _BATCH * self.batches
+        thread = shares['requests'] + batches
+        waiting, transfer = self.rounds * latency * self.units, max(shares.values())
+        seconds, busy = (waiting + transfer) / self.ahead, max(transfer, thread)
+        if seconds > busy:
+            limit = 'latency'
+        elif thread > transfer and batches > shares['requests']:
+            limit = 'processor'
+        else:
+            limit = max(shares, key=lambda name: shares[name])
+        # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
+        began = (_OPENING + 2 * self.rounds) * latency
+        return Time(began + max(seconds, busy), limit, math.ceil((waiting + transfer) / busy) if busy else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+    """The time of reads.
+
+    Attributes:
+      seconds: the time.
+      limit: what limits it: latency, bandwidth, requests, concurrency or processor.
+      enough: units to read at a time, from which on latency does not limit it; None if nothing else is known.
+    """
+
+    seconds: float
+    limit: str
+    enough: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The requests of hosts that share the limit of a store.
+
+    Attributes:
+      wanted: requests a second of all hosts if none was refused; None if the rates of a host are unknown.
+      refused: requests that are refused, at most, and sent again; 0 if that is unknown.
+      goodput: requests a second that are answered for each host, at most.
+      prefixes: over which the data must be spread so that no request is refused; None if that is unknown.
+      seconds: the time that the limit demands.
+    """
+
+    wanted: float | None
+    refused: int
+    goodput: float
+    prefixes: int | None
+    seconds: float
+
+
+def share(limit: Limit, hosts: int, requests: float, seconds: float | None) -> Share | None:
+    """Return what hosts get of a limit for requests that take them some seconds without it; None if there is none."""
+    if limit.rate is None:
+        return None
+    measured = stores()['shared_limit']
+    allowed = limit.rate * limit.prefixes
+    wanted = None if seconds is None else requests / seconds
+    if wanted is not None and wanted <= allowed:
+        return Share(wanted, 0, wanted / hosts, math.ceil(wanted / limit.rate) or 1, requests / allowed)
+    goodput = allowed * measured['goodput']
+    refused = 0 if wanted is None else math.ceil(requests * measured['wasted'] / (1 - measured['wasted']))
+    prefixes = None if wanted is None else math.ceil(wanted / limit.rate)
+    return Share(wanted, refused, goodput / hosts, prefixes, requests / goodput)
+
+
+def check(name: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> None:
+    """Check that a number is finite and within bounds.
+
+    Raises:
+      InvalidArgumentError: if not.
+    """
+    if not math.isfinite(value) or value <= above or value < at_least:
+        bound = f'more than {above:g}' if math.isfinite(above) else f'{at_least:g} or more'
+        raise InvalidArgumentError(f'{name}: expected a number, {bound}, got {value:g}')
+
+
+def readable_size(nbytes: float) -> str:
+    """Return a number of bytes for people, such as 1.5 GB (10**9 bytes)."""
+    for unit, size in (('TB', 1e12), ('GB', 1e9), ('MB', 1e6), ('kB', 1e3)):
+        if nbytes >= size:
+            return f'{nbytes / size:,.1f} {unit}'
+    return f'{nbytes:,.0f} B'
