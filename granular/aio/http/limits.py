@@ -34,6 +34,7 @@ _UNREFUSED: Final = (
     1.3,
 )  # added, too, by the larger term, for each squared second without refusals
 _REDUCED: Final = 0.8  # of the rate is left after a second with refusals, at the least
+_OUTAGE: Final = 20  # refusals one after the other, from which on the store is taken to answer nobody
 _SAMPLE: Final = 80  # replies in a second or two, with fewer of which the rate is not limited
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
 _SILENCE: Final = 5.0  # seconds without an answer in which only the pauses of each request slow it down
@@ -230,7 +231,7 @@ class Limit:
             return True  # the pauses of the requests are enough
         seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
         if self._pace is None:
-            self._pace = Pace(now)
+            self._pace = Pace(now, answers / seconds if seconds >= _PAUSE else 0.0)
         self._pace.refused(now, answers, self._refused, seconds)
         return True
 
@@ -275,18 +276,23 @@ class Pace:
     Each refusal takes a part of the rate, in a second no more than a fifth of it; if most requests are refused, the
     rate of answers is left. The rate grows by some percent a second, and by more the longer no request was refused, but
     only while the store answers. Once it has refused everything for a while, the rate is halved each second, down to
-    ``_PROBING``; its answers bring it back, doubling it each second.
+    ``_PROBING``; its answers bring it back, doubling it each second. After an outage, however short, the rate doubles
+    each second up to half of the former one.
 
     Args:
       now: the time.
+      known: the rate of the last second or two; 0 if they are not over.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, known: float = 0.0) -> None:
         self._rate = _UNLIMITED  # at the last answer or refusal
         self._answered, self._heard = now, now  # times of that, and of the last answer
         self._grown = 0.0  # seconds of growth since the last refusal
         self._least, self._second = 0.0, float('-inf')  # what refusals leave of the rate, and when that was determined
         self._ramp = float('inf')  # the rate after a time without answers
+        self._row = 0  # refusals since the last answer
+        self._known = known  # the rate at the last answer
+        self._former = 0.0  # the rate up to which it doubles
         self._tokens, self._filled = 0.0, now
 
     def rate(self, now: float) -> float:
@@ -295,6 +301,8 @@ class Pace:
 
     def _increased(self, now: float) -> float:
         seconds = min(_PAUSE, now - self._answered)
+        if self._rate < self._former:
+            return min(self._former, self._rate * 2**seconds)
         few, root, many, power = _UNREFUSED
         faster = max(few * math.pow(self._rate, root), many * math.pow(self._rate, power))
         added = _ADDED[0] * math.pow(self._rate, _ADDED[1]) + faster * (self._grown + seconds) ** 2
@@ -303,6 +311,11 @@ class Pace:
     def refused(self, now: float, answers: int, refusals: int, seconds: float) -> None:
         """Reduce the rate for a refusal, given the answers and refusals of the last seconds."""
         rate = self.rate(now)
+        self._row += 1
+        if self._row >= _OUTAGE:
+            self._former = max(self._former, self._known / 2)
+        elif _HEARD * (refusals + answers) < refusals < answers:
+            self._former = 0.0
         if now - self._second >= _PAUSE:
             if not answers and now - self._heard < _SILENCE:
                 return
@@ -323,6 +336,9 @@ class Pace:
     def succeeded(self, now: float) -> None:
         """Record an answer."""
         self._rate = self._increased(now)
+        self._row = 0
+        if self._least and self._rate >= self._former:
+            self._known = self._rate
         self._grown += min(_PAUSE, now - self._answered)
         self._answered = self._heard = now
         self._ramp += 1.0
