@@ -338,7 +338,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           shard_options: the shard of this process, which gets every ``shard_count``-th element from ``shard_index`` on.
             The state of such a stream fits any number of shards.
           on_error: policy for an element that fails: 'raise', 'skip', or a function of index and error that returns a
-            replacement, returns None to skip the element, or raises. Store errors are always raised.
+            replacement, returns None to skip the element, or raises. Store errors are always raised, and so are those
+            of later operations, which get replacements as any other element.
         """
         read = Read(self._node, read_options, allow_nones, shard_options, on_error)
         return IterDataset(read)

@@ -396,8 +396,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
       read_options: the threads, and the number of rows to prepare ahead; by default about 16 MiB of rows, by the first
         row group.
-      on_error: how to handle a row for which a stage before the first multi-row stage fails, as in
-        ``MapDataset.to_iter_dataset``.
+      on_error: policy for a row that fails to be read, as in ``MapDataset.to_iter_dataset``.
     """
 
     def __init__(
