@@ -347,7 +347,8 @@ class IterDataset(Chain, Generic[Element_co]):
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
-        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe))
+        shards = recipe.shard.shard_count
+        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe, shards=shards))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.

@@ -70,6 +70,10 @@ class Read(Stream):
         }  # fmt: skip
         return type(self)(**{**arguments, **changes})
 
+    @property
+    def hosts(self) -> int:
+        return self.turns.count
+
     def merged(self) -> 'Read | None':
         return self
 
