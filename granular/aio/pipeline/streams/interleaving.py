@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, restore_checked, sum_stats
+from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, of_reading, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
@@ -225,7 +225,8 @@ class Interleaving(Flow):
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
         ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
         try:
-            flow: Any = await ahead.take()
+            with of_reading():
+                flow: Any = await ahead.take()
         finally:
             await ahead.aclose()
         return flow  # type: ignore[no-any-return]
