@@ -359,6 +359,7 @@ class IterDataset(Chain, Generic[Element_co]):
         """
         return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
+    @answering(num_workers='the number alone, as in mp_prefetch(8)')
     def mp_prefetch(
         self,
         options: MultiprocessingOptions | int | None = None,
