@@ -27,14 +27,25 @@ from tests.support.servers import FakeGCSServer, MotoServer, Server
 
 TIMEOUT = 100.0  # seconds in which a process that was interrupted must have ended
 
-HEAD = f"""{programs.INTERRUPTIBLE}
+SETUP = f"""{programs.INTERRUPTIBLE}
 import asyncio, gc, json, os, signal, sys, tempfile, threading
 import numpy as np
 import granular
 from granular import aio
 place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
 data = place / 'data'
-print('ready', flush=True)
+"""
+READY = "print('ready', flush=True)\n"
+HEAD = SETUP + READY
+
+# What the programs import late: a module in C that is imported, such as numpy.random, may lose an interrupt.
+IMPORTS = """
+with tempfile.TemporaryDirectory() as folder:
+    with granular.DatasetWriter(f'{folder}/x', {'x': 'array'}, granular.encoders) as writer:
+        writer.append({'x': np.zeros(1000)})
+    with granular.DatasetReader(f'{folder}/x', granular.decoders) as reader:
+        with granular.Loader(granular.sources.Epochs(reader), 1) as loader:
+            next(loader)
 """
 
 PROGRAMS = {
@@ -168,7 +179,7 @@ def interrupt(
     program: str, path: granular.Path, options: dict[str, object], after: float
 ) -> tuple[str | None, float, str]:
     """Interrupt a program some seconds after it was ready; returns the problem, the seconds it took, and its output."""
-    code = textwrap.dedent(HEAD) + textwrap.dedent(PROGRAMS[program])
+    code = SETUP + IMPORTS + READY + textwrap.dedent(PROGRAMS[program])
     command = [sys.executable, '-W', 'error::ResourceWarning', '-c', code, str(path), json.dumps(options)]
     before = set(os.listdir('/dev/shm'))
     with programs.program(command) as process:
