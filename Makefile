@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready \
 	.oracles/kappadata-0.0.8/ready .oracles/kappadata-1.4.15/ready
 
-RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata
+RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata spdl lance
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
@@ -78,10 +78,10 @@ azurite: .azurite/ready
 screenshots: $(VENV)/test chromium
 	$(BIN)/python -m tests.view.screenshots
 
-# What the benchmarks measure against comes from Debian.
+# What the benchmarks measure against comes from Debian; SPDL takes the libraries of FFmpeg from there.
 servers:
-	@command -v wrk > /dev/null && test -e /usr/lib/nginx/modules/ngx_http_lua_module.so || \
-		(apt-get update -q && apt-get install -qy --no-install-recommends nginx-light libnginx-mod-http-lua wrk)
+	@command -v wrk > /dev/null && command -v ffmpeg > /dev/null && test -e /usr/lib/nginx/modules/ngx_http_lua_module.so || \
+		(apt-get update -q && apt-get install -qy --no-install-recommends nginx-light libnginx-mod-http-lua wrk ffmpeg)
 
 clean:
 	rm -rf .venv .venv-* .oracles .rivals .azurite .mypy_cache .pytest_cache .ruff_cache build dist
@@ -137,6 +137,8 @@ streaming   := $(TORCH) mosaicml-streaming
 litdata     := $(TORCH) litdata boto3
 granular    := granular==0.24.2 elements pillow av
 kappadata   := $(TORCH) numpy
+spdl        := spdl spdl-io numpy
+lance       := pylance numpy
 # What it requires has no build for the CPU, and its caches do not need it.
 bare_kappadata := kappadata
 

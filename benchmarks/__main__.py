@@ -11,6 +11,7 @@ from benchmarks import (
     clusters,
     curves,
     indexing,
+    local_rivals,
     mixing,
     parquet,
     pipelines,
@@ -30,6 +31,7 @@ BENCHMARKS = {
         remote.faults,
         pipelines.streams, pipelines.blocks, pipelines.overhead, pipelines.workers, pipelines.labels, pipelines.torch,
         mixing.mixing, caching.blockcache, caching.shared,
+        local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
         arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
     )

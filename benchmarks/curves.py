@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.bars import Curves, Result
+from benchmarks.bars import Bar, Curves, Result
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours
@@ -27,7 +27,12 @@ def inflight(data: Data, server: Server) -> Result:
                 line.append(ours(data, 'fetch', **job)['rate'])
             lines[f'{size} kB, {name}'] = line
     labels = [str(count) if count else 'adaptive' for count in points]
-    return [], [Curves('inflight', 'Requests in flight', 'records/s', 'IOConfig.concurrency', labels, lines)]
+    bars = [
+        Bar(f'{name}: adaptive / best of the fixed', line[-1] / max(line[:-1]), 0.95, f'{line[-1]:,.0f}/s')
+        for name, line in lines.items()
+        if name.startswith('100 kB')
+    ]
+    return bars, [Curves('inflight', 'Requests in flight', 'records/s', 'IOConfig.concurrency', labels, lines)]
 
 
 def gap(data: Data, server: Server) -> Result:

@@ -134,7 +134,7 @@ class StoreMetrics:
         ``bad_reply``, ``changed``, ``not_found``, ``denied``, ``out_of_range``, ``expired``, ``region``, ``skewed``,
         ``credentials``, ``cancelled``, ``error``.
       retries: attempts that were repeated, by the outcome of the attempt before.
-      hedges: hedged requests, sent a second time because the first was slow.
+      hedges: hedged requests, sent again because the first was slow.
       bytes: bytes of replies.
       in_flight: requests in flight.
       connections: open connections.
@@ -399,7 +399,7 @@ def samples() -> Iterator[Sample]:
             'hedges',
             'counter',
             '',
-            'Requests sent a second time because the first was late.',
+            'Requests sent again because the first was late.',
             store,
             by_store('hedges'),
         ),

@@ -57,7 +57,7 @@ def dataset(folder: pathlib.Path, name: str = 'data', **options: Any) -> pathlib
 def crowd(folder: pathlib.Path, scale: float) -> Answer:
     """1 to 1,000 hosts that read one prefix of 5,500/s."""
     answer = Answer({}, unit='share of the limit')
-    for hosts, share, seconds in ((1, RATE, 20), (10, RATE / 10, 20), (100, RATE / 100, 60), (1000, RATE / 1000, 120)):
+    for hosts, share, seconds in ((1, RATE, 20), (10, RATE / 10, 60), (100, RATE / 100, 60), (1000, RATE / 1000, 120)):
         # Fewer hosts of the same share, each of which sees the same refusals.
         count = max(min(hosts, 4), int(hosts * scale))
         run = Run(dataset(folder), count, Model(rate=share * count), Program('data'))
@@ -146,8 +146,8 @@ def slow(folder: pathlib.Path, scale: float) -> Answer:
 
 
 def doubled(folder: pathlib.Path, scale: float) -> Answer:
-    """The limit doubles."""
-    count, rate, after = int(1000 * scale), RATE * scale, 120
+    """The limit doubles after ten minutes."""
+    count, rate, after = int(1000 * scale), RATE * scale, 600
     run = Run(dataset(folder), count, Model(rate=rate, changes=((after, 2.0),)), Program('data')).run(after + 90)
     done = np.array(run.line('done'))
     used = [second - after for second in range(after, len(done) - 5) if done[second : second + 5].mean() >= 1.8 * rate]

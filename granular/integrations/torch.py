@@ -134,8 +134,9 @@ class Dataset(_Dataset):  # type: ignore[misc]
         dataset = Dataset(granular.MapDataset.source(reader).map(lambda x: x['image'] / 255))
         loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
 
-    A batch with datapoints that fail is smaller. Each process logs the first one of each reason, and how many there
-    were when it ends.
+    A batch with datapoints that fail is smaller. One of which all fail is a ``DatapointError``, as a DataLoader cannot
+    leave it out; an ``IterableDataset`` continues with the next datapoints. Each process logs the first failure of each
+    reason, and how many there were when it ends.
 
     Args:
       source: a reader, a MapDataset or another source.
@@ -168,7 +169,11 @@ class Dataset(_Dataset):  # type: ignore[misc]
         values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
         rest = [value for value in values if value is not None]
         if not rest and failed:
-            raise DatapointError(f'all {len(failed)} datapoints of the batch failed') from failed[0].error
+            raise DatapointError(
+                f'all {len(failed)} datapoints of the batch failed, and a DataLoader cannot leave out a batch of a '
+                f'map-style dataset: return a replacement in on_error, or pass a stream, which continues with the next '
+                f"datapoints: IterableDataset(dataset.to_iter_dataset(on_error='skip').batch(64))"
+            ) from failed[0].error
         return rest
 
     async def _fetch(self, indices: Sequence[int]) -> list[Any]:

@@ -9,7 +9,7 @@ from granular.aio.fields import fields as core
 from granular.aio.fields import interface, mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
 from granular.aio.fields.navigation import Nested
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Elementless, Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
 from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on
@@ -53,7 +53,7 @@ class Disposable(Blocking, Nested, Generic[A]):
         self.dispose()
 
 
-class Fields(Disposable[A]):
+class Fields(Elementless, Disposable[A]):
     """A dataset whose fields are read separately: ``getitem_x(index, ctx=None)``, ``getitems_x(indices)``, and
     ``getall_x()`` for all datapoints.
 
@@ -71,9 +71,6 @@ class Fields(Disposable[A]):
     def has(self, field: str) -> bool:
         """Return whether the field exists, as far as this can be determined."""
         return bool(self.aio.has(field))
-
-    def __getitem__(self, index: Any) -> Any:
-        raise interface.no_elements(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'aio':

@@ -189,6 +189,58 @@ def test_arguments_of_other_libraries_are_answered_by_operations(kind, method, n
             getattr(one, method)(*positional, bach=4)
 
 
+SHARD = r'shard_options=granular.ShardOptions\(rank, world_size\), or'
+ANSWERED = {
+    'ShardOptions': (
+        lambda **given: granular.ShardOptions(**{'shard_index': 0, 'shard_count': 1} | given),
+        {'rank': 'shard_index', 'world_size': 'shard_count', 'num_replicas': 'shard_count', 'index': 'shard_index',
+         'shard_id': 'shard_index', 'num_shards': 'shard_count', 'process_index': 'shard_index',
+         'process_count': 'shard_count', 'drop_last': 'drop_remainder'},
+    ),
+    'ReadOptions': (
+        granular.ReadOptions,
+        {'num_workers': r'num_threads; mp_prefetch\(8\)', 'buffer_size': 'prefetch_buffer_size',
+         'prefetch': 'prefetch_buffer_size', 'prefetch_factor': 'prefetch_buffer_size'},
+    ),
+    'MultiprocessingOptions': (
+        granular.MultiprocessingOptions,
+        {'num_processes': 'num_workers', 'prefetch_factor': 'per_worker_buffer_size',
+         'multiprocessing_context': 'start_method='},
+    ),
+    'Batch': (lambda **given: granular.Batch(2, **given), {'drop_last': 'drop_remainder', 'collate_fn': 'batch_fn'}),
+    'IndexSampler': (
+        lambda **given: granular.IndexSampler(9, **given), dict.fromkeys(('rank', 'world_size', 'shard_index'), SHARD)
+    ),
+    'SequentialSampler': (
+        lambda **given: granular.SequentialSampler(9, **given), dict.fromkeys(('rank', 'num_replicas'), SHARD)
+    ),
+    'DataLoader': (
+        lambda **given: granular.DataLoader(data_source=[1], sampler=1, **given),
+        dict.fromkeys(('rank', 'world_size'), SHARD),
+    ),
+    'Loader': (lambda **given: granular.Loader([1], 1, **given), {'rank': 'shard_id', 'world_size': 'num_shards'}),
+    'IterDataset.mp_prefetch': (dataset.to_iter_dataset().mp_prefetch, {'num_workers': 'the number alone'}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', ANSWERED)
+def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name):
+    make, answers = ANSWERED[name]
+    for argument, ours in answers.items():
+        with pytest.raises(
+            InvalidArgumentError, match=rf"^{name}: no .* \['{argument}'\]: for {argument}, pass {ours}"
+        ):
+            make(**{argument: 2})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
+        make(bach=4)
+
+
+def test_number_alone_is_the_seed_of_a_shuffle_of_all_elements():
+    assert list(dataset.shuffle(1000)) == list(dataset.shuffle(seed=1000))
+    with pytest.raises(AttributeError, match="no attribute 'shuffle': call shuffle before to_iter_dataset"):
+        operator.attrgetter('shuffle')(dataset.to_iter_dataset())
+
+
 @pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
 def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
     chain = kind.range(4)

@@ -504,6 +504,9 @@ def test_damaged_row_group_can_be_skipped(tmp_path):
         with iter(stream) as iterator:
             assert [row['id'] for row in iterator] == [*range(100), *range(200, 300)]
             assert len(iterator.errors) == 100
+    replaced = granular.ParquetIterDataset(path, on_error=lambda index, error: {'id': -1})
+    ids = [*range(100), *[-1] * 100, *range(200, 300)]
+    assert list(replaced.map(lambda row: (row['id'],))) == [(i,) for i in ids]
     with iter(granular.ParquetIterDataset(path)) as iterator:
         assert [next(iterator)['id'] for _ in range(100)] == list(range(100))
         with pytest.raises(CorruptError, match='row group 1'):

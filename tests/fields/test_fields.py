@@ -116,16 +116,50 @@ def test_invalid_modes_and_loaders_are_rejected():
             ModeWrapper(Numbers(), mode)
     with pytest.raises(InvalidArgumentError, match='list has no fields'):
         ModeWrapper([1, 2], 'x')
-    with pytest.raises(InvalidArgumentError, match="ModeWrapper.*mode='class x'"):
-        Numbers()[0]
-    with pytest.raises(InvalidArgumentError, match="ModeWrapper.*mode='class x'"):
-        RepeatWrapper(Numbers(), 2)[0]
     wrapper = ModeWrapper(Numbers(), 'x')
     for index in (11, -12):
         with pytest.raises(OutOfRangeError, match=f'index {index} is out of range'):
             wrapper[index]
     with pytest.raises(OutOfRangeError):
         wrapper.fetch([0, 11])
+
+
+WITHOUT_ELEMENTS = {
+    'FieldDataset': Numbers,
+    'FieldWrapper': lambda: Shifted(Numbers()),
+    'SubsetWrapper': lambda: SubsetWrapper(Numbers(), [1, 2]),
+    'PercentFilterWrapper': lambda: PercentFilterWrapper(Numbers(), 0.0, 0.5),
+    'RepeatWrapper': lambda: RepeatWrapper(Numbers(), 2),
+    'ShuffleWrapper': lambda: ShuffleWrapper(Numbers(), seed=1),
+    'ClassFilterWrapper': lambda: ClassFilterWrapper(Numbers(), [1]),
+    'OversamplingWrapper': lambda: OversamplingWrapper(Numbers()),
+    'FieldConcat': lambda: FieldConcat([Numbers(), Numbers()]),
+    'aio': lambda: aio.RepeatWrapper(Numbers(), 2),
+}
+USES = {
+    'index': lambda d, _: d[0],
+    'loop': lambda d, _: list(d),
+    'Loader': lambda d, _: granular.Loader(d, 1),
+    'MapDataset': lambda d, _: MapDataset.source(d),
+    'DataLoader': lambda d, _: granular.DataLoader(data_source=d, sampler=granular.SequentialSampler(2)),
+    'sources': lambda d, _: granular.sources.Epochs(d),
+    'convert': lambda d, path: granular.convert(d, path / 'ds'),
+}
+
+
+@pytest.mark.parametrize('use', USES)
+@pytest.mark.parametrize('name', WITHOUT_ELEMENTS)
+def test_datasets_of_fields_name_the_mode_wrapper_where_elements_are_expected(name, use, tmp_path):
+    with pytest.raises(InvalidArgumentError, match="has fields, but no elements: .*ModeWrapper.*mode='class x'"):
+        USES[use](WITHOUT_ELEMENTS[name](), tmp_path)
+
+
+def test_dataset_of_fields_with_elements_of_its_own_is_a_source():
+    class Both(Numbers):
+        def __getitem__(self, index):
+            return {'x': index}
+
+    assert MapDataset.source(Both()).fetch([3, 1]) == [{'x': 3}, {'x': 1}]
 
 
 def test_errors_name_field_and_sample():

@@ -384,6 +384,13 @@ def test_slow_reply_is_hedged(server, warm_path):
     assert remote.read_range(5, 9) == DATA[5:9]
 
 
+@pytest.mark.parametrize('late, hedges', [(0, 0), (1, 1), (2, 2), (4, 2)])
+def test_slow_reply_to_a_hedge_is_hedged_once_more(server, warm_path, late, hedges):
+    remote = warm_path()
+    server.script.extend([('late', 1.0)] * late)
+    assert count_hedges(lambda: remote.read_range(10, 500))[:2] == (DATA[10:500], hedges)
+
+
 def test_request_and_its_hedge_may_both_fail(server, warm_path):
     remote = warm_path(attempts=2)
     server.script.extend([('late', 0.3), 'reset', 'reset', 'reset'])

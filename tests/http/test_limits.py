@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import random
+import time
 
 import pytest
 from hypothesis import given
@@ -102,15 +104,42 @@ def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
 def test_reduced_rate_returns_soon_and_then_exceeds_what_it_was():
     for rate in (5.5, 55, 550, 5500):
         pace = Pace(0.0)
-        pace.refused(0.0, 2 * rate, 0, 2.0)
-        assert pace.rate(0.0) == pytest.approx(0.8 * rate)
+        pace.refused(0.0, 2 * rate, 10, 2.0)
+        assert pace.rate(0.0) == rate
         pace.refused(0.5, 1, 10, 1.0)  # of the same burst
-        assert pace.rate(0.0) == pytest.approx(0.8 * rate)
-        assert pace.rate(60.0) < 1.1 * rate  # without answers
-        for second in range(1, 121):
+        assert rate <= pace.rate(0.5) < 1.1 * rate
+        before = pace.rate(1.5)
+        for _ in range(2000):
+            pace.refused(1.5, rate, rate / 2, 1.0)
+        assert pace.rate(1.5) == pytest.approx(0.8 * before)  # however many are refused in a second
+        assert pace.rate(60.0) < 1.2 * pace.rate(1.5)  # without answers
+        for second in range(2, 121):
             pace.succeeded(float(second))
             assert second < 40 or pace.rate(second) >= rate
         assert pace.rate(120.0) >= 2 * rate
+
+
+@pytest.mark.parametrize('rates', [(1500, 650, 25, 25), (200, 10), (30, 5, 5, 5)])
+def test_hosts_of_unequal_rates_come_to_equal_ones(monkeypatch, rates):
+    now, chance, total = 0.0, random.Random(0), sum(rates)
+    monkeypatch.setattr(time, 'monotonic', lambda: now)
+    limits = [Limit(0, 1 << 30) for _ in rates]
+    for limit, rate in zip(limits, rates, strict=True):
+        for number in range(max(160, 2 * rate)):  # 10 % are refused
+            limit.throttled(number / rate) if number % 10 == 9 else limit.succeeded(number / rate)
+    now = 1000.0
+    due, sums = [0.0] * len(rates), [0.0] * len(rates)
+    for step in range(12_000):
+        now += 0.01
+        found = [min(limit.rate, total) for limit in limits]
+        answered = min(1.0, total / sum(found))
+        for number, (limit, rate) in enumerate(zip(limits, found, strict=True)):
+            due[number] += rate / 100
+            sums[number] += rate * (step >= 6000)
+            while due[number] >= 1:
+                due[number] -= 1
+                limit.succeeded(now) if chance.random() < answered else limit.throttled(now)
+    assert sum(sums) ** 2 / len(sums) / sum(value**2 for value in sums) > 0.9
 
 
 def test_store_that_answers_nothing_is_asked_rarely_until_it_answers_again():

@@ -16,8 +16,8 @@ def bucket(tmp_path_factory):
     return root
 
 
-def read(bucket, hosts, model, seconds, seed=0):
-    return Run(bucket, hosts, model, Program('data', batch=8), seed).run(seconds)
+def read(bucket, hosts, model, seconds, seed=0, batch=8):
+    return Run(bucket, hosts, model, Program('data', batch=batch), seed).run(seconds)
 
 
 @pytest.mark.parametrize('seed', range(2))
@@ -38,6 +38,11 @@ def test_rate_returns_after_an_outage_without_a_burst(bucket, how):
     assert np.mean(run.line('done')[60:]) > 0.9 * rate
     assert max(run.line('requests')[22:]) < 2 * rate
     assert run.share(0, 70)['failed hosts'] == 0
+
+
+def test_large_host_returns_after_a_short_outage_although_some_requests_fail(bucket):
+    run = read(bucket, 1, Model(rate=1000, outage=(4.0, 7.0, '503'), faults=0.002), 18, batch=32)
+    assert np.mean(run.line('done')[14:]) > 100
 
 
 def test_higher_limit_is_used(bucket):

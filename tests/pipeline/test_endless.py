@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import granular
-from granular import MapDataset, shuffle
+from granular import MapDataset, shuffle, sources
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
 FINITE = MapDataset.range(25)
@@ -84,6 +84,31 @@ def test_operation_on_an_endless_dataset_works_or_is_refused(name):
         made = made.to_iter_dataset()
     taken = list(zip(range(30), made, strict=False))
     assert len(taken) == (2 if name == 'fetch' else 4 if name == 'slice, part' else taken[-1][0] + 1)
+
+
+SOURCES = {
+    'Epochs': lambda d: sources.Epochs(d, shuffle=shuffle.Index()),
+    'Epochs, refused': sources.Epochs,
+    'Interleave': lambda d: sources.Interleave([d, d.map(lambda x: {'x': -x['x']})]),
+    'Interleave of one': lambda d: sources.Interleave([d]),
+    'Interleave with a finite one': lambda d: sources.Interleave([d, d[:30]]),
+    'Mix': lambda d: sources.Mix([d, d], [1, 2]),
+    'Sample': sources.Sample,
+    'Transform': lambda d: sources.Transform(d, lambda x, seed: x),
+    'Truncate': lambda d: sources.Truncate(d, 40),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', SOURCES)
+def test_source_of_an_endless_dataset_is_loaded_or_refused_when_it_is_constructed(name):
+    endless = FINITE.map(lambda x: {'x': x}).repeat()
+    if 'refused' in name:
+        with pytest.raises(InvalidArgumentError, match=r'shuffle with Permutation\(\): the dataset is repeated inf'):
+            SOURCES[name](endless)
+        return
+    source = SOURCES[name](endless)
+    with granular.Loader(source, 30) as loader:
+        assert next(loader)['x'].tolist() == [source[step]['x'] for step in range(30)]
 
 
 def test_epochs_of_a_selection_are_those_of_its_datasets():

@@ -182,6 +182,8 @@ def path(tmp_path):
 def test_labels_are_read_by_field_once_and_in_bulk(path, counted):
     with granular.DatasetReader(path, granular.decoders) as reader:
         dataset = MapDataset.source(reader)
+        for none in (dataset.filter_classes(valid_classes=[99]), dataset.subset([])):
+            assert (len(none), list(none), list(none.to_iter_dataset().batch(2))) == (0, [], [])
         train = dataset.filter_classes(valid_classes=[0, 2])
         assert counted == [(11, ['label'])]
         rest = dataset.filter_classes('label', invalid_classes=range(0, 3, 2))

@@ -24,6 +24,7 @@ STREAMS = {
     'filter': lambda d: d.filter(lambda x: x % 3),
     'batch': lambda d: d.batch(4),
     'filter, batch': lambda d: d.filter(lambda x: x % 3).batch(4),
+    'number': lambda d: d.map_with_index(lambda i, x: (i, x)),
     'filter, number': lambda d: d.filter(lambda x: x % 3).map_with_index(lambda i, x: (i, x)),
     'random': lambda d: d.random_map(lambda x, r: (x, int(r.integers(100))), seed=3),
     'filter, random': lambda d: d.filter(lambda x: x % 2).random_map(lambda x, r: (x, int(r.integers(100))), seed=3),
@@ -71,6 +72,7 @@ def test_state_is_exact_between_any_two_elements(name):
 GRAIN = {
     'map': 'd.map(lambda x: x * 2)',
     'filter, batch': 'd.filter(lambda x: x % 3).batch(4)',
+    'number': 'd.map_with_index(lambda i, x: (i, x))',
     'filter, number': 'd.filter(lambda x: x % 3).map_with_index(lambda i, x: (i, x))',
     'random': 'd.random_map(lambda x, r: (x, int(r.integers(100))), seed=3)',
     'filter, random': 'd.filter(lambda x: x % 2).random_map(lambda x, r: (x, int(r.integers(100))), seed=3)',

@@ -1,14 +1,19 @@
 """States of pipelines that differ: refused by Loader, streams and DataLoader alike, unless told otherwise."""
 
+import contextlib
 import json
 import logging
 import shutil
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import granular
-from granular import shuffle, sources
-from granular.errors import StateError
+from granular import IterDataset, MapDataset, shuffle, sources
+from granular.errors import CorruptError, DecodeError, StateError, UnknownKeyError
+from tests.support.states import plain
 
 SPEC = {'i': 'int'}
 
@@ -232,3 +237,69 @@ def test_stages_that_are_there_twice_are_compared():
         assert str(two).count(f'\n{stage}(') == str(one).count(f'\n{stage}(') + 1 == 2
         with pytest.raises(StateError, match=rf"was 'nothing', and is '{stage}\("):
             iter(two).set_state(iter(one).get_state())
+
+
+BROKEN: list[Exception] = []  # the error of each read while it is not empty
+
+
+def fragile(x):
+    if BROKEN:
+        raise BROKEN[0]
+    return x
+
+
+def numbers(start):
+    return MapDataset.range(start, start + 12).map(fragile).to_iter_dataset()
+
+
+JOINS = {
+    'mix by name': lambda: IterDataset.mix({'a': numbers(0), 'b': numbers(20)}),
+    'interleave': lambda: IterDataset.interleave([numbers(0), numbers(20)], 2),
+    'interleave, made': lambda: IterDataset.interleave(MapDataset.range(2).map(fragile).map(numbers), 2),
+}
+HOLDING = {
+    'nothing': lambda d: d,
+    'window_shuffle': lambda d: d.window_shuffle(7, seed=1),
+    'flat_map': lambda d: d.flat_map(lambda x: [x] * 2),
+    'rebatch': lambda d: d.batch(4).rebatch(3),
+    'pack': lambda d: d.map(lambda x: {'t': np.full(x % 3 + 1, x)}).pack({'t': 4}, num_packing_bins=2),
+    'cache': lambda d: d.cache().repeat(2),
+    'prefetch': lambda d: d.window_shuffle(7, seed=1).prefetch(2),
+}
+
+
+@pytest.mark.parametrize('error', [ValueError, KeyError, TypeError, OSError, DecodeError, UnknownKeyError])
+@pytest.mark.parametrize('stage', HOLDING)
+@pytest.mark.parametrize('join', JOINS)
+def test_error_of_a_read_while_a_state_is_restored_reaches_the_caller_unchanged(join, stage, error):
+    dataset = HOLDING[stage](JOINS[join]())
+    with iter(dataset) as iterator:
+        for _ in range(3):
+            next(iterator)
+        state = iterator.get_state()
+        rest = plain(list(iterator))
+    BROKEN.append(error('cannot be read'))
+    try:
+        with iter(dataset) as iterator:
+            with pytest.raises(error, match='cannot be read') as caught:
+                iterator.set_state(state)
+                next(iterator)
+            assert caught.value is BROKEN.pop()
+            for _ in range(9):  # what failed in the read-ahead meanwhile is raised, too
+                with contextlib.suppress(error):
+                    iterator.set_state(state)
+                    break
+            assert plain(list(iterator)) == rest
+    finally:
+        BROKEN.clear()
+
+
+def test_damaged_file_is_named_while_a_state_is_restored(tmp_path):
+    path = tmp_path / 'x.parquet'
+    pq.write_table(pa.table({'x': range(9)}), path)
+    with iter(granular.ParquetIterDataset(path)) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    path.write_bytes(path.read_bytes()[:-9] + b'123456789')
+    with iter(granular.ParquetIterDataset(path)) as iterator, pytest.raises(CorruptError, match=r'x\.parquet'):
+        iterator.set_state(state)

@@ -222,7 +222,7 @@ def test_oversized_images_are_refused(width, height):
 
 def test_postscript_images_are_refused():
     eps = b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n'
-    with pytest.raises(DecodeError, match='not an image: expected JPEG'):
+    with pytest.raises(DecodeError, match='expected an image of JPEG'):
         formats.decode_image(eps)
 
 

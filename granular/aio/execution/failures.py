@@ -36,19 +36,21 @@ class Failure:
       error: the exception.
       counts: False in place of a further element of a datapoint, which was to become several: it is raised, but neither
         counted nor replaced.
+      handled: True if it failed before the ``on_error`` of its stream, and operations follow that.
     """
 
     counts: bool
     error: Exception
+    handled: bool
     index: int
 
-    __slots__ = ('counts', 'error', 'index')
+    __slots__ = ('counts', 'error', 'handled', 'index')
 
-    def __init__(self, index: int, error: Exception, counts: bool = True) -> None:
-        self.index, self.error, self.counts = index, error, counts
+    def __init__(self, index: int, error: Exception, counts: bool = True, handled: bool = False) -> None:
+        self.index, self.error, self.counts, self.handled = index, error, counts, handled
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.index, self.counts, *portable(self.error))
+        return _unpickled, (self.index, self.counts, self.handled, *portable(self.error))
 
 
 def of_datapoint(error: Exception) -> bool:
@@ -92,8 +94,8 @@ def remote(pickled: Sequence[bytes], text: str) -> BaseException:
     return first
 
 
-def _unpickled(index: int, counts: bool, pickled: Sequence[bytes], text: str) -> Failure:
-    return Failure(index, cast(Exception, remote(pickled, text)), counts)
+def _unpickled(index: int, counts: bool, handled: bool, pickled: Sequence[bytes], text: str) -> Failure:
+    return Failure(index, cast(Exception, remote(pickled, text)), counts, handled)
 
 
 class Errors:

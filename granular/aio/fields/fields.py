@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from granular.aio.execution.failures import Failure
-from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields, no_elements
+from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
-from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
+from granular.aio.pipeline.nodes.source import Elementless, Source, convert, takes_mask
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
@@ -28,7 +28,7 @@ from granular.indexing import Ints
 _DEEP: Final = 32  # maximum depth of nested wrappers of another library
 
 
-class FieldDataset(Nested, abc.ABC):
+class FieldDataset(Elementless, Nested, abc.ABC):
     """A dataset whose fields are methods; a :class:`ModeWrapper` calls those of the requested fields.
 
     ::
@@ -94,9 +94,6 @@ class FieldDataset(Nested, abc.ABC):
 
     def _load_all(self, field: str) -> Any:
         return run(fields_of(self)._load_all(field))
-
-    def __getitem__(self, index: Any) -> Any:
-        raise no_elements(self)
 
     def __repr__(self) -> str:
         return f'{type(self).__qualname__}()'

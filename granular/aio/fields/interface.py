@@ -8,6 +8,7 @@ from typing import Any, Final, Self, SupportsIndex
 from granular import filters
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.selection import read_labels
+from granular.aio.pipeline.nodes.source import Elementless
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, indices_of
@@ -19,7 +20,7 @@ MANY: Final = 'getitems_'
 ALL: Final = 'getall_'
 
 
-class Fields(Nested, abc.ABC):
+class Fields(Elementless, Nested, abc.ABC):
     """The internal interface of all datasets of fields.
 
     Attributes:
@@ -139,14 +140,6 @@ def default_label(dataset: Fields) -> str:
     if 'class' in names and 'label' in names:
         raise InvalidArgumentError(f"{dataset.describe()}: has fields 'class' and 'label': pass field= to choose one")
     return 'class' if 'class' in names else 'label'
-
-
-def no_elements(dataset: Any) -> InvalidArgumentError:
-    """Create the error for indexing a dataset of fields."""
-    mode = ' '.join(dataset.fields or ('x', 'y'))
-    return InvalidArgumentError(
-        f'{type(dataset).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
-    )
 
 
 def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:

@@ -24,6 +24,7 @@ _BEGINNING: Final = b'HTTP/1.'
 _SAFE: Final = (b'GET ', b'HEAD ')  # requests that are safe to send again
 _BARE: Final = re.compile(rb'(?<!\r)\n')
 _PIECE: Final = 64 * KiB  # of a request's body, passed to the transport at a time
+_HEDGES: Final = 2  # hedged requests of an exchange: the first may be as slow as the request
 
 now = time.monotonic
 
@@ -40,7 +41,7 @@ class PoolClosedError(ConnectionAbortedError):
 
 
 class Exchange:
-    """A request and the receiver of its reply: on one connection, or on two if it is hedged.
+    """A request and the receiver of its reply: on one connection, or on up to three if it is hedged.
 
     Args:
       target: the server and the object.
@@ -67,9 +68,9 @@ class Exchange:
     collected: bytearray
     future: 'asyncio.Future[Head] | None' = None
     first: 'Connection | None' = None
-    """The connection on which the request was sent last, unless ``second`` is."""
-    second: 'Connection | None' = None
-    """The connection of the hedged request."""
+    """The connection on which the request was sent, or the one that replies."""
+    others: 'tuple[Connection, ...]' = ()
+    """The connections of the hedged requests, in order."""
 
     def __init__(
         self,
@@ -125,16 +126,15 @@ class Exchange:
         return self.first is not None and self.first.exchange is self
 
     def waits(self) -> bool:
-        """Return whether the request was sent once, and no reply has begun."""
-        first = self.first
-        return self.second is None and first is not None and first.exchange is self and not first.begun
+        """Return whether the request was sent, may be hedged once more, and no reply has begun."""
+        return len(self.others) < _HEDGES and self.is_sent() and not self.first.begun  # type: ignore[union-attr]
 
     def drop(self, but: 'Connection | None' = None) -> None:
         """Remove the exchange from its connections, except ``but``, and close those that still serve it."""
-        for connection in (self.first, self.second):
+        for connection in (self.first, *self.others):
             if connection is not None and connection is not but and connection.exchange is self:
                 connection.drop()
-        self.first, self.second = but, None
+        self.first, self.others = but, ()
 
 
 class ConnectionPool(Protocol):
@@ -209,9 +209,9 @@ class Connection(asyncio.BufferedProtocol):
         """Send a request; the exchange is told once the body of the reply has reached its destination."""
         # Before this connection serves it: it may have carried the exchange's last attempt.
         if exchange.is_sent():
-            exchange.second = self
+            exchange.others = (*exchange.others, self)
         else:
-            exchange.first, exchange.second = self, None
+            exchange.first, exchange.others = self, ()
         self.exchange = exchange
         self._beginning = self._head_view if exchange.large else self._scratch_view
         self.moved = self.sent = now()
@@ -240,9 +240,9 @@ class Connection(asyncio.BufferedProtocol):
         self.drop()
         if exchange is None:
             return
-        other = exchange.second if exchange.first is self else exchange.first
-        if other is not None and other.exchange is exchange:
-            exchange.first, exchange.second = other, None
+        served = [other for other in (exchange.first, *exchange.others) if other and other.exchange is exchange]
+        if served:
+            exchange.first, exchange.others = served[0], tuple(served[1:])
         else:
             exchange.failed(error)
 
@@ -383,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
             raise StaleError('the same reply came twice')
 
     def _begin(self, exchange: Exchange) -> None:
-        if exchange.second is not None:
+        if exchange.others:
             exchange.drop(but=self)  # the first connection to reply wins
         seconds = self.moved - self.sent
         self._pool.latencies.append(seconds)

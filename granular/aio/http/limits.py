@@ -4,6 +4,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import math
 import resource
 import time
 from typing import Final, Protocol
@@ -20,12 +21,20 @@ _LONG: Final = 0.003  # seconds of processor time for the replies of one turn of
 _EVERY: Final = 0.01  # seconds between two measurements of such a turn
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
-_HEARD_PACED: Final = 0.02  # while the rate is limited
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
 
-# A rate grows as in CUBIC (RFC 9438, 4.1): slowly near the rate at which the store throttled last, then faster.
-_REDUCED: Final = 0.8  # of the rate is left after a reduction
-_CURVE: Final = 0.02  # requests a second, for a cubic second
+# A rate loses TAKEN * rate ** power for each refusal, and gains ADDED * rate ** power in a second. Where an equal share
+# of all requests is refused, a host above a certain rate loses more than it gains, and others gain: all come to it.
+_TAKEN: Final = (0.38, 0.7)  # factor and power
+_ADDED: Final = (0.0084, 1.3)
+_UNREFUSED: Final = (
+    0.0145,
+    0.5,
+    0.00055,
+    1.3,
+)  # added, too, by the larger term, for each squared second without refusals
+_REDUCED: Final = 0.8  # of the rate is left after a second with refusals, at the least
+_OUTAGE: Final = 20  # refusals one after the other, from which on the store is taken to answer nobody
 _SAMPLE: Final = 80  # replies in a second or two, with fewer of which the rate is not limited
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
 _SILENCE: Final = 5.0  # seconds without an answer in which only the pauses of each request slow it down
@@ -216,13 +225,13 @@ class Limit:
             self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
-        if self._refused < (_HEARD if self._pace is None else _HEARD_PACED) * (self._refused + answers):
+        if self._pace is None and self._refused < _HEARD * (self._refused + answers):
             return False
         if self._pace is None and self._refused + answers < _SAMPLE:
             return True  # the pauses of the requests are enough
         seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
         if self._pace is None:
-            self._pace = Pace(now)
+            self._pace = Pace(now, answers / seconds if seconds >= _PAUSE else 0.0)
         self._pace.refused(now, answers, self._refused, seconds)
         return True
 
@@ -264,49 +273,72 @@ class Limit:
 class Pace:
     """The rate of requests to a store that throttles.
 
-    The rate is reduced by a fifth at most once a second, and to the rate of answers if most requests are refused. Then
-    it grows as in CUBIC (RFC 9438): after the same time for all, by less for those that have more, so that hosts which
-    share a limit come to equal shares. It grows only while the store answers. Once it has refused everything for
-    a while, the rate is halved each second, down to ``_PROBING``; its answers bring it back, doubling it each second.
+    Each refusal takes a part of the rate, in a second no more than a fifth of it; if most requests are refused, the
+    rate of answers is left. The rate grows by some percent a second, and by more the longer no request was refused, but
+    only while the store answers. Once it has refused everything for a while, the rate is halved each second, down to
+    ``_PROBING``; its answers bring it back, doubling it each second. After an outage, however short, the rate doubles
+    each second up to half of the former one.
 
     Args:
       now: the time.
+      known: the rate of the last second or two; 0 if they are not over.
     """
 
-    def __init__(self, now: float) -> None:
-        self._top = float('inf')  # the rate at the last reduction
-        self._reduced = float('-inf')  # when
-        self._time = 0.0  # seconds of growth until the rate is there again
-        self._grown, self._answered = 0.0, now  # seconds of growth until the last answer, and when that was
+    def __init__(self, now: float, known: float = 0.0) -> None:
+        self._rate = _UNLIMITED  # at the last answer or refusal
+        self._answered, self._heard = now, now  # times of that, and of the last answer
+        self._grown = 0.0  # seconds of growth since the last refusal
+        self._least, self._second = 0.0, float('-inf')  # what refusals leave of the rate, and when that was determined
         self._ramp = float('inf')  # the rate after a time without answers
-        self._heard = now  # time of the last answer
+        self._row = 0  # refusals since the last answer
+        self._known = known  # the rate at the last answer
+        self._former = 0.0  # the rate up to which it doubles
         self._tokens, self._filled = 0.0, now
 
     def rate(self, now: float) -> float:
         """Return the requests a second that are permitted."""
-        seconds = self._grown + min(_PAUSE, now - self._answered)
-        return max(_PROBING, min(self._ramp, self._top + _CURVE * (seconds - self._time) ** 3))
+        return max(_PROBING, min(self._ramp, self._increased(now)))
+
+    def _increased(self, now: float) -> float:
+        seconds = min(_PAUSE, now - self._answered)
+        if self._rate < self._former:
+            return min(self._former, self._rate * 2**seconds)
+        few, root, many, power = _UNREFUSED
+        faster = max(few * math.pow(self._rate, root), many * math.pow(self._rate, power))
+        added = _ADDED[0] * math.pow(self._rate, _ADDED[1]) + faster * (self._grown + seconds) ** 2
+        return min(2 * _UNLIMITED, self._rate + added * seconds)
 
     def refused(self, now: float, answers: int, refusals: int, seconds: float) -> None:
-        """Reduce the rate, given the answers and refusals of the last seconds."""
-        if now - self._reduced < _PAUSE:
-            return
-        rate, severe = answers / seconds, refusals > max(_FEW, answers)
-        if not answers:
-            if now - self._heard < _SILENCE:
+        """Reduce the rate for a refusal, given the answers and refusals of the last seconds."""
+        rate = self.rate(now)
+        self._row += 1
+        if self._row >= _OUTAGE:
+            self._former = max(self._former, self._known / 2)
+        elif _HEARD * (refusals + answers) < refusals < answers:
+            self._former = 0.0
+        if now - self._second >= _PAUSE:
+            if not answers and now - self._heard < _SILENCE:
                 return
-            self._ramp = max(_PROBING, min(self._ramp, refusals / seconds) / 2)
-        elif self._top == float('inf') and seconds < _PAUSE:
-            self._ramp = rate  # too short a time to judge by
-        else:
-            self._top = rate / _REDUCED if severe else min(self.rate(now), (answers + refusals) / seconds)
-        self._reduced = self._answered = now
-        self._grown = 0.0
-        if self._top < float('inf'):
-            self._time = ((1 - _REDUCED) * self._top / _CURVE) ** (1 / 3)
+            self._second = now
+            if not answers:
+                self._ramp = max(_PROBING, min(self._ramp, refusals / seconds) / 2)
+            elif not self._least and seconds < _PAUSE:
+                self._ramp = answers / seconds  # too short a time to judge by
+            elif not self._least or refusals > max(_FEW, answers):
+                rate = self._least = answers / seconds
+            else:
+                rate = min(rate, (answers + refusals) / seconds / _REDUCED)
+                self._least = _REDUCED * rate
+        if answers and self._least:
+            self._rate = max(self._least, rate - _TAKEN[0] * math.pow(rate, _TAKEN[1]))
+        self._answered, self._grown = now, 0.0
 
     def succeeded(self, now: float) -> None:
         """Record an answer."""
+        self._rate = self._increased(now)
+        self._row = 0
+        if self._least and self._rate >= self._former:
+            self._known = self._rate
         self._grown += min(_PAUSE, now - self._answered)
         self._answered = self._heard = now
         self._ramp += 1.0

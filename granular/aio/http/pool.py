@@ -61,8 +61,8 @@ class Pool:
     """The connections of one client, under one event loop.
 
     A request whose reply has not begun after 1.5 times the 95th percentile of recent latencies is sent on another
-    connection as well (hedged), and the first reply wins. This applies only to a share of the requests, less those that
-    the store throttles.
+    connection as well (hedged), after the same time on a third one, and the first reply wins. This applies only to a
+    share of the requests, less those that the store throttles.
 
     Args:
       config: its timeouts, its minimum rate, and the share of requests that may be hedged.
@@ -352,6 +352,8 @@ class Pool:
         """Return whether the reply of a connection is slow, and its request may be hedged."""
         if connection.begun or connection.unsent or time - connection.sent <= self._slow:
             return False
+        if exchange.others and connection is not exchange.others[-1]:
+            return False  # the hedged request has its time, too
         return self._spare >= 1 and exchange.hedged and exchange.waits() and exchange not in self._hedging
 
     def _hedge(self, exchange: Exchange) -> None:
@@ -370,7 +372,7 @@ class Pool:
         try:
             connection = self.take(exchange.target.origin) or await self._connect(exchange.target.origin)
         except OSError as error:
-            logger.info('%s: not asked for a second time: %s', exchange.target.origin.host, error)
+            logger.info('%s: not asked again: %s', exchange.target.origin.host, error)
             return
         if exchange.waits() and exchange.target.origin == connection.origin:
             connection.send(exchange)

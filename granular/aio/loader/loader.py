@@ -178,6 +178,8 @@ class Loader(LoaderHandle):
         collate_fn='MapDataset.batch(64, batch_fn=...) with to_iter_dataset() instead of a Loader',
         persistent_workers='nothing: workers persist',
         dataset='source',
+        rank='shard_id',
+        world_size='num_shards',
     )
     def __init__(
         self,

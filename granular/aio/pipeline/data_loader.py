@@ -11,7 +11,7 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.other_names import answering
+from granular.aio.pipeline.other_names import RANK_ARGUMENTS, answering
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
@@ -122,6 +122,7 @@ class DataLoader:
         collate_fn='operations=[granular.Batch(64, batch_fn=...)]',
         persistent_workers='nothing: the workers of an iteration end with it',
         dataset='data_source',
+        **RANK_ARGUMENTS,
     )
     def __init__(
         self,

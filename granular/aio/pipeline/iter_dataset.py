@@ -347,7 +347,8 @@ class IterDataset(Chain, Generic[Element_co]):
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
-        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe))
+        shards = recipe.shard.shard_count
+        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe, shards=shards))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.
@@ -358,6 +359,7 @@ class IterDataset(Chain, Generic[Element_co]):
         """
         return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
+    @answering(num_workers='the number alone, as in mp_prefetch(8)')
     def mp_prefetch(
         self,
         options: MultiprocessingOptions | int | None = None,

@@ -18,7 +18,13 @@ from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
-from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, ITERATORS_ALONE, STREAMS_ALONE, answering
+from granular.aio.pipeline.other_names import (
+    BATCH_ARGUMENTS,
+    ITERATORS_ALONE,
+    RANK_ARGUMENTS,
+    STREAMS_ALONE,
+    answering,
+)
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     Chain,
@@ -154,7 +160,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             dataset.shuffle(seed=0, order=granular.shuffle.Blocks())
 
         Args:
-          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`.
+          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. In ``shuffle(1000)``, 1000
+            is the seed, not the size of a buffer: all elements are shuffled.
           order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
             reads many records with one request.
         """
@@ -222,7 +229,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
         Args:
           field: key of the label; an element may have one label or a sequence of labels.
-          valid_classes: classes to keep: a list, range or array of integers or strings.
+          valid_classes: classes to keep: a list, range or array of integers or strings. If no element has one of them,
+            the dataset is empty, as for ``subset([])``.
           invalid_classes: classes to remove, instead of ``valid_classes``.
         """
 
@@ -315,8 +323,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         num_workers='nothing: functions run in threads; mp_prefetch(8) of the stream takes processes',
         prefetch_factor='read_options=granular.ReadOptions(prefetch_buffer_size=...)',
         pin_memory="nothing, and the stream to granular.integrations.torch.Batches(stream, device='cuda')",
-        rank='shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
-        world_size='shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
+        **RANK_ARGUMENTS,
     )
     def to_iter_dataset(
         self,
@@ -338,7 +345,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           shard_options: the shard of this process, which gets every ``shard_count``-th element from ``shard_index`` on.
             The state of such a stream fits any number of shards.
           on_error: policy for an element that fails: 'raise', 'skip', or a function of index and error that returns a
-            replacement, returns None to skip the element, or raises. Store errors are always raised.
+            replacement, returns None to skip the element, or raises. Store errors are always raised, and so are those
+            of later operations, which get replacements as any other element.
         """
         read = Read(self._node, read_options, allow_nones, shard_options, on_error)
         return IterDataset(read)

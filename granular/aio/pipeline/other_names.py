@@ -10,13 +10,17 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 def answering(**answers: str) -> Callable[[Function], Function]:
-    """Make a function answer names of arguments that it does not have.
+    """Make a function, or the constructor of a class, answer names of arguments that it does not have.
 
     Args:
       answers: what to pass instead, by name.
     """
 
     def decorate(function: Function) -> Function:
+        if isinstance(function, type):
+            function.__init__ = decorate(function.__init__)  # type: ignore[misc]
+            return function
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if unknown := [name for name in kwargs if name in answers]:
@@ -35,6 +39,15 @@ BATCH_ARGUMENTS = {
     'collate_fn': 'batch_fn',
     'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
 }
+SHARD_ARGUMENTS = {
+    **dict.fromkeys(('rank', 'index', 'shard_id', 'process_index'), 'shard_index'),
+    **dict.fromkeys(('world_size', 'num_replicas', 'num_shards', 'process_count'), 'shard_count'),
+    'drop_last': 'drop_remainder',
+}
+RANK_ARGUMENTS = dict.fromkeys(
+    ('rank', 'world_size', 'num_replicas', 'shard_index', 'shard_count'),
+    'shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
+)
 
 
 class Answering:

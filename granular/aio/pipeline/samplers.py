@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
 from granular.aio.pipeline.nodes.source import Node, Source
+from granular.aio.pipeline.other_names import RANK_ARGUMENTS, answering
 from granular.aio.pipeline.transforms import ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
@@ -78,6 +79,7 @@ class IndexSampler:
     num_records: int
     shuffle: bool
 
+    @answering(**RANK_ARGUMENTS)
     def __init__(
         self,
         num_records: int,
@@ -141,6 +143,7 @@ class SequentialSampler(IndexSampler):
       seed: seed of the random generators, as in :class:`IndexSampler`.
     """
 
+    @answering(**RANK_ARGUMENTS)
     def __init__(self, num_records: int, shard_options: ShardOptions | None = None, seed: int | None = None) -> None:
         super().__init__(num_records, shard_options, False, 1, seed)
 

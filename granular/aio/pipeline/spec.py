@@ -76,7 +76,7 @@ async def _of_source(source: Source) -> Any:
         if not len(source):
             raise InvalidArgumentError(f'{source.describe()} has no elements')
         return await _of_source(source.parents[0])
-    if isinstance(source, elements.Filter):
+    if isinstance(source, elements.Filter | elements.Handled):
         return await _of_source(source.parents[0])
     if isinstance(source, elements.Batch) and source.fn is stack:
         size = source.size if source.drop_remainder else None

@@ -9,7 +9,7 @@ import numpy as np
 
 from granular._lazy import import_extra
 from granular._typing import In_contra, Out_co
-from granular.aio.pipeline.other_names import Answering
+from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, SHARD_ARGUMENTS, Answering, answering
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer
@@ -107,6 +107,7 @@ class FlatMapTransform(abc.ABC, Generic[In_contra, Out_co]):
         """Return the elements that replace this one."""
 
 
+@answering(**BATCH_ARGUMENTS)
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """The transformation that combines consecutive elements to batches, for a :class:`DataLoader` or ``apply``.
@@ -140,6 +141,10 @@ Transformation = (
 )  # fmt: skip
 
 
+@answering(
+    num_workers='num_threads; mp_prefetch(8) of the stream takes processes',
+    **dict.fromkeys(('buffer_size', 'prefetch', 'prefetch_factor'), 'prefetch_buffer_size, which counts elements'),
+)
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
     """Limits of the read-ahead of a stream.
@@ -201,6 +206,11 @@ class DatasetOptions:
                 raise InvalidArgumentError(f'{name}: expected True or False, got {value!r:.100}')
 
 
+@answering(
+    num_processes='num_workers',
+    prefetch_factor='per_worker_buffer_size',
+    multiprocessing_context="start_method='spawn'",
+)
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:
     """Settings of worker processes.
@@ -239,6 +249,7 @@ def divided(options: MultiprocessingOptions, parts: int) -> MultiprocessingOptio
     return dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, parts)))
 
 
+@answering(**SHARD_ARGUMENTS)
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
     """The part of the data that belongs to this process.

@@ -31,6 +31,7 @@ class Model:
       refusal: the latency of a refusal.
       slow: partitions that are slow, by which factor, and the share of their requests that is.
       stall: the share of replies that never come.
+      faults: the share of requests that is refused at any rate.
       outage: when it begins and ends, and how requests fail meanwhile: status 503, a refused connection, no reply.
     """
 
@@ -44,6 +45,7 @@ class Model:
     refusal: float = 0.01
     slow: tuple[int, float, float] = (0, 1.0, 1.0)
     stall: float = 0.0
+    faults: float = 0.0
     outage: tuple[float, float, Literal['503', 'refused', 'silent']] = (0.0, 0.0, '503')
 
 
@@ -114,7 +116,11 @@ class Bucket:
         out = self._is_out()
         if out == 'refused':
             wire.abort()
-        elif out == '503' or not self._admits(self._partitions[number]):
+        elif (
+            out == '503'
+            or (model.faults and world.random.random() < model.faults)
+            or not self._admits(self._partitions[number])
+        ):
             self._plan(wire, model.refusal, _REFUSED, _SLOW_DOWN, good=False)
         elif not out and world.random.random() >= model.stall:
             median, sigma = model.latency

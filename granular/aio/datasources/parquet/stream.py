@@ -16,7 +16,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import Flow, of_reading
 from granular.aio.pipeline.streams.read import Read, Reading
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ReadOptions, ShardOptions
@@ -353,14 +353,15 @@ class ReadingRows(Flow):
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         if self._inner is None and state == self._start:
             return
-        layout, reading = await self._ready()
+        with of_reading():
+            layout, rows = await self._ready()
         if type(state) is _Mark:
             state = state.state
         elif isinstance(state, Mapping) and 'at' in state:
             state = {**state, 'at': self._rows.position_of(layout, state['at'])}
         else:
             state = self._rows.position_of(layout, state)
-        await reading.restore(state, terms)
+        await rows.restore(state, terms)
 
     async def begin(self) -> None:
         await (await self._ready())[1].begin()
@@ -396,8 +397,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
       read_options: the threads, and the number of rows to prepare ahead; by default about 16 MiB of rows, by the first
         row group.
-      on_error: how to handle a row for which a stage before the first multi-row stage fails, as in
-        ``MapDataset.to_iter_dataset``.
+      on_error: policy for a row that fails to be read, as in ``MapDataset.to_iter_dataset``.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Interleave(SourceChoice):
         return owners, inner
 
     def __len__(self) -> int:
-        return len(self.parents) * min(length_of(source) for source in self.parents)
+        return min(ENDLESS, len(self.parents) * min(length_of(source) for source in self.parents))
 
     def describe(self) -> str:
         return f'Interleave of {len(self.parents)}'

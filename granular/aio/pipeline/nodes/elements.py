@@ -141,6 +141,37 @@ class Filter(Function):
         return datapoint if call_checked('filter calls fn(element)', self.fn, element) else None
 
 
+class Handled(Node):
+    """Where the ``on_error`` of a stream stands: it applies to what failed before, not in the operations after it."""
+
+    unlisted = True
+
+    def describe(self) -> str:
+        return self.parents[0].describe()
+
+    async def fetch(self, indices: ArrayLike) -> list[Any]:
+        datapoints = await self.parents[0].fetch(indices)
+        for datapoint in datapoints:
+            if type(datapoint) is Failure:
+                datapoint.handled = True
+        return datapoints
+
+
+def after_handled(source: Source) -> list[Element]:
+    """Return the operations of a source after the ``Handled`` that they begin with; none if there is none."""
+    chain: list[Element] = []
+    while isinstance(source, Element):
+        chain.append(source)
+        source = source.parents[0]
+    return chain[::-1] if isinstance(source, Handled) else []
+
+
+async def replaced(chain: Sequence[Element], replacement: Any, index: int) -> Any:
+    """Return what becomes of the replacement of a failed datapoint in the operations after ``Handled``."""
+    calls = [timed(node, node._call) for node in chain]
+    return (await map_in_threads(calls, [replacement], 'transforming', [index]))[0]
+
+
 class FlatMap(Node):
     """A fixed number of datapoints for each one: those that ``fn(datapoint)`` returns, and None for the rest."""
 

@@ -158,6 +158,16 @@ def all_stages(source: Source) -> list[Source]:
     return [stage for stage in stages.values() if isinstance(stage, Source)]
 
 
+class Elementless:
+    """Base of datasets of fields, which have no elements, unless a subclass has a ``__getitem__`` of its own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        mode = ' '.join(getattr(self, 'fields', None) or ('x', 'y'))
+        raise InvalidArgumentError(
+            f'{type(self).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
+        )
+
+
 def convert(source: Any) -> Source:
     """Convert an object to a source.
 
@@ -191,6 +201,8 @@ def convert(source: Any) -> Source:
     if callable(source):
         refuse_coroutine_function(source)
         return _Called(source, '__call__')
+    if getattr(type(source), '__getitem__', None) is Elementless.__getitem__:
+        source[0]  # raises the error
     if hasattr(source, '__getitem__'):
         refuse_coroutine_function(source.__getitem__)
         return _Called(source, '__getitem__')

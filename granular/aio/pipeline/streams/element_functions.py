@@ -38,13 +38,15 @@ class ElementFunction(Stream):
         if read is None:
             return None
         source = read.source
-        # Operations that number elements can be merged only if no earlier filter drops any.
-        dense = not source.sparse
+        if read.on_error != 'raise' and not elements.after_handled(source):
+            source = elements.Handled(source)
+        # Operations that number elements can be merged only if no earlier filter, or on_error, drops any.
+        dense = not source.sparse and read.on_error == 'raise'
         if self.name == 'map':
             return read.replaced(source=elements.Streamed(elements.Map(source, self.transform)))
         if self.name == 'filter' and not read.allow_nones:
             return read.replaced(source=elements.Filter(source, self.transform))
-        if self.name == 'map_with_index' and read.shard.shard_count == 1 and gapless(source):
+        if self.name == 'map_with_index' and read.shard.shard_count == 1 and dense and gapless(source):
             return read.replaced(source=elements.Streamed(elements.MapWithIndex(source, self.transform)))
         if self.name == 'random_map' and dense and self.seed is not None:
             return read.replaced(source=elements.Streamed(elements.RandomMap(source, self.transform, self.seed)))

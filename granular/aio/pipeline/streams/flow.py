@@ -1,13 +1,16 @@
 """A running stage of a stream."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from granular.aio.pipeline.position import FITS, FREE, Terms
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import offload
 from granular.errors import StateError
+
+_OF_READING: Final = '_granular_of_reading'  # an attribute of errors
 
 
 def number_of(state: Any, name: str, stop: int = 1 << 63) -> int:
@@ -179,15 +182,30 @@ def sum_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
+@contextlib.contextmanager
+def of_reading(doing: str = '') -> Iterator[None]:
+    """Mark errors of what is read while a state is restored, with a note if any: they say nothing about the state."""
+    try:
+        yield
+    except Exception as error:
+        if doing:
+            error.add_note(doing)
+        error.__dict__[_OF_READING] = True
+        raise
+
+
 async def restore_checked(flow: Flow, state: Any, terms: Terms) -> None:
     """Continue from a state that may be another flow's, or no state at all.
 
     Raises:
       StateError: if it is not one of this flow.
+      Exception: errors of what is read for it, unchanged.
     """
     try:
         await flow.restore(state, terms)
     except StateError:
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if _OF_READING in error.__dict__:
+            raise
         raise StateError(f'not a state of this pipeline: {type(error).__name__}: {error}') from error

@@ -6,7 +6,7 @@ from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FITS, FREE, Terms, same_position
-from granular.aio.pipeline.streams.flow import Flow, number_of, restore_checked
+from granular.aio.pipeline.streams.flow import Flow, number_of, of_reading, restore_checked
 from granular.errors import StateError
 
 
@@ -120,7 +120,8 @@ class Held:
         again: deque[Any] = deque()
         for count, changed in [*changes, [number_of(held, 'count') + held['ended'], None]]:
             while len(again) < count and not self._ended:
-                again.append(await self._taken_again())
+                with of_reading(f'while reading element {len(again)} again, which {self._stage} held'):
+                    again.append(await self._read())
             if changed is not None:
                 await restore_checked(self._parent, changed, self._terms)
                 self._changes.append([count, changed])
@@ -136,12 +137,3 @@ class Held:
         self._after = self._parent.state()
         if not same_position(self._after, after):
             self._changes.append([len(again), self._after])
-
-    async def _taken_again(self) -> Any:
-        try:
-            return await self._read()
-        except Exception as error:
-            raise StateError(
-                f'{self._stage}: element {self._count} of those that it held could not be read again: '
-                f'{type(error).__name__}: {error}'
-            ) from error

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, restore_checked, sum_stats
+from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, of_reading, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
@@ -55,6 +55,10 @@ class Interleaved(Stream):
 
     def __len__(self) -> int:
         return len(self.parents) if self._convert is None else len(self.parents[0])
+
+    @property
+    def hosts(self) -> int:
+        return super().hosts if self._convert is None else 0
 
     async def open_stream(self, number: int) -> Stream | None:
         """Return a stream, or None if a filter dropped its dataset."""
@@ -132,7 +136,7 @@ class Interleaving(Flow):
         self._closed_failures: list[tuple[int, str]] = []
         self._terms = FREE  # those under which the saved streams continue
         self._keeps_host = False
-        self._hosts = 0  # those that share the streams; 0 until one is made
+        self._hosts = stage.hosts  # those that share the streams; 0 until one is made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
     @property
@@ -173,7 +177,6 @@ class Interleaving(Flow):
         self._started.add(flow)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
         await flow.begin()
-        self._hosts = max(self._hosts, flow.hosts)
         return flow
 
     async def next(self) -> Any:
@@ -215,13 +218,15 @@ class Interleaving(Flow):
         self._saved.pop(number, None)
         if flow is not None:
             self._flows[number] = flow
+            self._hosts = max(self._hosts, flow.hosts)
         return flow  # type: ignore[no-any-return]
 
     async def _made_now(self, number: int) -> Flow | None:
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
         ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
         try:
-            flow: Any = await ahead.take()
+            with of_reading():
+                flow: Any = await ahead.take()
         finally:
             await ahead.aclose()
         return flow  # type: ignore[no-any-return]
@@ -294,19 +299,21 @@ class Interleaving(Flow):
             await self._close([flow for number, flow in flows.items() if number not in self._flows])
         for number in list(self._saved):  # now, so that a state that does not fit is refused at once
             await self._first_turn(number)
-        opens = any(number is not None for number in numbers)
-        if not self._hosts and (terms.held or not terms.in_step or not opens):
-            await self._learn_hosts()
-        if terms.version == 1 or 'hosts' in state:
-            terms.check_hosts(number_of(state, 'hosts') if 'hosts' in state else None, self._hosts or 1)
+        saved = number_of(state, 'hosts') if 'hosts' in state else None
+        decides = terms.held or not terms.in_step
+        if decides or not any(number is not None for number in numbers):
+            await self._learn_hosts((saved or 1) if decides else 1)
+        if terms.version == 1 or saved is not None:
+            terms.check_hosts(saved, self._hosts or 1)
 
-    async def _learn_hosts(self) -> None:
-        """Make a stream, to know how many hosts share them."""
+    async def _learn_hosts(self, saved: int) -> None:
+        """Make streams until as many hosts as those of a state share one of them, or there are no more."""
         for number in range(self._count):
-            if (flow := await self._made_now(number)) is not None:
-                await self._close([flow])
-            if self._hosts:
+            if self._hosts >= saved:
                 return
+            if (flow := await self._made_now(number)) is not None:
+                self._hosts = max(self._hosts, flow.hosts)
+                await self._close([flow])
 
     async def begin(self) -> None:
         await ensure_event_loop()

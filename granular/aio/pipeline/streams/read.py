@@ -70,6 +70,10 @@ class Read(Stream):
         }  # fmt: skip
         return type(self)(**{**arguments, **changes})
 
+    @property
+    def hosts(self) -> int:
+        return self.turns.count
+
     def merged(self) -> 'Read | None':
         return self
 
@@ -160,6 +164,7 @@ class Reading(Flow):
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
         self.calls_functions: bool = callable(read.on_error)
+        self._later = elements.after_handled(read.source)
         self._turns, options = read.turns, read.options
         self._stride = self._turns.stride
         self._keeps_host, self._alone = read.drops, self._turns.count == 1
@@ -248,7 +253,7 @@ class Reading(Flow):
             rest = self._chunk_rest
             element = rest[-1]
             if type(element) is Failure:
-                if self.errors.raises_for(element):
+                if self.errors.raises_for(element) or (self._later and not element.handled):
                     await self._seek(self._position())
                     raise element.error
                 if element.counts:
@@ -258,6 +263,8 @@ class Reading(Flow):
                     rest.pop()
                     self._elements -= 1
                     continue
+                if self._later:
+                    element = await elements.replaced(self._later, element, self._position() + self._turns.offset)
             if self._check is not None:
                 self._check.count(element is None)
             rest.pop()

@@ -41,6 +41,11 @@ class Stream(abc.ABC):
     def describe(self) -> str:
         """Describe the stage in one line."""
 
+    @property
+    def hosts(self) -> int:
+        """The number of hosts that share the elements; 0 if only streams that are made later tell it."""
+        return max((parent.hosts for parent in self.parents), default=1)
+
     def merged(self) -> Any:
         """Return this stage and all before it as one ``Read`` of a source, or None if they cannot be merged."""
         return None
@@ -159,11 +164,17 @@ class SeededStream(Unchanged):
 
 
 class Staged(Stream):
-    """A stage with one or more parents, whose flow is created by a function."""
+    """A stage with one or more parents, whose flow is created by a function; ``shards`` share its elements."""
 
-    def __init__(self, parents: Sequence[Stream], description: str, start: Callable[..., Flow], *args: Any) -> None:
+    def __init__(
+        self, parents: Sequence[Stream], description: str, start: Callable[..., Flow], *args: Any, shards: int = 1
+    ) -> None:
         self.parents: tuple[Any, ...] = tuple(parents)
-        self._description, self._start, self._args = description, start, args
+        self._description, self._start, self._args, self._shards = description, start, args, shards
+
+    @property
+    def hosts(self) -> int:
+        return super().hosts * self._shards
 
     def flow(self) -> Flow:
         return self._start([parent.flow() for parent in self.parents], *self._args)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.elements import Element
+from granular.aio.pipeline.nodes.elements import Element, Handled
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.position import FREE, Terms
@@ -178,4 +178,4 @@ def _logged(source: Source) -> Source:
     if not isinstance(source, Node) or isinstance(source, Wrapped):
         return _Logged(source)
     copy = source.copy_over(*map(_logged, source.parents))
-    return copy if isinstance(source, BlockBuffer) else _Logged(copy)
+    return copy if isinstance(source, BlockBuffer | Handled) else _Logged(copy)

@@ -1,0 +1,47 @@
+"""SPDL: batches of JPEG files of one size, read and decoded by a pipeline with two threads."""
+
+import json
+import pathlib
+import resource
+import sys
+import time
+
+import spdl.io
+from spdl.pipeline import PipelineBuilder
+
+job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+paths = [f'{path}' for path in sorted(pathlib.Path(job['folder']).glob('*.jpg'))]
+
+
+def endless():
+    while True:
+        yield from paths
+
+
+def decode(path):
+    return spdl.io.decode_packets(spdl.io.demux_image(path))
+
+
+def stack(frames):
+    return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+
+
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+builder = PipelineBuilder().add_source(endless()).pipe(decode, concurrency=2).aggregate(job['batch']).pipe(stack)
+pipeline = builder.add_sink(8).build(num_threads=2)
+with pipeline.auto_stop():
+    batches = iter(pipeline)
+    for _ in range(10):
+        shape = next(batches).shape
+    began, used = time.perf_counter(), cpu()
+    for _ in range(job['batches']):
+        next(batches)
+    seconds, used = time.perf_counter() - began, cpu() - used
+if shape[0] != job['batch'] or shape[-1] != 3:
+    raise RuntimeError(f'expected RGB images, got {shape}')
+count = job['batches'] * job['batch']
+print(json.dumps({'cpu': used / count * 1e6, 'rate': count / seconds}))

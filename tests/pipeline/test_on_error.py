@@ -1,0 +1,105 @@
+"""``on_error`` stands where ``to_iter_dataset`` does: all later operations get what it leaves, merged or not."""
+
+import pytest
+
+import granular
+from granular import MapDataset, MultiprocessingOptions
+from tests.pipeline.test_iter_dataset import STREAMS
+from tests.support.states import check_each_state, plain
+
+LENGTH = 23
+SHUFFLED = list(MapDataset.range(LENGTH).shuffle(seed=1))
+
+
+def fail(x):
+    if x % 5 == 2:
+        raise ValueError(f'{x} is bad')
+    return x
+
+
+POLICIES = {'skip': lambda x: None, 'replace': lambda x: -1, 'either': lambda x: x + 100 if x % 2 else None}
+
+
+def stream_of(policy, prefetch, *, workers=0):
+    on_error = policy if policy == 'skip' else lambda index, error: POLICIES[policy](SHUFFLED[index])
+    dataset = MapDataset.source(SHUFFLED).map(fail).to_iter_dataset(granular.ReadOptions(2, 8), on_error=on_error)
+    dataset = dataset.prefetch(2) if prefetch else dataset
+    return dataset.mp_prefetch(MultiprocessingOptions(workers, start_method='fork'))
+
+
+def left_by(policy):
+    elements = [POLICIES[policy](x) if x % 5 == 2 else x for x in SHUFFLED]
+    return [x for x in elements if x is not None]
+
+
+@pytest.mark.parametrize('name', STREAMS)
+def test_all_operations_get_what_on_error_leaves(name):
+    for policy in POLICIES:
+        expected = plain(list(STREAMS[name](MapDataset.source(left_by(policy)).to_iter_dataset())))
+        for prefetch in (False, True):
+            with iter(STREAMS[name](stream_of(policy, prefetch))) as iterator:
+                elements = check_each_state(iterator, 2)[0] if policy == 'either' else plain(list(iterator))
+            assert elements == expected, (policy, prefetch)
+
+
+def test_replacements_of_worker_processes_pass_through_later_operations():
+    for policy in POLICIES:
+        stream = stream_of(policy, False, workers=2).map(lambda x: x * 2).filter(lambda x: x % 3)
+        assert list(stream) == [2 * x for x in left_by(policy) if 2 * x % 3]
+
+
+def none_for(value):
+    return lambda x: None if x == value else x
+
+
+@pytest.mark.parametrize('value', [-1, SHUFFLED[0]])
+def test_none_of_a_later_map_is_an_element(value):
+    for prefetch in (False, True):
+        later = stream_of('replace', prefetch).map(none_for(value))
+        assert list(later.map(lambda x: (x,)).filter(lambda _: True)) == [
+            None if x == value else (x,) for x in left_by('replace')
+        ]
+
+
+def bad(x, *_):
+    if x in (SHUFFLED[9], 100 + SHUFFLED[9]):
+        raise LookupError('a later operation')
+    return x
+
+
+LATER = {
+    'map': lambda d: d.map(bad),
+    'map, map': lambda d: d.map(lambda x: x).map(bad),
+    'filter': lambda d: d.filter(lambda x: bad(x) is not None),
+    'flat_map': lambda d: d.flat_map(lambda x: [bad(x)]),
+    'random_map': lambda d: d.random_map(bad, seed=1),
+    'map_with_index': lambda d: d.map_with_index(lambda i, x: bad(x)),
+    'batch_fn': lambda d: d.batch(1, batch_fn=lambda batch: bad(batch[0])),
+}
+
+
+@pytest.mark.parametrize('name', LATER)
+@pytest.mark.parametrize('replaces', [True, False], ids=['replacement', 'other element'])
+def test_on_error_does_not_apply_to_later_operations(name, replaces):
+    """Element 9 is, or is not, a replacement: its error is raised, and the iterator stays before it."""
+
+    def fail_for_some(x):
+        if x == SHUFFLED[9 if replaces else 3]:
+            raise ValueError('an earlier operation')
+        return x
+
+    for prefetch in (False, True):
+        dataset = MapDataset.source(SHUFFLED).map(fail_for_some)
+        stream = dataset.to_iter_dataset(on_error=lambda index, error: 100 + SHUFFLED[index])
+        with iter(LATER[name](stream.prefetch(2) if prefetch else stream)) as iterator:
+            elements = [next(iterator) for _ in range(9)]
+            state = iterator.get_state()
+            for _ in range(2):
+                with pytest.raises(LookupError, match='a later operation') as caught:
+                    next(iterator)
+                assert caught.value.__notes__
+                assert iterator.get_state() == state
+            assert elements == [x if replaces or x != SHUFFLED[3] else 100 + x for x in SHUFFLED[:9]]
+    stream = MapDataset.source(SHUFFLED).to_iter_dataset(on_error='skip')
+    with pytest.raises(LookupError, match='a later operation'):
+        list(LATER[name](stream))
