@@ -256,11 +256,17 @@ def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | No
 def folders_of(rows: Any, tables: Ints) -> dict[str, FolderState]:
     """Return the folders of a snapshot, given the header and the numbers of its file."""
     return {
-        folder: FolderState(
-            Reply(bytes(spec[0]), *spec[1:]), {key: _bag_state(row, tables) for key, row in bags.items()}
-        )
+        folder: FolderState(_spec_reply(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
         for folder, (spec, bags) in rows.items()
     }
+
+
+def _spec_reply(row: Sequence[Any]) -> Reply:
+    reply = Reply(*row)
+    types = [type(value) for value in reply._replace(version=reply.version or '')]
+    if types != [bytes, int, int, str, str, str]:
+        raise ValueError(f'{row!r:.80} is not the reply to a read')
+    return reply
 
 
 def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
