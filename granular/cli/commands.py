@@ -167,8 +167,9 @@ def verify(
         typer.echo(json.dumps(dataclasses.asdict(report)))
     else:
         for problem in report.problems:
-            location = problem.path if problem.record is None else f'{problem.path}: record {problem.record}'
-            typer.echo(printable(f'{location}: {problem.message}'))
+            record = '' if problem.record is None else f': record {problem.record}'
+            datapoint = '' if problem.datapoint is None else f', of datapoint {problem.datapoint} of the dataset'
+            typer.echo(printable(f'{problem.path}{record}{datapoint}: {problem.message}'))
         typer.echo(
             f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
             f'{report.checked:,} compared with a checksum, {report.decoded:,} decoded, {report.bytes:,} bytes'

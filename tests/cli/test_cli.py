@@ -195,8 +195,9 @@ def test_verify_decodes_or_says_that_it_did_not(granular_cli, tmp_path):
     code, out, _ = granular_cli('verify', tmp_path / 'x', '--decode')
     lines = out.splitlines()
     assert (code, len(lines)) == (1, 4)
-    for line, (shard, record) in zip(lines, [('000000', 2), ('000001', 3)], strict=False):
-        assert line.startswith(f'{tmp_path}/x/{shard}/image.bag: record {record}: is not decoded: ')
+    for line, (shard, record, index) in zip(lines, [('000000', 2, 2), ('000001', 3, 7)], strict=False):
+        place = f'{tmp_path}/x/{shard}/image.bag: record {record}, of datapoint {index} of the dataset'
+        assert line.startswith(f'{place}: is not decoded: ')
     assert lines[2].startswith('2 problems: 10 datapoints, 40 records, 40 compared with a checksum, 20 decoded')
     assert lines[3] == 'not looked at: the values of mine (no decoder of their types)'
     with granular.DatasetWriter(tmp_path / 'bare', {'n': 'int'}, checksums=False) as writer:

@@ -11,6 +11,7 @@ import threading
 import time
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -24,7 +25,6 @@ from granular.errors import (
     EncodeError,
     InvalidArgumentError,
     NotFoundError,
-    SpecError,
     UnknownTypeError,
 )
 
@@ -129,7 +129,8 @@ def test_conversion_into_one_dataset(tmp_path):
         with granular.DatasetReader(target, granular.decoders) as reader:
             assert all(map(equal, reader, map(datapoint, range(12))))
         assert granular.convert(kind(12), target, shardlen=None).found == 12
-        with pytest.raises(CorruptDatasetError, match='has 12 datapoints, expected 13'):
+        message = 'records 12, not 13' if kind is Random else 'has 12 datapoints, expected 13'
+        with pytest.raises((AlreadyExistsError, CorruptDatasetError), match=message):
             granular.convert(kind(13), target, shardlen=None)
 
 
@@ -197,6 +198,20 @@ def test_invalid_key_names_are_rejected(tmp_path):
         assert reader[0] == {'image_ID': 1, 'label': 2, '_0': 3, 'refs_': 4}
     with pytest.raises(InvalidArgumentError, match="fields 'a b' and 'a-b'|fields 'a b' and 'a_b'"):
         granular.convert([{'a b': 1, 'a_b': 2}], tmp_path / 'y')
+
+
+def test_types_are_given_by_the_names_of_fields_or_of_keys(granular_cli, tmp_path):
+    table = pyarrow.table({'image/encoded': [b'abc'] * 5, 'image/class/label': [1] * 5})
+    pyarrow.parquet.write_table(table, tmp_path / 'x.parquet')
+    for name in ('image/class/label', 'image_class_label'):
+        folder = tmp_path / name.replace('/', '-')
+        code, out, _ = granular_cli('convert', tmp_path / 'x.parquet', folder, '--spec', f'{name}=i64')
+        assert (code, "image_class_label: i64 (from 'image/class/label') (given)" in out) == (0, True)
+        with granular.open(folder) as reader:
+            assert reader.spec == {'image_class_label': 'i64', 'image_encoded': 'bytes'}
+    both = {'image/class/label': 'i64', 'image_class_label': 'i64'}
+    with pytest.raises(InvalidArgumentError, match='spec names a field twice'):
+        granular.convert(tmp_path / 'x.parquet', tmp_path / 'both', spec=both)
 
 
 def test_custom_types_and_encoders(tmp_path):
@@ -310,13 +325,44 @@ def test_different_conversion_is_not_resumed(tmp_path):
     (tmp_path / 'killed' / '000000' / '..granular-conversion.01234567.part').write_bytes(b'')
     granular.convert(Random(25), tmp_path / 'killed', shardlen=10)
     assert contents(tmp_path / 'killed') == contents(tmp_path / 'x')
-    granular.convert(Once(25), tmp_path / 'z', shardlen=10)
+    granular.convert(Once(25), tmp_path / 'z', shardlen=10, sample=8)
     for count, message in ((24, 'has 5 datapoints, expected 4'), (20, '000002: exists, but 20'), (35, 'expected 10')):
         with pytest.raises(CorruptDatasetError, match=message):
-            granular.convert(Once(count), tmp_path / 'z', shardlen=10)
-    granular.convert(Once(3), tmp_path / 'w', shardlen=None)
-    with pytest.raises(SpecError, match='exists with spec'):
-        granular.convert([{'n': 1}], tmp_path / 'w', shardlen=None)
+            granular.convert(Once(count), tmp_path / 'z', shardlen=10, sample=8)
+
+
+@pytest.mark.parametrize('store', ['local', 'fakegcs'])
+@pytest.mark.parametrize('shardlen', [10, None])
+@pytest.mark.parametrize('kind', ['a list', 'an iterable', 'a pipeline', 'files'])
+def test_other_records_are_not_taken_for_those_that_were_converted(store, shardlen, kind, request, tmp_path):
+    def source(first):
+        numbers = [{'n': first + i} for i in range(300)]
+        if kind == 'files':
+            table = pyarrow.table({'n': [one['n'] for one in numbers]})
+            pyarrow.parquet.write_table(table, tmp_path / 'n.parquet', compression='none', use_dictionary=False)
+        return {
+            'a list': numbers, 'an iterable': iter(numbers), 'files': tmp_path / 'n.parquet',
+            'a pipeline': granular.MapDataset.source(numbers),
+        }[kind]  # fmt: skip
+
+    target = (granular.Path(tmp_path) if store == 'local' else request.getfixturevalue(store).place()) / 'x'
+    granular.convert(source(1000), target, shardlen=shardlen, layout='columns')
+    assert granular.convert(source(1000), target, shardlen=shardlen, layout='columns').found == 300
+    for options in ({}, {'sample': 7}):
+        with pytest.raises(AlreadyExistsError, match='was begun as another conversion'):
+            granular.convert(source(2000), target, shardlen=shardlen, layout='columns', **options)
+    with granular.open(target) as reader:
+        assert [one['n'] for one in reader] == list(range(1000, 1300))
+
+
+def test_dataset_without_shards_that_was_not_converted_is_refused(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'x', {'n': 'int'}) as writer:
+        writer.append({'n': 1})
+    with pytest.raises(AlreadyExistsError, match='that convert did not write'):
+        granular.convert([{'n': 1}], tmp_path / 'x', shardlen=None)
+    with pytest.raises(granular.errors.GranularError):
+        granular.convert(iter([{'n': 1}] * 200 + [{'m': 1}]), tmp_path / 'y', shardlen=None)
+    assert not (tmp_path / 'y').exists() or not list((tmp_path / 'y').iterdir())
 
 
 PROGRAM = """

@@ -121,3 +121,21 @@ def test_wrong_bytes_in_the_block_cache_are_replaced(contents, tmp_path):
                 assert list(reader) == [point('refs', i) for i in range(COUNT)]
             server.script.clear()
     assert os.listdir(tmp_path / 'blocks')
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_verify_names_the_datapoint_of_the_whole_dataset(tmp_path, layout):
+    spec = {'n': 'int', 'texts': 'utf8[]'} if layout == 'refs' else {'n': 'int', 'text': 'utf8'}
+    with granular.ShardedDatasetWriter(tmp_path / 'x', spec, shardlen=3, layout=layout) as writer:
+        for i in range(9):
+            writer.append({'n': i, **({'texts': ['', 'a' * i, '']} if layout == 'refs' else {'text': 'a' * i})})
+    (bag,) = (tmp_path / 'x' / '000002').glob('text*.bag')
+    for data, index in ((b'aaaaaaa', 7), (b'aaaaaaaa', 8)):
+        content = bag.read_bytes()
+        at = content.index(b'a' * 6 + data) + 6
+        bag.write_bytes(content[:at] + b'b' + content[at + 1 :])
+        problem = granular.verify(tmp_path / 'x').problems[-1]
+        assert problem.record == (3 * (index - 6) + 1 if layout == 'refs' else index - 6)
+        assert problem.datapoint == index
+    (tmp_path / 'x' / '000000' / 'spec.json').unlink()
+    assert [problem.datapoint for problem in granular.verify(tmp_path / 'x').problems] == [None] * 3

@@ -1,6 +1,9 @@
 """Descriptors of local files: bounded by the limit of the process, and closed with the last reader."""
 
 import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow
@@ -45,6 +48,39 @@ def test_readers_leave_descriptors_to_the_program(tmp_path, limit):
         """
     done = run_python(program, str(shards(tmp_path / 'shards')), str(limit))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'ok\n', '')
+
+
+WORKERS = """
+import os, resource, sys
+import granular
+
+def number(datapoint, seed):
+    return {'n': datapoint['n']}
+
+if __name__ == '__main__':
+    folder, method, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    with granular.ShardedDatasetReader(folder) as reader:
+        source = granular.sources.Transform(granular.sources.Epochs(reader), number)
+        limit = len(os.listdir('/proc/self/fd')) + 24
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+        try:
+            with granular.Loader(source, 10, mp=method, workers=count) as loader:
+                print(sorted(n for _ in range(10) for n in next(loader)['n'].tolist()) == list(range(100)))
+        except granular.errors.WorkerError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize('method', ['spawn', 'fork'])
+@pytest.mark.parametrize(
+    ('count', 'outcome'), [(2, 'True'), (20, r'.*worker process .*Too many open files.*`ulimit -n`.* fewer workers')]
+)
+def test_workers_start_with_few_descriptors_or_name_the_limit(method, count, outcome, tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(WORKERS)
+    command = [sys.executable, str(script), str(shards(tmp_path / 'shards')), method, str(count)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert re.match(outcome, done.stdout), done.stderr
 
 
 def links(folder):

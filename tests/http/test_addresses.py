@@ -45,6 +45,8 @@ class Names:
     def __init__(self):
         self.addresses = [LIVE]
         self.later = None  # the addresses from the second look-up on
+        self.error = socket.EAI_NONAME  # without addresses
+        self.asked = 0  # how often there were none
         self._look_up = socket.getaddrinfo
 
     def __call__(self, host, *args, **kwargs):
@@ -52,7 +54,8 @@ class Names:
         if host == 'data.test':
             hosts, self.addresses = self.addresses, self.later or self.addresses
         if not hosts:
-            raise socket.gaierror(socket.EAI_NONAME, 'Name or service not known')
+            self.asked += 1
+            raise socket.gaierror(self.error, 'Name or service not known')
         return [entry for host in hosts for entry in self._look_up(host, *args, **kwargs)]
 
 
@@ -90,3 +93,20 @@ async def test_host_without_a_living_address_is_an_error(server, silent, names):
     names.addresses = [SILENT[0], REFUSING]
     with pytest.raises(granular.errors.StoreError, match=r'no connection to data\.test'):
         await read(server, connect_timeout=0.7, attempts=2)
+
+
+@pytest.mark.parametrize(
+    ('error', 'reached', 'attempts'),
+    [
+        (socket.EAI_NONAME, False, 2), (socket.EAI_NODATA, False, 2), (socket.EAI_AGAIN, False, 6),
+        (socket.EAI_NONAME, True, 6), (socket.EAI_AGAIN, True, 6),
+    ],
+)  # fmt: skip
+async def test_host_name_that_does_not_exist_fails_soon(error, reached, attempts, server, names):
+    if reached:
+        await read(server, 1)
+    names.addresses, names.error = [], error
+    with pytest.raises(granular.errors.StoreError, match=r"'data\.test' cannot be resolved") as caught:
+        await read(server, 1, attempts=6)
+    assert names.asked == attempts
+    assert ('check its address' in str(caught.value)) is not reached

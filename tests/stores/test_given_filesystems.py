@@ -225,6 +225,14 @@ def test_a_session_without_keys_is_an_error(server):
         granular.Path('s3://bucket/x', fs=fs, config=QUICK).read_bytes()
 
 
+def test_error_of_a_spawned_process_says_that_given_keys_are_not_pickled(server):
+    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, **KEY)
+    for given in ({'fs': fs}, {'endpoint_url': server.endpoint, 'key': KEY['key'], 'secret': KEY['secret']}):
+        path = pickle.loads(pickle.dumps(granular.Path('s3://bucket/x', config=QUICK, **given)))
+        with pytest.raises(AccessDeniedError, match='key=, secret= and fs= are not pickled'):
+            path.read_bytes()
+
+
 def test_an_anonymous_filesystem_sends_no_keys(server):
     fs = s3fs.S3FileSystem(anon=True, endpoint_url=server.endpoint, skip_instance_cache=True)
     assert granular.Path('s3://bucket/x', fs=fs, config=QUICK).read_range(1, 5) == DATA[1:5]

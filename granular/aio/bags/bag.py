@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.index_cache import BagState
+from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.index_tables import PackedTable
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, changed, stands_in
+from granular.aio.reply import Reply, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
@@ -65,6 +65,7 @@ class Bag:
       datasize: bytes of records.
       size: bytes of records and table.
       sums: the checksums of all records, if they are verified.
+      proof: the proof that its folder is still the one of the index cache; None if it was not cached.
       packed: the limits, if they are in the index of the dataset.
       immediate: True if records can be read without waiting: limits in memory, records in memory or on a local disk.
     """
@@ -97,6 +98,7 @@ class Bag:
         self.opened = self.immediate = False
         self.version = self.length = self.datasize = self.size = 0
         self.sums: Sums | None = None
+        self.proof: Proof | None = None
         self._pin: str | None = None  # the version of the file that holds the records
         self._limits: Ints | None = None
         self._view: memoryview | PackedTable | None = None  # A view of the limits is faster to index.
@@ -113,7 +115,7 @@ class Bag:
     def close(self) -> None:
         """Drop what is cached."""
         self.opened = self.immediate = False
-        self._limits = self._view = self.packed = None
+        self._limits = self._view = self.packed = self.proof = None
         self._kept = []
         if self.path is not None:
             self._data = None
@@ -189,13 +191,12 @@ class Bag:
 
     async def _open_state(self, state: BagState, path: Path) -> None:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
-        self.version, self.size, self.datasize, self._pin, limits = state
+        self.version, self.size, self.datasize, self._pin, _, limits = state
         self._keep_limits(limits)
         self._handle = path.key, state.pin
-        end = self.datasize if self.version == 3 else self.size
-        self._files.append((path, FileIdentity(end, self._pin)))
+        self._files = state.files(path)
         if self._cache_data:
-            self._data = await self._read_data(path, end)
+            self._data = await self._read_data(path, self._files[0][1].size)
 
     async def _open_file(self, path: Path) -> None:
         store, tail = path.store, path.store.config.tail
@@ -314,13 +315,13 @@ class Bag:
         """The state for the index cache; None without the table in memory or with a stand-in version."""
         if self._limits is None or self._pin is None or stands_in(self._pin):
             return None
-        return BagState(self.version, self.size, self.datasize, self._pin, self._limits)
+        table_pin = self._files[1][1].version if self.version == 3 else None
+        return BagState(self.version, self.size, self.datasize, self._pin, table_pin or '', self._limits)
 
-    async def check_versions(self) -> None:
-        """Check that the files are still those that were opened; raise ``ObjectChangedError`` if a file was replaced,
-        and ``NotFoundError`` if a file was removed.
-        """
-        await gather([_check_version(path, identity) for path, identity in self._files])
+    @property
+    def files(self) -> list[tuple[Path, FileIdentity]]:
+        """The files that were opened."""
+        return self._files
 
     @property
     def is_remote(self) -> bool:
@@ -416,13 +417,6 @@ class Bag:
         if data is None:
             return None
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-
-async def _check_version(path: Path, identity: FileIdentity) -> None:
-    if identity.size and identity.version is not None:  # an empty file has no first byte to request
-        await path.store.check_version(path.key, identity.version)
-    elif (size := (await path.store.read(path.key, -path.store.config.tail)).size) != identity.size:
-        raise changed(f'{path}', f'of {identity.size} bytes', f'of {size} bytes')
 
 
 async def _read_end(path: Path, tail: int, missing_ok: bool) -> Any:

@@ -1,9 +1,12 @@
 """Identities of opened readers, pickled with them so that the copy opens the same data."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from granular.aio.paths.path import Path
+from granular.aio.reply import changed
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
 from granular.aio.stores.local.files import is_version
 from granular.errors import ObjectChangedError
@@ -23,6 +26,20 @@ class FileIdentity(NamedTuple):
     def is_same(self, now: 'FileIdentity') -> bool:
         """Return whether a file is still the one that was noted."""
         return self.size == now.size and is_version(self.version, now.version)
+
+
+async def check_files(files: Iterable[tuple[Path, FileIdentity]]) -> None:
+    """Check that files are still those that were opened; raise ``ObjectChangedError`` if one was replaced, and
+    ``NotFoundError`` if one was removed.
+    """
+
+    async def check(path: Path, identity: FileIdentity) -> None:
+        if identity.size and identity.version is not None:  # an empty file has no first byte to request
+            await path.store.check_version(path.key, identity.version)
+        elif (size := (await path.store.read(path.key, -path.store.config.tail)).size) != identity.size:
+            raise changed(f'{path}', f'of {identity.size} bytes', f'of {size} bytes')
+
+    await gather([check(path, identity) for path, identity in files])
 
 
 class Identity(NamedTuple):

@@ -2,8 +2,8 @@
 
 One file per dataset (or per sharded dataset, for all of its shards): a checksum, a msgpack header and the tables of
 limits, which are memory-mapped, so that the processes of a machine share them. The content is bound to the versions of
-the objects: the first read of a bag that was replaced since returns another version and raises ObjectChangedError, and
-the file is removed. Objects without versions are never cached.
+the objects, and the first read of a folder compares its ``spec.json``, too: if any was replaced, the read raises
+ObjectChangedError, and the file is removed. Objects without versions are never cached.
 
 A file is used only if its header names the file itself, whose name is a digest of the store, its server and the key.
 The folder and its files are readable by their owner alone.
@@ -16,16 +16,19 @@ import mmap
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 import numpy as np
 
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.paths.path import Path
+from granular.aio.reply import Reply
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.owner_only import open_file, open_folder
-from granular.errors import GranularError
+from granular.errors import GranularError, NotFoundError, ObjectChangedError
 from granular.formats.layout import check_limits
 from granular.indexing import Ints
 
@@ -33,7 +36,7 @@ T = TypeVar('T')
 
 logger: Final = logging.getLogger('granular')
 
-_MAGIC: Final = b'granular-index-3'
+_MAGIC: Final = b'granular-index-4'
 _SUM: Final = len(_MAGIC) + 8  # the checksum covers all bytes from here on
 _HEAD: Final = _SUM + 8
 
@@ -46,6 +49,7 @@ class BagState(NamedTuple):
       size: bytes of records and table.
       datasize: bytes of records.
       pin: the version of the object that holds the records.
+      table_pin: the version of the object that holds the limits of a bag of version 3; otherwise empty.
       limits: the limits of the records, the first one 0.
     """
 
@@ -53,18 +57,26 @@ class BagState(NamedTuple):
     size: int
     datasize: int
     pin: str
+    table_pin: str
     limits: Ints
+
+    def files(self, path: Path) -> list[tuple[Path, FileIdentity]]:
+        """Return the files of the bag at a path."""
+        if self.version != 3:
+            return [(path, FileIdentity(self.size, self.pin))]
+        table = FileIdentity(self.size - self.datasize, self.table_pin)
+        return [(path, FileIdentity(self.datasize, self.pin)), (path.with_suffix('.idx'), table)]
 
 
 class FolderState(NamedTuple):
     """An opened dataset.
 
     Attributes:
-      spec: the content of ``spec.json``.
+      spec: the reply to the read of ``spec.json``.
       bags: the bags by name, with ``'refs'`` in the refs layout.
     """
 
-    spec: bytes
+    spec: Reply
     bags: Mapping[str, BagState]
 
 
@@ -74,11 +86,13 @@ class Snapshot:
     Args:
       file: the cache file.
       folders: the datasets by shard name; a dataset without shards has the empty name.
+      unproven: the names of the datasets that may have been replaced since.
     """
 
-    def __init__(self, file: str, folders: Mapping[str, FolderState]) -> None:
+    def __init__(self, file: str, folders: Mapping[str, FolderState], unproven: Collection[str] = ()) -> None:
         self._file = file
         self.folders = folders
+        self.unproven = set(unproven)
 
     @classmethod
     async def load(cls, directory: Path) -> 'Snapshot | None':
@@ -94,14 +108,14 @@ class Snapshot:
 
             # With both caches, no other request would notice that the dataset was replaced.
             forget_versions(directory.store.fingerprint, directory.key)
-        return cls(file, folders)
+        return cls(file, folders, folders)
 
-    @staticmethod
-    async def save(directory: Path, folders: Mapping[str, FolderState]) -> None:
-        """Cache the index of a dataset. A failed write is logged as a warning, not raised."""
+    @classmethod
+    async def save(cls, directory: Path, folders: Mapping[str, FolderState]) -> 'Snapshot | None':
+        """Cache the index of a dataset; None if its store has no index cache. A failed write is logged, not raised."""
         file = cache_file_of(directory)
         if file is None:
-            return
+            return None
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
             try:
                 await offload(_save, file, f'{directory}', folders)
@@ -109,10 +123,75 @@ class Snapshot:
                 raise  # the folder belongs to another user
             except OSError as error:
                 logger.warning('the index of %s was not cached, and will be read again: %s', f'{directory}', error)
+        return cls(file, folders)
+
+    def part(self, folder: str) -> 'Snapshot':
+        """Return the snapshot of one dataset alone."""
+        return Snapshot(self._file, {'': self.folders[folder]}, [''] if folder in self.unproven else ())
 
     async def forget(self) -> None:
         """Remove the cache file, because the dataset was replaced."""
-        await offload(remove_file, self._file)
+        if self._file:
+            await offload(remove_file, self._file)
+
+
+class Proof:
+    """Proof that a folder is still the one of its snapshot, which its first read takes.
+
+    Args:
+      snapshot: the snapshot.
+      directory: the folder.
+      folder: the name of the folder in the snapshot.
+      check: compares the files of the folder with the snapshot.
+
+    Attributes:
+      snapshot: the snapshot.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, directory: Path, folder: str, check: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self.snapshot, self._directory, self._folder, self._check = snapshot, directory, folder, check
+
+    @property
+    def is_missing(self) -> bool:
+        """True until it was taken."""
+        return self._folder in self.snapshot.unproven
+
+    async def take(self) -> None:
+        """Take the proof; raise ``ObjectChangedError`` if the folder was replaced or removed."""
+        try:
+            await self._check()
+        except (ObjectChangedError, NotFoundError) as error:
+            name = f'{self._directory}'
+            raise ObjectChangedError(
+                f'{name}: it was replaced since its index was cached: open it again: {error}', path=name
+            ) from error
+        self.snapshot.unproven.discard(self._folder)
+
+
+async def proven(proofs: Collection[Proof], reading: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that reads folders, given their proofs, which it takes meanwhile.
+
+    Raises:
+      ObjectChangedError: if a folder is no longer that of its snapshot, which is removed.
+    """
+    missing = [proof for proof in proofs if proof.is_missing]
+    try:
+        if not missing:
+            return await reading
+        try:
+            both: list[Coroutine[Any, Any, Any]] = [reading, *(proof.take() for proof in missing)]
+            values: T = (await gather(both))[0]
+            return values
+        except GranularError:
+            # What is outdated may be read in any odd way: the error is that it was replaced.
+            await gather([proof.take() for proof in missing])
+            raise
+    except (ObjectChangedError, NotFoundError):
+        for snapshot in {proof.snapshot for proof in proofs}:
+            await snapshot.forget()
+        raise
 
 
 def cache_file_of(directory: Path) -> str | None:
@@ -177,30 +256,40 @@ def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | No
 def folders_of(rows: Any, tables: Ints) -> dict[str, FolderState]:
     """Return the folders of a snapshot, given the header and the numbers of its file."""
     return {
-        folder: FolderState(bytes(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
+        folder: FolderState(_spec_reply(spec), {key: _bag_state(row, tables) for key, row in bags.items()})
         for folder, (spec, bags) in rows.items()
     }
 
 
+def _spec_reply(row: Sequence[Any]) -> Reply:
+    reply = Reply(*row)
+    types = [type(value) for value in reply._replace(version=reply.version or '')]
+    if types != [bytes, int, int, str, str, str]:
+        raise ValueError(f'{row!r:.80} is not the reply to a read')
+    return reply
+
+
 def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
-    version, size, datasize, pin, start, count = row
+    version, size, datasize, pin, table_pin, start, count = row
     if not all(type(number) is int and number >= 0 for number in (version, size, datasize, start, count)):
         raise ValueError(f'{row!r:.80} is not a bag')
-    if type(pin) is not str or version not in (1, 2, 3) or datasize > size:
+    if not type(pin) is type(table_pin) is str or version not in (1, 2, 3) or datasize > size:
         raise ValueError(f'{row!r:.80} is not a bag')
     if not 0 < count <= len(tables) - start or tables[start]:
         raise ValueError(f'no table at {start}')
-    return BagState(version, size, datasize, pin, check_limits(tables[start : start + count], datasize, 'it'))
+    return BagState(
+        version, size, datasize, pin, table_pin, check_limits(tables[start : start + count], datasize, 'it')
+    )
 
 
 def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
-    rows: dict[str, tuple[bytes, dict[str, tuple[Any, ...]]]] = {}
+    rows: dict[str, tuple[Reply, dict[str, tuple[Any, ...]]]] = {}
     tables: list[Ints] = []
     start = 0
     for folder, (spec, bags) in folders.items():
         bag_rows = {}
         for key, bag in bags.items():
-            bag_rows[key] = (*bag[:4], start, len(bag.limits))
+            bag_rows[key] = (*bag[:-1], start, len(bag.limits))
             tables.append(bag.limits)
             start += len(bag.limits)
         rows[folder] = spec, bag_rows

@@ -1,15 +1,16 @@
 """Read records of many bags in one fan-out."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from granular.aio.bags.bag import Bag
+from granular.aio.bags.index_cache import proven
 from granular.aio.bags.index_tables import read_tables
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import Request, Store
+from granular.aio.stores import Request
 from granular.aio.stores.fanout import read_all
 from granular.config import MiB
 from granular.errors import CorruptBagError
@@ -43,7 +44,7 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]
                 raise CorruptBagError(f'{bag.name}: {len(indices)} records have {total} bytes of {bag.datasize}')
             return await _read_distinct(requests)
     cached, reads = _reads_of([(bag, *bounds) for (bag, _), bounds in zip(requests, limits, strict=True)])
-    out = _filled(cached, await read_all(_store_of(bag for bag, _ in requests), reads) if reads else [])
+    out = _filled(cached, await _fetch((bag for bag, _ in requests), reads) if reads else [])
     for (bag, indices), records in zip(requests, out, strict=True):
         if bag.sums is not None:
             if sum(map(len, records)) <= MiB:
@@ -68,7 +69,7 @@ async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
 async def read_parts(requests: Sequence[tuple[Bag, Ints, Ints]]) -> list[list[bytes]]:
     """Read byte ranges of many bags of one store in one fan-out, without checking them."""
     cached, reads = _reads_of(requests)
-    return _filled(cached, await read_all(_store_of(bag for bag, _, _ in requests), reads) if reads else [])
+    return _filled(cached, await _fetch((bag for bag, _, _ in requests), reads) if reads else [])
 
 
 def _reads_of(requests: Sequence[tuple[Bag, Ints, Ints]]) -> tuple[list[list[bytes] | None], list[Request]]:
@@ -95,9 +96,7 @@ async def read_limits(requests: Sequence[tuple[Bag, Ints]]) -> list[tuple[Ints, 
     missing = [request for request, limits in zip(requests, cached, strict=True) if limits is None]
     if not missing:
         return [limits for limits in cached if limits is not None]
-    tables = await read_all(
-        _store_of(bag for bag, _ in missing), [bag.limits_read(indices) for bag, indices in missing]
-    )
+    tables = await _fetch((bag for bag, _ in missing), [bag.limits_read(indices) for bag, indices in missing])
     parsed = (bag.parse_limits(indices, table) for (bag, indices), table in zip(missing, tables, strict=True))
     return [next(parsed) if limits is None else limits for limits in cached]
 
@@ -123,8 +122,12 @@ async def _read_packed(requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[
         limits[i] = result
 
 
-def _store_of(bags: Iterable[Bag]) -> Store:
-    return next(bag.path.store for bag in bags if bag.path is not None)
+def _fetch(bags: Iterable[Bag], reads: Sequence[Request]) -> Coroutine[Any, Any, list[list[bytes]]]:
+    """Return a coroutine that reads from the files of bags of one store."""
+    files = [bag for bag in bags if bag.path is not None]
+    reading = read_all(files[0].require_path().store, reads)
+    proofs = {bag.proof for bag in files if bag.proof is not None}
+    return proven(proofs, reading) if proofs else reading
 
 
 async def _read_distinct(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:

@@ -5,17 +5,18 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
 
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
+from granular.aio.conversion.publisher import Publisher
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.codec import Encoders, fields_of
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import listed_shards, shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import capturing
 from granular.aio.paths.file import Progress
@@ -96,8 +97,10 @@ async def convert(
 
     Started again after a crash, it resumes: finished shards are kept, and the dataset is byte for byte the one that a
     single run writes. The first shard is published last, so that a partial dataset cannot be read as a whole one.
-    ``000000/.granular-conversion`` records the source and the settings. Run one conversion at a time: a second
-    one on the same machine is refused, but one on another machine that writes to the same bucket is not detected.
+    ``000000/.granular-conversion`` records the settings and the source: its address, length, size, and digests of
+    sampled records. Another conversion into the folder is refused; that further records changed is not detected.
+    Run one conversion at a time: a second one on the same machine is refused, but one on another machine that writes to
+    the same bucket is not detected.
 
     Types are inferred from a sample: numbers are ``int``, ``float`` or ``bool``, text ``utf8``, bytes ``bytes``
     (``jpg`` or ``png`` if most of them are image files, or named so), arrays ``array``, PIL images ``png``, and None,
@@ -125,7 +128,7 @@ async def convert(
         async iterable, which must yield the same records again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion.
       format: the format of the source, if its name does not tell.
-      spec: types of some keys, which override the inferred ones.
+      spec: types of some keys, or fields of the source, which override the inferred ones.
       encoders: encoders of custom types.
       shardlen: datapoints per shard; None for one dataset without shards.
       layout, checksums: as for ``DatasetWriter``.
@@ -183,7 +186,8 @@ async def convert(
             writer = ShardWriter(Path(directory), mapping, fields, shardlen, *options)
             # In a thread, because it imports ray.
             ray = await offload(RayShards, writer, source, format, opened) if engine == 'ray' else None
-            result = await _Work(opened, writer, parallel, progress, ray).run(result)
+            digests = dict(zip(map(str, opened.sampled), await offload(writer.digests, sampled), strict=True))
+            result = await _Work(opened, writer, parallel, progress, ray, digests).run(result)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)
 
 
@@ -197,9 +201,10 @@ class _Work:
         parallel: int | None,
         progress: Progress | None,
         ray: RayShards | None,
+        sample: dict[str, str],
     ) -> None:
         self._source, self._writer, self._directory = source, writer, writer.directory
-        self._parallel, self._report, self._ray = parallel, ProgressReport(progress), ray
+        self._parallel, self._report, self._ray, self._sample = parallel, ProgressReport(progress), ray, sample
         self._claim: Claim | None = None
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._is_new = False
@@ -232,34 +237,47 @@ class _Work:
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""
         await self._directory.mkdir(parents=True, exist_ok=True)
+        numbers = []
         if self._writer.shardlen is None:
-            if (length := await self._writer.length_of(0)) is not None:
-                self._lengths[0] = length
-            return
-        try:
-            numbers = await shards_in(self._directory)
-        except NotFoundError:
-            numbers = []  # a bucket has no empty folders
-        await self._check_plan(numbers)
+            numbers = [0] if await self._directory.store.has_files(self._directory.key) else []
+        else:
+            with contextlib.suppress(NotFoundError):  # a bucket has no empty folders
+                numbers = await shards_in(self._directory)
+        existing = await self._check_plan(numbers)
 
         async def read_length(number: int) -> None:
             if (length := await self._writer.length_of(number)) is not None:
                 self._lengths[number] = length
 
         await for_each(numbers, read_length, 16)
+        await self._check_sample(existing)
 
-    async def _check_plan(self, numbers: list[int]) -> None:
-        """Write the plan, or check that the existing one is the same."""
-        path, former = self._directory / PLAN, self._directory / _FORMER_PLAN
+    async def _check_sample(self, plan: dict[str, Any]) -> None:
+        """Check that the sampled records of finished shards are those of a plan, and add the other ones to it."""
+        before, length = plan['sample'], self._writer.shardlen
+        for index in before.keys() & self._sample.keys():
+            shard = 0 if length is None else int(index) // length
+            if shard in self._lengths and before[index] != self._sample[index]:
+                raise AlreadyExistsError(
+                    f'{self._directory}: has another record {index} than {self._source.name}: was begun as another '
+                    f'conversion: choose another folder, or remove this one'
+                )
+        plan['sample'] = {**before, **self._sample}
+        if plan['sample'] != before:
+            await self._write_plan(plan)
+
+    async def _check_plan(self, numbers: list[int]) -> dict[str, Any]:
+        """Write the plan, or check that the existing one is the same, but for its sample. Return it."""
+        former = self._directory / _FORMER_PLAN
         plan = {
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._writer.shardlen,
             'spec': self._writer.mapping.spec, 'layout': self._writer.layout, 'checksums': self._writer.checksums,
             'skip': self._writer.skip or None,
         }  # fmt: skip
-        existing_path = former if await former.exists() else path
+        existing_path = former if await former.exists() else self._plan_path
         try:
-            existing = json.loads(await existing_path.read_bytes())
+            existing = dict(json.loads(await existing_path.read_bytes()))
         except NotFoundError:
             if numbers and 0 not in numbers:
                 raise CorruptDatasetError(
@@ -268,33 +286,33 @@ class _Work:
                 ) from None
             if await self._is_used(numbers) or await (self._directory / 'spec.json').exists():
                 raise AlreadyExistsError(
-                    f'{self._directory}: has a dataset that convert did not write: choose another folder, or remove it'
+                    f'{self._directory}: has data that convert did not write: choose another folder, or remove it'
                 ) from None
-            self._is_new = True
-            await self._write_plan(path, plan)
-            return
-        except ValueError as error:
+            self._is_new, plan['sample'] = True, self._sample
+            await self._write_plan(plan)
+            return plan
+        except (ValueError, TypeError) as error:
             raise CorruptDatasetError(f'{existing_path}: was not written by convert') from error
-        if differ := [name for name in plan if not isinstance(existing, dict) or existing.get(name) != plan[name]]:
+        if differ := [name for name in plan if existing.get(name) != plan[name]]:
             differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
             raise AlreadyExistsError(
-                f'{self._directory}: was begun as another conversion, with {differences}: '
-                f'pass the same, or choose another folder'
+                f'{self._directory}: was begun as another conversion, with {differences}: pass the same, choose '
+                f'another folder, or remove this one'
             )
+        plan['sample'] = existing.get('sample', {})  # granular 1.0.0a1 recorded none
         if existing_path == former:
-            await self._write_plan(path, plan)
+            await self._write_plan(plan)
             await former.unlink()
+        return plan
 
     async def _tidy(self) -> None:
         """Remove the empty folders that an error left, and then the plan if nothing else is left."""
-        store, first = self._directory.store, self._writer.folder(0)
-        if self._writer.shardlen is None:
-            return
+        store, first, sharded = self._directory.store, self._writer.folder(0), self._writer.shardlen is not None
         with contextlib.suppress(NotFoundError):
-            for number in await shards_in(self._directory) if store.has_folders else ():
+            for number in await listed_shards(self._directory) if sharded and store.has_folders else ():
                 await store.delete_empty(self._writer.folder(number).key)
-            if self._is_new and not await self._is_used(await shards_in(self._directory)):
-                await store.delete([(self._directory / PLAN).key])
+            if self._is_new and not await self._is_used(await shards_in(self._directory) if sharded else [0]):
+                await store.delete([self._plan_path.key])
                 for folder in (first, self._directory) if store.has_folders else ():
                     await store.delete_empty(folder.key)
 
@@ -302,12 +320,16 @@ class _Work:
         """Return whether there are shards, apart from a folder of the first one with nothing but a plan."""
         if numbers != [0]:
             return bool(numbers)
-        first = self._directory / shard_name(0)
+        first = self._writer.folder(0)
         names = [entry.name async for entry in first.store.scan(first.key)]
-        plan = PLAN.rpartition('/')[2]
-        return any(plan not in (name, final_name(name)) for name in names)
+        return any(CONVERSION not in (name, final_name(name)) for name in names)
 
-    async def _write_plan(self, path: Path, plan: dict[str, Any]) -> None:
+    @property
+    def _plan_path(self) -> Path:
+        return self._writer.folder(0) / CONVERSION
+
+    async def _write_plan(self, plan: dict[str, Any]) -> None:
+        path = self._plan_path
         if path.store.local:
             await path.parent.mkdir(exist_ok=True)
             await offload(remove_leftovers, path.key)
@@ -388,7 +410,7 @@ class _Work:
     # --- sources without random access
 
     async def _convert_stream(self) -> tuple[int, int]:
-        publisher = _Publisher(self._publish, self._parallel or _PARALLEL)
+        publisher = Publisher(self._publish, self._parallel or _PARALLEL)
         try:
             async with contextlib.aclosing(ReadAhead(self._source.stream(self._writer.chunk))) as records:
                 shards, count = await self._write_shards(records, publisher)
@@ -399,7 +421,7 @@ class _Work:
             raise
         return shards, count
 
-    async def _write_shards(self, records: ReadAhead, publisher: '_Publisher') -> tuple[int, int]:
+    async def _write_shards(self, records: ReadAhead, publisher: Publisher) -> tuple[int, int]:
         """Write all records, except those of finished shards; return the number of shards and of records."""
         number = count = 0
         while True:
@@ -449,48 +471,3 @@ class _Work:
     async def _publish(self, writer: DatasetWriter) -> None:
         await writer.aclose()
         self._bytes += writer.size
-
-
-class _Publisher:
-    """Publishes shards in the background, and closes or aborts all of them in the end.
-
-    Args:
-      publish: publishes a shard.
-      parallel: shards that are published at a time.
-    """
-
-    def __init__(self, publish: Callable[[DatasetWriter], Coroutine[Any, Any, None]], parallel: int) -> None:
-        self._publish, self._parallel = publish, parallel
-        self._open: list[DatasetWriter] = []  # the first shard, and the one that is being filled
-        self._tasks: dict[asyncio.Task[None], DatasetWriter] = {}
-
-    def add(self, writer: DatasetWriter) -> DatasetWriter:
-        """Take over a shard that is to be filled."""
-        self._open.append(writer)
-        return writer
-
-    async def publish(self) -> None:
-        """Start to publish the shard that was added last."""
-        while len(self._tasks) >= self._parallel:
-            ended, _ = await asyncio.wait(self._tasks, return_when='FIRST_COMPLETED')
-            for task in ended:
-                task.result()
-                del self._tasks[task]
-        writer = self._open.pop()
-        self._tasks[asyncio.create_task(self._publish(writer))] = writer
-
-    async def finish(self) -> None:
-        """Publish the remaining shards."""
-        await asyncio.gather(*self._tasks)
-        while self._open:
-            await self._publish(self._open.pop())
-
-    async def abort(self, error: BaseException) -> None:
-        """Abort the shards that are not full. The full ones are published, unless the conversion was cancelled."""
-        if not isinstance(error, Exception):
-            for task in self._tasks:
-                task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        # A task that was cancelled before its first step has not closed its writer.
-        for writer in (*self._tasks.values(), *self._open):
-            await writer.abort()

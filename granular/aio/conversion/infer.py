@@ -84,9 +84,14 @@ class RecordMapping:
             for field, key in self._keys.items()
         }
         types = {key: _type_of(counts[key], field in images) for field, key in self._keys.items()}
-        if records and (unknown := sorted(set(spec or {}) - set(types))):
+        given = {self._keys.get(field, field): kind for field, kind in (spec or {}).items()}
+        if len(given) < len(spec or {}):
+            raise InvalidArgumentError(
+                f'{name}: spec names a field twice, by its name and by its key: {dict(spec or {})}'
+            )
+        if records and (unknown := sorted(set(given) - set(types))):
             raise InvalidArgumentError(f'{name}: spec names keys {unknown}, the records have {sorted(types)}')
-        types.update(spec or {})
+        types.update(given)
         if unfit := sorted(key for key, kind in types.items() if not kind):
             examples = {key: type(records[0].get(fields[key])).__name__ for key in unfit[:5]}
             raise InvalidArgumentError(f'{name}: no type fits these keys: {examples}: pass one with spec')
@@ -94,10 +99,9 @@ class RecordMapping:
             raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
         self.spec: Spec = check_spec(types, layout)
         self.reasons: dict[str, str] = {
-            key: 'given' if key in (spec or {}) else f'of {len(records)} sampled: {_listed(counts[key])}'
-            for key in self.spec
+            key: 'given' if key in given else f'of {len(records)} sampled: {_listed(counts[key])}' for key in self.spec
         }
-        self.hints: dict[str, str] = {key: _hint(key, kind, key in (spec or {})) for key, kind in self.spec.items()}
+        self.hints: dict[str, str] = {key: _hint(key, kind, key in given) for key, kind in self.spec.items()}
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]

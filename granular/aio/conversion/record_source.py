@@ -53,6 +53,7 @@ class RecordSource:
       size: the bytes of its files, if known; detects that the source has changed.
       opened: the reader to close with it.
       images: fields that are images by the names of their files.
+      sampled: the indices of the sampled records.
     """
 
     name: str
@@ -73,6 +74,7 @@ class RecordSource:
     ) -> None:
         self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
         self.opened, self.images = opened, images
+        self.sampled: list[int] = []
         self._sampled: list[Any] = []  # sampled records, to be yielded again by ``stream``
         self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
 
@@ -91,9 +93,11 @@ class RecordSource:
             out: list[Any] = []
             for chunk in np.array_split(indices, -(-len(indices) // 16) or 1):
                 out += await self.source.fetch(chunk) if len(chunk) and nbytes(out) < _SAMPLE else []
+            self.sampled = indices.tolist()[: len(out)]
             return out
         async with contextlib.aclosing(self.stream(count)) as stream:
             self._sampled = await anext(stream, [])
+        self.sampled = list(range(len(self._sampled)))
         return self._sampled
 
     async def stream(self, chunk: int) -> AsyncGenerator[list[Any], None]:

@@ -1,8 +1,12 @@
 """Write the shards of a dataset from ranges of the records of a source."""
 
 import asyncio
+import contextlib
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
+
+import msgpack
 
 from granular.aio.datasets.codec import Field, describe_error, encode_now, keys_error
 from granular.aio.datasets.sharded_writer import length_of_shard
@@ -138,6 +142,16 @@ class ShardWriter:
             await writer.append(datapoint, flush=False)
         await tell(len(records) - min(present, len(datapoints)))
         return max(0, present - len(datapoints))
+
+    def digests(self, records: Sequence[Any]) -> list[str]:
+        """Return a digest of each record as it is written; an empty one of a record that does not fit."""
+        out = []
+        for record in records:
+            out.append('')
+            with contextlib.suppress(Exception):  # it is skipped, or an error, once it is written
+                encoded = msgpack.packb(sorted(self._encode_one(record, 0).items()))
+                out[-1] = hashlib.sha256(encoded).hexdigest()[:16]
+        return out
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
         """Return the encoded records, by key."""

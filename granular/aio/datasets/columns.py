@@ -20,7 +20,6 @@ from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import (
     CorruptDatasetError,
     InvalidArgumentError,
-    ObjectChangedError,
     UnknownKeyError,
 )
 from granular.formats.layout import Layout, Spec, unpack_refs
@@ -54,7 +53,7 @@ class Columns:
       bags: the bag of each key.
       refs: the bag of references; None in the columns layout, where datapoint i is record i of every bag.
       references: the unpacked references, if they are cached.
-      snapshot: the snapshot that the columns were opened from; None if they were opened from the store.
+      snapshot: the snapshot that has these columns; None if there is none.
       length: the number of datapoints.
       immediate: True if datapoints can be read without waiting.
     """
@@ -63,7 +62,6 @@ class Columns:
     spec: Spec
     bags: dict[str, Bag]
     refs: Bag | None
-    snapshot: Snapshot | None
 
     def __init__(
         self,
@@ -72,12 +70,12 @@ class Columns:
         fields: Sequence[Field],
         bags: dict[str, Bag],
         refs: Bag | None,
-        snapshot: Snapshot | None,
     ) -> None:
-        self.name, self.spec, self.bags, self.refs, self.snapshot = name, spec, bags, refs, snapshot
+        self.name, self.spec, self.bags, self.refs = name, spec, bags, refs
         self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]
         self._light = all(field.light for field in fields)
         self.references: References | PackedReferences | None = None
+        self.snapshot: Snapshot | None = None
         self.length: int = 0
         self.immediate: bool = False
 
@@ -123,7 +121,7 @@ class Columns:
         """Close the bags."""
         for bag in self.all_bags.values():
             bag.close()
-        self.references = None
+        self.references = self.snapshot = None
 
     def difference(self, spec: Mapping[str, str], layout: Layout, other: str) -> str | None:
         """Compare the dataset with the spec and layout of another one; None if they agree."""
@@ -309,37 +307,18 @@ def as_datapoints(columns: Sequence[list[Any]], choices: Sequence[Choice], count
 
 async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> list[list[Any]]:
     """Return the values of all groups' datapoints, by field, in one fan-out. The groups share a spec and a store."""
-    once_more = OnceMore(_are_remote(groups))
-    try:
-        while True:
-            async with once_more:
-                return await _read_columns(groups, choices, await read_references(groups))
-    except ObjectChangedError:
-        await _forget_snapshots(groups)
-        raise
+    once_more = OnceMore(any(columns.is_remote for columns, _ in groups))
+    while True:
+        async with once_more:
+            return await _read_columns(groups, choices, await read_references(groups))
 
 
 async def read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
-    once_more = OnceMore(_are_remote([group]))
-    try:
-        while True:
-            async with once_more:
-                return await _read_buffers(group, choices)
-    except ObjectChangedError:
-        await _forget_snapshots([group])
-        raise
-
-
-def _are_remote(groups: Sequence[Group]) -> bool:
-    return any(columns.is_remote for columns, _ in groups)
-
-
-async def _forget_snapshots(groups: Sequence[Group]) -> None:
-    """Remove the cached indices of groups of which an object was replaced."""
-    for columns, _ in groups:
-        if columns.snapshot is not None:
-            await columns.snapshot.forget()
+    once_more = OnceMore(group[0].is_remote)
+    while True:
+        async with once_more:
+            return await _read_buffers(group, choices)
 
 
 async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:

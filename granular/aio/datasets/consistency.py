@@ -8,11 +8,13 @@ import email.utils
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from granular.aio.bags.bag import Bag
+from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
 from granular.errors import CorruptError, NotFoundError, ObjectChangedError
+
+Files = Sequence[tuple[Path, FileIdentity]]
 
 _ATTEMPTS: Final = 3
 _SETTLED: Final = 5.0  # seconds between a file's last change and its first read; store clocks have whole seconds
@@ -29,31 +31,36 @@ class OpenedSpec:
     Args:
       directory: the dataset's folder.
       first: the reply to the read of its ``spec.json``.
+
+    Attributes:
+      first: the reply to the read of its ``spec.json``.
     """
 
     def __init__(self, directory: Path, first: Reply) -> None:
         self._path = directory / 'spec.json'
-        self._first = first
+        self.first = first
         self._local = directory.store.local
         self._settled = not directory.store.versions_repeat or _age(first) > _SETTLED
 
-    async def check(self, refs: Bag | None, bags: Sequence[Bag]) -> None:
-        """Check that the dataset is unchanged; raise ``ObjectChangedError`` if it was replaced, and ``NotFoundError``
-        if it was removed.
+    async def check(self, refs: Files, bags: Files) -> None:
+        """Check that the dataset is unchanged, given the files of its references, if these were requested together with
+        the spec, and those of its other bags; raise ``ObjectChangedError`` if it was replaced, and ``NotFoundError`` if
+        it was removed.
         """
         if self._local:  # on a disk, the references are opened after the spec
             await self._check_spec()
         elif self._settled:
-            await gather([self._check_spec(), *([] if refs is None else [refs.check_versions()])])
+            await gather([self._check_spec(), check_files(refs)])
         else:
             await self._check_spec()
-            await gather([bag.check_versions() for bag in (*bags, *([] if refs is None else [refs]))])
+            await check_files([*bags, *refs])
 
     async def _check_spec(self) -> None:
         now = await self._path.store.read(self._path.key)
-        if (now.data, now.version, now.modified) != (self._first.data, self._first.version, self._first.modified):
-            before = self._first.version or self._first.modified
-            raise changed(f'{self._path}', before, now.version or now.modified)
+        before = self.first
+        if (now.data, now.version, now.modified) != (before.data, before.version, before.modified):
+            both = ((before.version, now.version), (before.modified, now.modified), (str(before.data), str(now.data)))
+            raise changed(f'{self._path}', *next((f'{old}', new) for old, new in both if old != new))
 
 
 def _age(reply: Reply) -> float:

@@ -1,13 +1,14 @@
 """Open the files of one dataset: the spec, the references and the bags."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.identity import FileIdentity
-from granular.aio.bags.index_cache import FolderState, Snapshot
+from granular.aio.bags.index_cache import FolderState, Proof, Snapshot, proven
 from granular.aio.datasets.codec import Decoders, Field, fields_of
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.consistency import OpenedSpec, open_as_one
@@ -80,9 +81,8 @@ class Dataset:
 
     def __init__(self, directory: Path, options: OpenOptions, shard: str = '') -> None:
         self.directory, self.name, self._options, self._shard = directory, f'{directory}', options, shard
-        self._spec_content = b''
         self._opened_spec: OpenedSpec | None = None
-        self.columns: Columns = Columns(self.name, {}, (), {}, None, None)
+        self.columns: Columns = Columns(self.name, {}, (), {}, None)
 
     def copy(self) -> Self:
         """Return an independently closable dataset that shares what is cached."""
@@ -95,10 +95,10 @@ class Dataset:
     def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
         """Open all files as the index of a sharded dataset has them, without reading anything."""
         spec, layout = index.directory.spec, index.directory.layout
-        self._opened_spec, self._spec_content = None, index.content
+        self._opened_spec = None
         bags = {key: self._bag(key, key in self._options.cache_keys, None, None) for key in spec}
         refs = self._bag('refs', False, None, None) if layout == 'refs' else None
-        self.columns = Columns(self.name, spec, fields, bags, refs, None)
+        self.columns = Columns(self.name, spec, fields, bags, refs)
         for key, bag in self.columns.all_bags.items():
             bag.open_indexed(index.bag(shard, key))
         self.columns.complete(index.references(shard))
@@ -114,26 +114,45 @@ class Dataset:
 
     async def open(self, snapshot: Snapshot | None = None) -> None:
         """Open all files, without a request if the snapshot has them."""
-        self._opened_spec, self.columns = None, Columns(self.name, {}, (), {}, None, None)
+        self._opened_spec, self.columns = None, Columns(self.name, {}, (), {}, None)
         state = None if snapshot is None else snapshot.folders.get(self._shard)
         refs = self._bag('refs', False, False, state)
         if state is None:
             spec, layout = await self._read_layout(refs)
         else:
-            spec = self._parse(state.spec)
+            spec = self._parse(state.spec.data)
             layout = 'refs' if 'refs' in state.bags.keys() - spec.keys() else 'columns'
         fields = self._options.fields(spec, layout, self.name)
         bags = {key: self._bag(key, key in self._options.cache_keys, layout == 'columns', state) for key in spec}
-        self.columns = Columns(
-            self.name, spec, fields, bags, refs if layout == 'refs' else None, None if state is None else snapshot
-        )
-        await gather([self._open_bag(key, bag) for key, bag in bags.items()])
-        if layout == 'columns':
-            self.columns.complete()
+        self.columns = Columns(self.name, spec, fields, bags, refs if layout == 'refs' else None)
+        if state is None or snapshot is None:
+            await self._open_bags()
+        else:
+            self.keep(snapshot)
+            proofs = {bag.proof for bag in self.columns.all_bags.values() if bag.proof is not None}
+            await proven(proofs if self._options.cache_keys or self._options.verify else (), self._open_bags())
+
+    async def _open_bags(self) -> None:
+        columns, references = self.columns, None
+        await gather([self._open_bag(key, bag) for key, bag in columns.bags.items()])
+        if columns.refs is not None:
+            if not columns.refs.opened:
+                await columns.refs.open()
+            if 'refs' in self._options.cache_keys:
+                references = await References.load(columns.refs, columns.spec)
+        columns.complete(references)
+
+    def keep(self, snapshot: Snapshot | None) -> None:
+        """Note the snapshot that has this dataset, if there is one: it is removed once a read finds it outdated."""
+        self.columns.snapshot = snapshot
+        if snapshot is None:
             return
-        if not refs.opened:
-            await refs.open()
-        self.columns.complete(await References.load(refs, spec) if 'refs' in self._options.cache_keys else None)
+        spec, states = snapshot.folders[self._shard]
+        files = [file for key, state in states.items() for file in state.files(self.directory / f'{key}.bag')]
+        check = functools.partial(OpenedSpec(self.directory, spec).check, (), files)
+        proof = Proof(snapshot, self.directory, self._shard, check)
+        for bag in self.columns.all_bags.values():
+            bag.proof = proof
 
     def _bag(self, key: str, cache_data: bool, split: bool | None, state: FolderState | None) -> Bag:
         bag_state = None if state is None else state.bags.get(key)
@@ -141,7 +160,6 @@ class Dataset:
         return Bag(path, options.cache_index, cache_data, verify=options.verify, split=split, state=bag_state)
 
     def _parse(self, content: bytes) -> Spec:
-        self._spec_content = content
         return parse_spec(content, f'{self.directory / "spec.json"}')
 
     async def _read_layout(self, refs: Bag) -> tuple[Spec, Layout]:
@@ -194,7 +212,8 @@ class Dataset:
         removed.
         """
         if self._opened_spec is not None:
-            await self._opened_spec.check(self.columns.refs, [bag for bag in self.columns.bags.values() if bag.opened])
+            refs = () if self.columns.refs is None else self.columns.refs.files
+            await self._opened_spec.check(refs, [file for bag in self.columns.bags.values() for file in bag.files])
 
     def warn_of_lengths(self) -> None:
         """Warn if the bags of the columns layout differ in length."""
@@ -213,10 +232,19 @@ class Dataset:
         """Return the identities of the bags, by file name."""
         return {f'{key}.bag': bag.identity for key, bag in self.columns.all_bags.items()}
 
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot of this dataset alone; None unless the state of every bag is complete."""
+        if self.columns.snapshot is not None:
+            return self.columns.snapshot.part(self._shard)
+        return None if (state := self.state()) is None else Snapshot('', {'': state})
+
     def state(self) -> FolderState | None:
         """Return the state for a snapshot; None unless the state of every bag is complete."""
+        if self.columns.snapshot is not None:
+            return self.columns.snapshot.folders[self._shard]
         states = all_or_none({key: bag.state for key, bag in self.columns.all_bags.items()})
-        return None if states is None else FolderState(self._spec_content, states)
+        return None if states is None or self._opened_spec is None else FolderState(self._opened_spec.first, states)
 
 
 def all_or_none(values: Mapping[K, V | None]) -> dict[K, V] | None:

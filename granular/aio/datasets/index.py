@@ -11,7 +11,7 @@ import numpy as np
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import listed_shards
 from granular.aio.paths.path import Path
 from granular.aio.reply import stands_in
 from granular.aio.runtime.threads import offload
@@ -306,14 +306,14 @@ class DatasetIndex(PackedTables):
         """
         store = directory.store
         if store.local:
-            numbers = await shards_in(directory)
+            numbers = await listed_shards(directory)
             return numbers, await offload(self._compare_files, directory.key, len(numbers))
         if not store.has_folders and self._objects() <= _LISTED:
             return await self._compare_listing(directory)
         numbers = list(range(len(self)))
         try:
             await store.read((directory / shard_name(len(self)) / 'spec.json').key)
-            numbers = await shards_in(directory)
+            numbers = await listed_shards(directory)
         except NotFoundError:
             pass
         return numbers, None
@@ -365,10 +365,9 @@ class DatasetIndex(PackedTables):
         files, names = {}, set()
         start = len(directory.key) + 1 if directory.key else 0
         async for entry in directory.store.scan_tree(directory.key):
-            if entry.is_dir:
-                names.add(entry.key[start:])
-            else:
+            if not entry.is_dir:
                 files[entry.key[start:]] = entry.size, to_nanoseconds(entry.modified)
+                names.add(entry.key[start:].partition('/')[0])
         rows, separate = self.directory.rows, self.directory.kinds is None
         stale = []
         for shard in range(len(self)):

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
 from granular.aio.datasets.columns import Mask
@@ -233,7 +233,7 @@ class IndexedShards:
 
     async def _is_replaced(self, position: int) -> bool:
         try:
-            await gather([bag.check_versions() for bag in self[position].columns.all_bags.values()])
+            await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
         except (ObjectChangedError, NotFoundError):
             return True
         return await self._differs(position)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from granular.aio.datasets.shards import shards_of
+from granular.aio.datasets.shards import filled, shards_of
 from granular.aio.paths.path import Path
 from granular.aio.stores import Entry
 from granular.errors import AlreadyExistsError
@@ -32,7 +32,7 @@ async def remove_unfinished(directory: Path, entries: Sequence[Entry]) -> None:
     raise ``AlreadyExistsError`` if the folder holds a dataset, or shards of another writer.
     """
     parts = [entry for entry in entries if entry.is_dir and is_parts(entry.name)]
-    shards = shards_of(entries)
+    shards = await filled(directory, shards_of(entries))
     first = directory / shard_name(0) / 'spec.json'
     if any(entry.name == 'spec.json' for entry in entries) or await first.exists():
         raise AlreadyExistsError(f'{directory}: has a dataset already: choose another folder, or remove it')

@@ -21,7 +21,6 @@ from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.worker_pickling import pickling_for_worker
-from granular.errors import ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 
 
@@ -181,10 +180,9 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     def __reduce__(self) -> tuple[Any, ...]:
         attributes: dict[str, Any] = {}
         if self._state == 'open':
-            state = self._dataset.state() if pickling_for_worker.get() else None
             # In a worker process, it uses the index of the parent process.
-            shared = {'_expected': opened_files(self)} if state is None else {'_shared': Snapshot('', {'': state})}
-            attributes.update(shared)
+            shared = self._dataset.snapshot if pickling_for_worker.get() else None
+            attributes = {'_expected': opened_files(self)} if shared is None else {'_shared': shared}
         return restored, (type(self), (self.directory,), self._options.arguments(), attributes)
 
     def identity(self) -> tuple[Any, ...]:
@@ -206,18 +204,13 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             self._expected.check(opened_files(self), self._name)
         self._columns = self._dataset.columns
         if self._columns.snapshot is None and (state := self._dataset.state()) is not None:
-            await Snapshot.save(self.directory, {'': state})
+            self._dataset.keep(await Snapshot.save(self.directory, {'': state}))
 
     async def _open_once(self) -> None:
         snapshot = self._shared
         if snapshot is None and self._options.cache_index:
             snapshot = await Snapshot.load(self.directory)
-        try:
-            await self._dataset.open(snapshot)
-        except ObjectChangedError:
-            if snapshot is not None and self._shared is None:
-                await snapshot.forget()
-            raise
+        await self._dataset.open(snapshot)
 
     async def _close(self) -> None:
         self._dataset.columns.close()

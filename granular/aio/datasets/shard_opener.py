@@ -1,7 +1,7 @@
 """Open the shards of a dataset: by its index, by the state of another reader, or each by its own tables."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,11 +14,11 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
 from granular.aio.datasets.listed_shards import ListedShards
-from granular.aio.datasets.shards import check_complete, shards_in
+from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
 from granular.aio.paths.path import Path
 from granular.aio.reply import changed
 from granular.aio.runtime.tasks import for_each, gather
-from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError
+from granular.errors import CorruptDatasetError, NotFoundError
 from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
@@ -66,6 +66,7 @@ class ShardOpener:
         self._expected_count: int | None = None
         self.numbers: list[int] = []
         self._count: int | None = None  # shards to open, if not all
+        self._empty: set[int] = set()  # empty folders
         self._snapshot: Snapshot | None = None
         self._shards: Shards = ListedShards()
 
@@ -84,7 +85,9 @@ class ShardOpener:
         shards, self._shards = self._shards, ListedShards()
         shards.warn_of_lengths()
         if isinstance(shards, ListedShards) and self._snapshot is None and (states := shards.states()) is not None:
-            await Snapshot.save(self._snapshot_name, states)
+            snapshot = await Snapshot.save(self._snapshot_name, states)
+            for dataset in shards:
+                dataset.keep(snapshot)
         return shards
 
     def state_of(self, shards: Shards) -> SharedIndex | Snapshot | None:
@@ -93,7 +96,7 @@ class ShardOpener:
             own = shards.states()
             return None if own is None else SharedIndex(shards.index, self.numbers, own, shards.unchecked)
         states = shards.states()
-        return None if states is None else Snapshot('', states)
+        return None if states is None else shards[0].columns.snapshot or Snapshot('', states)
 
     async def _warn_of_unread(self, count: int) -> None:
         """Log that only the first ``count`` shards are read, and why."""
@@ -109,36 +112,50 @@ class ShardOpener:
         logger.warning('%s: shard %s %s: reading the %d shards before it; %s', self._name, name, reason, count, remedy)
 
     async def _open_once(self) -> None:
-        self._count = self._expected_count
+        self._count, self._empty = self._expected_count, set()
         try:
             await self._open_shards()
         except (NotFoundError, CorruptDatasetError):
             if self._count is not None or not self.numbers:
                 raise
             self._count = await finished_shards(self._directory)
-            if self._count is None:
+            self._empty = set(self.numbers).difference(await filled(self._directory, self.numbers))
+            if self._count is None and not self._empty:
                 raise
             await self._open_shards()
 
     async def _open_shards(self) -> None:
         self._shards, self.numbers = ListedShards(), []
         snapshot = self._shared if isinstance(self._shared, Snapshot) else None
-        if snapshot is None and self._options.cache_index:
+        if self._shared is None and self._options.cache_index:
             snapshot = await Snapshot.load(self._snapshot_name)
         if self._use_index and snapshot is None and await self._open_by_index():
             return
         numbers = self.numbers = await self._list()
+        names = [shard_name(i) for i in self._choose(numbers)] if numbers else []
+        if snapshot is not None and snapshot.folders.keys() != set(names):
+            # Mixed with newer shards it would not be one dataset.
+            if self._shared is not None:
+                raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
+            snapshot = None
+            if self._use_index and await self._open_by_index():
+                return
         if not numbers:
             if await (self._directory / 'spec.json').exists():
                 raise NotFoundError(
                     f'{self._name}: is a dataset without shards: open it with DatasetReader, or with granular.open'
                 )
             raise NotFoundError(f'{self._name}: has no shards: expected folders such as {shard_name(0)}')
-        await self._open_by_tables([shard_name(i) for i in self._choose(numbers)], snapshot)
+        await self._open_by_tables(names, snapshot)
 
     async def _list(self) -> list[int]:
-        """Return the numbers of the shards to open, as far as shards that are being appended are ignored."""
-        return (await shards_in(self._directory))[: self._count]
+        """Return the numbers of the shards to open, without those that are being appended, and without empty folders
+        once opening these has failed.
+        """
+        return self._without_empty(await listed_shards(self._directory))
+
+    def _without_empty(self, numbers: Iterable[int]) -> list[int]:
+        return [number for number in numbers if number not in self._empty][: self._count]
 
     def _create(self, name: str) -> Dataset:
         return Dataset(self._directory / name, self._options, name)
@@ -157,27 +174,12 @@ class ShardOpener:
     # --- by their own tables
 
     async def _open_by_tables(self, names: list[str], snapshot: Snapshot | None) -> None:
-        self._snapshot = snapshot = self._check_snapshot(snapshot, names)
+        self._snapshot = snapshot
         shards = self._shards = ListedShards([self._create(name) for name in names])
-        try:
-            await for_each(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
-        except ObjectChangedError:
-            if snapshot is not None:
-                await snapshot.forget()
-            raise
+        await for_each(shards, lambda dataset: dataset.open(snapshot), _TOGETHER)
         first = shards[0].columns
         for dataset in shards:
             dataset.columns.check_spec(first.spec, first.layout, first.name)
-
-    def _check_snapshot(self, snapshot: Snapshot | None, names: list[str]) -> Snapshot | None:
-        """Return the snapshot if it has exactly these shards: mixed with newer shards it would not be one dataset.
-        Raise ``ObjectChangedError`` if the snapshot was pickled with the reader, and there are other shards now.
-        """
-        if snapshot is None or snapshot.folders.keys() == set(names):
-            return snapshot
-        if self._shared is not None:
-            raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
-        return None
 
     @property
     def _snapshot_name(self) -> Path:
@@ -218,7 +220,7 @@ class ShardOpener:
             numbers, stale = shared.numbers, None
         spec, layout = index.directory.spec, index.directory.layout
         fields = self._options.fields(spec, layout, self._name)
-        existing, numbers = len(numbers), numbers[: self._count]
+        existing, numbers = len(numbers), self._without_empty(numbers)
         self.numbers = numbers
         chosen = np.array(self._choose(numbers), np.int64)
         shards = IndexedShards(self._directory, index, chosen, fields, self._create)

@@ -11,7 +11,7 @@ from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.reader import DatasetReader, columns_of
-from granular.aio.datasets.shards import check_complete, check_series, shards_of
+from granular.aio.datasets.shards import check_complete, check_series, filled, shards_of
 from granular.aio.datasets.writer import (
     DatapointWriter,
     DatasetWriter,
@@ -149,7 +149,7 @@ class ShardedDatasetWriter(DatapointWriter):
                 f'{self._name}: is a dataset without shards, which readers would read in place of the shards: '
                 f'choose another folder or remove this one'
             )
-        existing = shards_of(entries)
+        existing = await filled(self.directory, shards_of(entries))
         self._appends = bool(existing)
         if alone and await all_finished(self.directory, existing):
             self._readable = len(existing)

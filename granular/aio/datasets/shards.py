@@ -1,9 +1,11 @@
 """The folders of a sharded dataset."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from granular.aio.paths.path import Path
+from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import CorruptDatasetError
 from granular.formats.layout import shard_name, shard_numbers
@@ -14,13 +16,31 @@ READ: Final = 'its writer has not finished, it was removed, or writers with shar
 
 
 async def shards_in(directory: Path) -> list[int]:
-    """Return the sorted numbers of the shards in a folder. Other files and folders are ignored."""
+    """Return the sorted numbers of the shards in a folder. Other files and folders are ignored, and empty folders."""
+    return await filled(directory, await listed_shards(directory))
+
+
+async def listed_shards(directory: Path) -> list[int]:
+    """Return the sorted numbers of the shards in a folder by one listing, which may have empty folders."""
     return shards_of([entry async for entry in directory.store.scan(directory.key)])
 
 
 def shards_of(entries: Iterable[Entry]) -> list[int]:
-    """Return the sorted numbers of the shards among the entries of a folder."""
+    """Return the sorted numbers of the shards among the entries of a folder, of which some may be empty folders."""
     return shard_numbers([entry.name for entry in entries if entry.is_dir])
+
+
+async def filled(directory: Path, numbers: Sequence[int]) -> list[int]:
+    """Return the shards that have a file.
+
+    Empty folders are no shards: SeaweedFS lists those of deleted objects, and tools mark folders by empty objects.
+    """
+
+    async def is_filled(number: int) -> bool:
+        folder = directory / shard_name(number)
+        return await (folder / 'spec.json').exists() or await folder.store.has_files(folder.key)
+
+    return list(itertools.compress(numbers, await gather([is_filled(number) for number in numbers])))
 
 
 def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: int = 0, step: int = 1) -> None:

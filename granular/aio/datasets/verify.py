@@ -9,7 +9,7 @@ import numpy as np
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.codec import Decoders, describe_error
-from granular.aio.datasets.columns import read_references
+from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
@@ -36,13 +36,16 @@ class Problem:
 
     Attributes:
       path: the file or folder.
-      record: the index of the record; None for the whole file or folder.
+      record: the index of the record in its file; None for the whole file or folder.
       message: the description.
+      datapoint: the index in the whole dataset of the first datapoint that has the record; None if there is none, or if
+        an earlier shard cannot be read.
     """
 
     path: str
     record: int | None
     message: str
+    datapoint: int | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,13 +105,15 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
     numbers = await shards_in(root)
     if not numbers:
         raise NotFoundError(f'{root}: is not a dataset: it has neither a spec.json nor shards')
-    expected = 0
+    expected, is_countable = 0, True
     for number in numbers:
         if number > expected:
+            is_countable = False
             last = '' if number == expected + 1 else f', as are all up to {shard_name(number - 1)}'
             path = f'{root / shard_name(expected)}'
             report.problems.append(Problem(path, None, f'the shard is missing{last}'))
-        await _verify_dataset(root / shard_name(number), report, bytes_read, decoders or {})
+        folder = root / shard_name(number)
+        is_countable = await _verify_dataset(folder, report, bytes_read, decoders or {}, is_countable)
         expected = number + 1
     await bytes_read.finish()
     await _verify_index(root, numbers, report)
@@ -175,15 +180,20 @@ def _spans(count: int) -> Iterator[Ints]:
 
 
 async def _verify_dataset(
-    folder: Path, report: Report, progress: ProgressReport, decoders: Mapping[str, Decoder]
-) -> None:
+    folder: Path, report: Report, progress: ProgressReport, decoders: Mapping[str, Decoder], is_countable: bool = True
+) -> bool:
+    """Verify a dataset or a shard, before which all datapoints were counted if ``is_countable``.
+
+    Returns whether those of the next shard are.
+    """
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:
         report.problems.append(Problem(f'{folder}', None, str(error)))
-        return
+        return False
     async with reader:
         report.datapoints += len(reader)
+        first = report.datapoints - len(reader) if is_countable else None
         bags = reader.bags
         lengths = {key: len(bag) for key, bag in bags.items()}
         if reader.layout == 'columns' and len(set(lengths.values())) > 1:
@@ -194,7 +204,30 @@ async def _verify_dataset(
             decoder = decoders.get(element(reader.spec[key])) if key in reader.spec else None
             if decoder is None and key in reader.spec and key not in report.undecoded:
                 report.undecoded.append(key)
+            start = len(report.problems)
             await _verify_bag(bag, folder / f'{key}.bag', report, progress, decoder)
+            if first is not None and len(report.problems) > start:
+                records = [problem.record for problem in report.problems[start:] if problem.record is not None]
+                owners = await _datapoints_of(columns_of(reader), key, records)
+                for i, problem in enumerate(report.problems[start:], start):
+                    if problem.record in owners:
+                        report.problems[i] = dataclasses.replace(problem, datapoint=first + owners[problem.record])
+    return is_countable
+
+
+async def _datapoints_of(columns: Columns, key: str, records: Sequence[int]) -> dict[int | None, int]:
+    """Return the first datapoint of a shard that has a record, for each record of a key that any has."""
+    if columns.refs is None or key not in columns.spec:
+        return {record: record for record in records}
+    number, owners = list(columns.spec).index(key), dict[int | None, int]()
+    with contextlib.suppress(CorruptError):  # of references, which is a problem of its own
+        for indices in _spans(columns.length):
+            firsts, counts = (numbers[:, number] for numbers in (await read_references([(columns, indices)]))[0])
+            for record in records:
+                found = np.flatnonzero((firsts <= record) & (record < firsts + counts))
+                if record not in owners and len(found):
+                    owners[record] = int(indices[found[0]])
+    return owners
 
 
 async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:

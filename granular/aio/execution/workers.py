@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import errno
 import itertools
 import multiprocessing
 import os
@@ -31,6 +32,10 @@ from granular.metrics import Reports, timing
 _METHODS: Final = multiprocessing.get_all_start_methods()
 _GRACE: Final = 5.0  # seconds in which a worker may exit by itself
 _POLL: Final = 0.01  # seconds between checks of a process that is to exit
+_SHORT: Final = (
+    'the limit of open files (`ulimit -n`), of processes (`ulimit -u`) or of the container is used up: raise it, or '
+    'use fewer workers'
+)
 _SILENCE: Final = 1.0  # seconds without a message after which to check the worker
 
 # This process's ends of all pipes. While a forked child holds one, the worker does not notice that this process died.
@@ -142,7 +147,12 @@ class Workers:
 
     def _worker(self, number: int) -> '_Worker':
         sizes = [part.nbytes for part in self._parts]
-        return _Worker(self._context, number, self._count, self._payload, self._file, sizes, self._stages)
+        try:
+            return _Worker(self._context, number, self._count, self._payload, self._file, sizes, self._stages)
+        except OSError as error:
+            raise WorkerError(
+                f'worker process {number + 1} of {self._count} cannot be started ({error}): {_SHORT}'
+            ) from error
 
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
@@ -419,4 +429,6 @@ def _unpickled(ok: bool, head: bytes, fd: int, sizes: Sequence[int]) -> tuple[bo
         result = shared_memory.join(head, fd, sizes)
         return ok, result if ok else remote(*result)
     except BaseException as error:  # the methods of its class may raise anything
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return False, WorkerError(f'the item of a worker process cannot be received ({error}): {_SHORT}')
         return False, WorkerError(f'the item of a worker process does not unpickle in this process: {summary(error)}')

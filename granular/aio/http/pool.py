@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import itertools
 import logging
+import socket
 import ssl
 from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
@@ -35,6 +36,7 @@ _SLOW: Final = 0.05  # seconds after which a reply is slow, at the least
 _MOST_HEDGES: Final = 16.0
 
 _MOST_REACHED: Final = 4096
+_NO_NAME: Final = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 T = TypeVar('T')
 
@@ -47,10 +49,11 @@ class UnreachableError(ConnectionError):
 
     Attributes:
       known: True if this process was connected to it before.
+      nameless: True if its name does not exist.
     """
 
-    def __init__(self, origin: Origin, reason: str) -> None:
-        self.known = origin in _reached
+    def __init__(self, origin: Origin, reason: str, nameless: bool = False) -> None:
+        self.known, self.nameless = origin in _reached, nameless
         super().__init__(reason if self.known else f'{reason}: check its address, such as endpoint_url')
 
 
@@ -218,7 +221,8 @@ class Pool:
                 raise
             detail = error.strerror or str(error) or f'no answer within {self._config.connect_timeout:g} s'
             reason = f'the host name {origin.peer[0][:80]!r} cannot be resolved ({detail})'
-            raise UnreachableError(origin, reason) from error
+            nameless = isinstance(error, socket.gaierror) and error.errno in _NO_NAME
+            raise UnreachableError(origin, reason, nameless) from error
 
     async def _open(self, origin: Origin, address: str, context: ssl.SSLContext | None) -> Connection | OSError:
         """Connect to an address. Returns the connection, or the error after which another address is worth a try."""

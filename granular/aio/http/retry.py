@@ -45,6 +45,7 @@ _RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-http
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _COST: Final = 5.0  # tokens of the retry budget for a retry
 _COST_AFTER_TIMEOUT: Final = 10.0
+_ATTEMPTS_OF_NO_NAME: Final = 2  # for a host name that does not exist: the first answer of a resolver may be wrong
 _CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
 RecoverableKind = Literal['expired', 'region', 'skewed']
@@ -275,7 +276,9 @@ class Attempts:
             case UnreachableError():
                 # A server to which nothing was ever connected is rarely one that restarts: its address is wrong.
                 patience = math.inf if error.known else config.connect_timeout
-                return _Failure(StoreError(f'{name}: {error}'), error.__cause__, *plain, patience=patience)
+                attempts = _ATTEMPTS_OF_NO_NAME if error.nameless and not error.known else config.attempts
+                unreachable = StoreError(f'{name}: {error}')
+                return _Failure(unreachable, error.__cause__, attempts, *plain[1:], patience=patience)
             case OSError():
                 return _Failure(StoreError(f'{name}: {_kind(error)}: {error}'), error, *plain)
         raise error

@@ -4,6 +4,7 @@ There is one class per kind of store, and one instance per bucket (or host, or d
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import re
@@ -17,7 +18,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.lent import LENT
 from granular.config import IOConfig, Merge, MiB, store_defaults
-from granular.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
+from granular.errors import InvalidArgumentError, NotFoundError, OutOfRangeError, UnsupportedError
 from granular.indexing import Ints
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
@@ -330,6 +331,14 @@ class Store(abc.ABC):
                 yield entry
                 if entry.is_dir:
                     folders.append(entry.key)
+
+    async def has_files(self, key: str) -> bool:
+        """Return whether there is a file in a folder, or in a folder in it."""
+        with contextlib.suppress(NotFoundError):
+            async for entry in self.scan_tree(key):
+                if not entry.is_dir:
+                    return True
+        return False
 
     # --- writing
 

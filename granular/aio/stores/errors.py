@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -69,6 +70,10 @@ def _from_builtin(name: str, error: Exception) -> GranularError | None:
         if isinstance(error, builtin):
             if (number := getattr(error, 'errno', None)) in _BY_ERRNO:
                 kind, message = _BY_ERRNO[number]
+            elif kind is AccessDeniedError and '://' not in name:
+                message = (
+                    f'access denied to user {os.geteuid()}: check the owner and mode of it and of the folders above it'
+                )
             # The text of an OSError may repeat the path, strerror does not; other exceptions only have their text.
             detail = hidden(getattr(error, 'strerror', None) or str(error))
             return kind(f'{name}: {message} ({detail})' if detail else f'{name}: {message}')

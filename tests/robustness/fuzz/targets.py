@@ -21,6 +21,7 @@ from granular.aio.bags import index_cache as snapshots
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.http import messages as http1
 from granular.aio.http.messages import ProtocolError
+from granular.aio.reply import Reply
 from granular.aio.runtime.bridge import run
 from granular.errors import GranularError
 from granular.formats import checksums, dataset_index, layout
@@ -441,9 +442,10 @@ def seeds() -> dict[str, list[bytes]]:
             writer.append({'a': i, 'c': bytes(i)})
     names = ('spec.json', 'a.bag', 'a.idx', 'c.bag', 'c.idx')
     out['columns'] = [join(*(_read(f'seed3/{name}') for name in names))]
-    state = snapshots.BagState(2, 1000, 900, '"pin"', np.array([0, 5, 900]))
+    state = snapshots.BagState(2, 1000, 900, '"pin"', '', np.array([0, 5, 900]))
+    spec = Reply(b'{}', 0, 2, '"pin"', 'Mon, 23 Nov 2026 10:00:00 GMT', 'Mon, 23 Nov 2026 11:00:00 GMT')
     path = os.path.join(folder(), 'seed.index')
-    snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(b'{}', {'a': state, 'b': state})})
+    snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(spec, {'a': state, 'b': state})})
     _, _, content = _indexed()
     footer = dataset_index.parse_footer(content, len(content), 'it')
     out['index'] = [content]

@@ -107,7 +107,8 @@ def missing(root: str) -> AccessDeniedError:
     """Return the error for a bucket without credentials."""
     return AccessDeniedError(
         f'{root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, pass key= and '
-        f'secret=, or anon=True for a public bucket'
+        f'secret=, or anon=True for a public bucket (key=, secret= and fs= are not pickled: processes that are spawned '
+        f'need the environment or a profile)'
     )
 
 
