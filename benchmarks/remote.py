@@ -87,7 +87,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
             f'Loader, 100 kB, {which} server / {name}', load / rate[name], bound, f'{load:,.0f}/s / {rate[name]:,.0f}/s'
         )
         for name, bound in (
-            bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0, 'wrk -t1 -c256': 0.75}
+            bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0, 'wrk -t1 -c256': 0.85}
         ).items()
     ]
     note = '; loaders of other libraries have both cores' if bucket else ''
@@ -169,7 +169,7 @@ def small(data: Data, server: Server) -> Result:
     behind = f'{got:,.0f}/s / {bare:,.0f}/s'
     fetch, top = rate['granular fetch, shuffled, 64 in flight'], rate['wrk -t1 -c64, shuffled']
     bars = [
-        Bar('fetch, 4 kB shuffled, instant server / wrk -t1 -c64', fetch / top, 0.5, f'{fetch:,.0f}/s / {top:,.0f}/s'),
+        Bar('fetch, 4 kB shuffled, instant server / wrk -t1 -c64', fetch / top, 0.75, f'{fetch:,.0f}/s / {top:,.0f}/s'),
         Bar('Loader, 4 kB shuffled, instant server / bare aiohttp loop', got / bare, 0.8, behind),
         Bar('4 kB in order, thousands a second', rate['granular, in order'] / 1e3, 150, 'iteration, decoded'),
     ]
@@ -218,7 +218,7 @@ def tls(data: Data, server: Server) -> Result:
     got = rate['granular fetch']
     bars = [
         Bar(f'100 kB over TLS / {name}', got / rate[name], bound, f'{got:,.0f}/s / {rate[name]:,.0f}/s')
-        for name, bound in (('bare aiohttp loop', 0.8), ('obstore', 1.2))
+        for name, bound in (('bare aiohttp loop', 0.8), ('obstore', 1.15))
     ]
     return bars, [table('tls', '100 kB records over TLS, instant server', 'records/s', rate)]
 

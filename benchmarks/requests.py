@@ -17,9 +17,9 @@ def requests(data: Data, server: Server) -> Result:
     """Measure the processor time of a request of 4 kB, of 100 kB, and of 100 kB over TLS."""
     bars, rows = [], []
     for name, path, count, bound in (
-        ('4 kB', data.small(), data.count(120_000), 2.0),
-        ('100 kB', data.medium(), data.count(40_000), 1.5),
-        ('100 kB over TLS', data.medium(), data.count(20_000), 1.25),
+        ('4 kB', data.small(), data.count(120_000), 1.3),
+        ('100 kB', data.medium(), data.count(40_000), 1.3),
+        ('100 kB over TLS', data.medium(), data.count(20_000), 1.1),
     ):
         url = server.tls if 'TLS' in name else server.instant
         certificate = server.certificate if 'TLS' in name else ''

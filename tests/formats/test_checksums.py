@@ -278,4 +278,4 @@ def test_verify_command_reports_problems(tmp_path):
     assert done.exit_code == 1
     assert json.loads(done.stdout.splitlines()[-1])['problems'][0]['record'] == 0
     done = run(app, ['verify', str(tmp_path / 'data')])
-    assert 'x.bag: record 0: its checksum is' in done.stdout
+    assert 'x.bag: record 0, of datapoint 0 of the dataset: its checksum is' in done.stdout

@@ -95,7 +95,7 @@ print(total, granular.io_stats()['requests'])
 """
 
 
-def test_second_process_requests_one_byte_per_object(fakegcs, tmp_path):
+def test_second_process_requests_specs_and_one_byte_of_each_bag(fakegcs, tmp_path):
     root = fakegcs.place()
     total = sum(len(point['data']) for point in write(root))
 
@@ -104,9 +104,9 @@ def test_second_process_requests_one_byte_per_object(fakegcs, tmp_path):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
     assert run()[0] == str(total)
-    bags = [name for name in root.glob('*/*') if name.suffix == '.bag']
-    # The listing, and one byte of each bag, to know that it is the same.
-    assert run() == [str(total), str(1 + len(bags))]
+    files = [name for name in root.glob('*/*') if name.suffix == '.bag' or name.name == 'spec.json']
+    # The listing, the spec of each shard, and one byte of each bag, to know that they are the same.
+    assert run() == [str(total), str(1 + len(files))]
 
 
 def test_replaced_object_is_read_again(fakegcs, tmp_path):
