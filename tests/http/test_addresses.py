@@ -107,6 +107,6 @@ async def test_host_name_that_does_not_exist_fails_soon(error, reached, attempts
         await read(server, 1)
     names.addresses, names.error = [], error
     with pytest.raises(granular.errors.StoreError, match=r"'data\.test' cannot be resolved") as caught:
-        await read(server, 1, attempts=6)
+        await read(server, 1, attempts=6, connect_timeout=100)
     assert names.asked == attempts
     assert ('check its address' in str(caught.value)) is not reached

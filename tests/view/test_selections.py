@@ -29,7 +29,7 @@ def animals(tmp_path_factory):
     """Pictures of classes, of which two are damaged, and numbers in files of their own."""
     root = tmp_path_factory.mktemp('animals')
     (root / 'classes.txt').write_text('\n'.join(CLASSES))
-    (root / 'letters.py').write_text('def decode(tokens): return "".join(chr(97 + token) for token in tokens)\n')
+    (root / 'alphabet.py').write_text('def decode(tokens): return "".join(chr(97 + token) for token in tokens)\n')
     image = granular.formats.encode_image(picture(np.random.default_rng(0), 32, 48))
     spec = {'image': 'jpg', 'label': 'int', 'score': 'float', 'tokens': 'array'}
     with granular.DatasetWriter(root / 'data' / 'animals', spec, {**granular.encoders, 'jpg': bytes}) as writer:
@@ -47,7 +47,7 @@ def animals(tmp_path_factory):
             writer.append({'label': i % 3})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        names = Names({'label': f'{root / "classes.txt"}'}, {'tokens': 'letters:decode'})
+        names = Names({'label': f'{root / "classes.txt"}'}, {'tokens': 'alphabet:decode'})
         with Served(granular.Path(root / 'data'), names=names) as served:
             yield served
 
