@@ -307,8 +307,8 @@ async def _check_shards(source: Path, target: Path) -> None:
             f'its writers have ended',
             path=f'{source}',
         )
-    listed = shard_numbers([entry.name async for entry in source.store.scan(source.key)])
-    current = [n for n in listed if n in copied or await source.store.has_files((source / shard_name(n)).key)]
+    present, listed = set(copied), shard_numbers([entry.name async for entry in source.store.scan(source.key)])
+    current = [n for n in listed if n in present or await source.store.has_files((source / shard_name(n)).key)]
     if current != copied:
         raise ObjectChangedError(
             f'{source}: had {len(copied)} shards when it was copied, and has {len(current)} now: copy it again',
