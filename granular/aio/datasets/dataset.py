@@ -128,9 +128,8 @@ class Dataset:
         if state is None or snapshot is None:
             await self._open_bags()
         else:
-            self.keep(snapshot)
-            proofs = {bag.proof for bag in self.columns.all_bags.values() if bag.proof is not None}
-            await proven(proofs if self._options.cache_keys or self._options.verify else (), self._open_bags())
+            proof = self.keep(snapshot)
+            await proven([proof] if self._options.cache_keys or self._options.verify else (), self._open_bags())
 
     async def _open_bags(self) -> None:
         columns, references = self.columns, None
@@ -142,17 +141,16 @@ class Dataset:
                 references = await References.load(columns.refs, columns.spec)
         columns.complete(references)
 
-    def keep(self, snapshot: Snapshot | None) -> None:
-        """Note the snapshot that has this dataset, if there is one: it is removed once a read finds it outdated."""
+    def keep(self, snapshot: Snapshot) -> Proof:
+        """Note the snapshot that has this dataset: it is removed once a read finds it outdated. Return its proof."""
         self.columns.snapshot = snapshot
-        if snapshot is None:
-            return
         spec, states = snapshot.folders[self._shard]
         files = [file for key, state in states.items() for file in state.files(self.directory / f'{key}.bag')]
         check = functools.partial(OpenedSpec(self.directory, spec).check, (), files)
         proof = Proof(snapshot, self.directory, self._shard, check)
         for bag in self.columns.all_bags.values():
             bag.proof = proof
+        return proof
 
     def _bag(self, key: str, cache_data: bool, split: bool | None, state: FolderState | None) -> Bag:
         bag_state = None if state is None else state.bags.get(key)

@@ -203,8 +203,9 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         if self._expected is not None:
             self._expected.check(opened_files(self), self._name)
         self._columns = self._dataset.columns
-        if self._columns.snapshot is None and (state := self._dataset.state()) is not None:
-            self._dataset.keep(await Snapshot.save(self.directory, {'': state}))
+        state = self._dataset.state() if self._columns.snapshot is None else None
+        if state is not None and (snapshot := await Snapshot.save(self.directory, {'': state})) is not None:
+            self._dataset.keep(snapshot)
 
     async def _open_once(self) -> None:
         snapshot = self._shared

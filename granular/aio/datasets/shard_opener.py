@@ -84,8 +84,8 @@ class ShardOpener:
             await self._warn_of_unread(self._count)
         shards, self._shards = self._shards, ListedShards()
         shards.warn_of_lengths()
-        if isinstance(shards, ListedShards) and self._snapshot is None and (states := shards.states()) is not None:
-            snapshot = await Snapshot.save(self._snapshot_name, states)
+        states = shards.states() if isinstance(shards, ListedShards) and self._snapshot is None else None
+        if states is not None and (snapshot := await Snapshot.save(self._snapshot_name, states)) is not None:
             for dataset in shards:
                 dataset.keep(snapshot)
         return shards
