@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import resource
 import sys
 import time
 
@@ -29,11 +28,6 @@ def write():
     lance.write_dataset(tables(), job['folder'], schema)
 
 
-def cpu():
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def read():
     dataset = lance.dataset(job['folder'])
     rng = np.random.default_rng(1)
@@ -45,10 +39,10 @@ def read():
 
     for _ in range(5):
         take()
-    began, used = time.perf_counter(), cpu()
+    began, used = time.perf_counter(), time.process_time()
     for _ in range(job['batches']):
         values = take()
-    seconds, used = time.perf_counter() - began, cpu() - used
+    seconds, used = time.perf_counter() - began, time.process_time() - used
     if len(values) != batch or not all(len(value) >= 50_000 for value in values):
         raise RuntimeError(f'expected {batch} records of 50 to 150 kB, got {[len(value) for value in values]}')
     count = job['batches'] * batch

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import resource
 import sys
 import time
 
@@ -26,21 +25,16 @@ def stack(frames):
     return spdl.io.to_numpy(spdl.io.convert_frames(frames))
 
 
-def cpu():
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 builder = PipelineBuilder().add_source(endless()).pipe(decode, concurrency=2).aggregate(job['batch']).pipe(stack)
 pipeline = builder.add_sink(8).build(num_threads=2)
 with pipeline.auto_stop():
     batches = iter(pipeline)
     for _ in range(10):
         shape = next(batches).shape
-    began, used = time.perf_counter(), cpu()
+    began, used = time.perf_counter(), time.process_time()
     for _ in range(job['batches']):
         next(batches)
-    seconds, used = time.perf_counter() - began, cpu() - used
+    seconds, used = time.perf_counter() - began, time.process_time() - used
 if shape[0] != job['batch'] or shape[-1] != 3:
     raise RuntimeError(f'expected RGB images, got {shape}')
 count = job['batches'] * job['batch']
