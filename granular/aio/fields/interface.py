@@ -8,7 +8,7 @@ from typing import Any, Final, Self, SupportsIndex
 from granular import filters
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.selection import read_labels
-from granular.aio.pipeline.nodes.source import Elementless
+from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, indices_of

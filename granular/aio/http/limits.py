@@ -27,12 +27,8 @@ _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in whic
 # of all requests is refused, a host above a certain rate loses more than it gains, and others gain: all come to it.
 _TAKEN: Final = (0.38, 0.7)  # factor and power
 _ADDED: Final = (0.0084, 1.3)
-_UNREFUSED: Final = (
-    0.0145,
-    0.5,
-    0.00055,
-    1.3,
-)  # added, too, by the larger term, for each squared second without refusals
+# Added, too, by the larger of two terms, for each squared second without refusals.
+_UNREFUSED: Final = (0.0145, 0.5, 0.00055, 1.3)
 _REDUCED: Final = 0.8  # of the rate is left after a second with refusals, at the least
 _OUTAGE: Final = 20  # refusals one after the other, from which on the store is taken to answer nobody
 _SAMPLE: Final = 80  # replies in a second or two, with fewer of which the rate is not limited
@@ -291,7 +287,7 @@ class Pace:
         self._least, self._second = 0.0, float('-inf')  # what refusals leave of the rate, and when that was determined
         self._ramp = float('inf')  # the rate after a time without answers
         self._row = 0  # refusals since the last answer
-        self._known = known  # the rate at the last answer
+        self._known = known  # the rate at the last answer, but for the answers after an outage
         self._former = 0.0  # the rate up to which it doubles
         self._tokens, self._filled = 0.0, now
 

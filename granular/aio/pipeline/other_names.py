@@ -65,6 +65,16 @@ class Answering:
             )
 
 
+class Elementless:
+    """Base of datasets of fields, which have no elements, unless a subclass has a ``__getitem__`` of its own."""
+
+    def __getitem__(self, index: Any) -> Any:
+        mode = ' '.join(getattr(self, 'fields', None) or ('x', 'y'))
+        raise InvalidArgumentError(
+            f'{type(self).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
+        )
+
+
 STREAMS_ALONE = dict.fromkeys(
     ('limit', 'rebatch', 'cache', 'pack', 'interleave', 'prefetch', 'mp_prefetch'), 'call to_iter_dataset() before it'
 )

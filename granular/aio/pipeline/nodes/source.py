@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.data_source import as_data_source
+from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -156,16 +157,6 @@ def all_stages(source: Source) -> list[Source]:
             stages[id(stage)] = stage
             pending += stage.parents
     return [stage for stage in stages.values() if isinstance(stage, Source)]
-
-
-class Elementless:
-    """Base of datasets of fields, which have no elements, unless a subclass has a ``__getitem__`` of its own."""
-
-    def __getitem__(self, index: Any) -> Any:
-        mode = ' '.join(getattr(self, 'fields', None) or ('x', 'y'))
-        raise InvalidArgumentError(
-            f'{type(self).__name__} has fields, but no elements: load them with ModeWrapper(dataset, mode={mode!r})'
-        )
 
 
 def convert(source: Any) -> Source:
