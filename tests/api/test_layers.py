@@ -30,10 +30,10 @@ LAYERS = (
     {
         'aio.datasources': 'ArrayRecord, Parquet, TFRecord and WebDataset files, windows over tokens, and `open`',
         'aio.caches': 'datapoints in memory, in shared memory, in Redis',
+        'aio.transfer': 'copies on the local disk, archives',
     },
     {'aio.datasets': 'specs, layouts, shards: readers, writers, verification, cleaning'},
     {
-        'aio.transfer': 'copies on the local disk, archives',
         'aio.bags': 'records and their limits',
         'aio.loader': 'batches, steps, checkpoints',
     },

@@ -16,7 +16,7 @@ from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.codec import Encoders, fields_of
-from granular.aio.datasets.shards import listed_shards, shards_in
+from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import capturing
 from granular.aio.paths.file import Progress
@@ -280,10 +280,8 @@ class _Work:
             existing = dict(json.loads(await existing_path.read_bytes()))
         except NotFoundError:
             if numbers and 0 not in numbers:
-                raise CorruptDatasetError(
-                    f'{self._directory}: shard {shard_name(0)} is missing, and with it the record of the '
-                    f'conversion: remove the other {len(numbers)} shards, and convert again'
-                ) from None
+                rest = f'record of the conversion: remove the other {len(numbers)} shards, and convert again'
+                raise missing_shard(f'{self._directory}', 0, f', and with it the {rest}') from None
             if await self._is_used(numbers) or await (self._directory / 'spec.json').exists():
                 raise AlreadyExistsError(
                     f'{self._directory}: has data that convert did not write: choose another folder, or remove it'

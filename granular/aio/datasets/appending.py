@@ -7,13 +7,13 @@ The file is removed once all shards are finished. It is in the folder of the fir
 take every name beside the shards for a shard.
 """
 
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Final
 
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import described, shards_in
 from granular.aio.paths.path import Path
-from granular.aio.runtime.tasks import gather
 from granular.errors import NotFoundError
 from granular.formats.layout import shard_name
 
@@ -63,6 +63,5 @@ async def all_finished(directory: Path, numbers: Iterable[int]) -> bool:
 
 async def _finished(directory: Path, numbers: list[int], start: int) -> int:
     """Return how many shards from ``start`` on follow each other and have a ``spec.json``."""
-    described = await gather([(directory / shard_name(number) / 'spec.json').exists() for number in numbers])
-    expected = zip(numbers, described, strict=True)
-    return next((i for i, pair in enumerate(expected) if pair != (start + i, True)), len(numbers))
+    present = set(await described(directory, numbers))
+    return next(i for i in itertools.count() if start + i not in present)

@@ -1,4 +1,4 @@
-"""The folders of a sharded dataset."""
+"""The shards of a dataset: their listing, and the error for a missing one."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -43,6 +43,17 @@ async def filled(directory: Path, numbers: Sequence[int]) -> list[int]:
     return list(itertools.compress(numbers, await gather([is_filled(number) for number in numbers])))
 
 
+async def described(directory: Path, numbers: Sequence[int]) -> list[int]:
+    """Return the shards that have a ``spec.json``, which their writers publish last."""
+    exist = await gather([(directory / shard_name(number) / 'spec.json').exists() for number in numbers])
+    return list(itertools.compress(numbers, exist))
+
+
+def missing_shard(name: str, number: int, rest: str) -> CorruptDatasetError:
+    """Return the error for a missing shard, given the rest of its message."""
+    return CorruptDatasetError(f'{name}: shard {shard_name(number)} is missing{rest}', path=name)
+
+
 def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: int = 0, step: int = 1) -> None:
     """Check that shards, at least one, are those from ``start`` on in steps of ``step``.
 
@@ -52,7 +63,7 @@ def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: i
     expected = range(start, numbers[-1] + 1, step)
     missing = next((number for number, present in zip(expected, numbers, strict=False) if number != present), None)
     if missing is not None:
-        raise CorruptDatasetError(f'{name}: shard {shard_name(missing)} is missing, of {numbers[-1] + 1}: {hint}')
+        raise missing_shard(name, missing, f', of {numbers[-1] + 1}: {hint}')
 
 
 def check_series(start: int, step: int) -> tuple[int, int]:

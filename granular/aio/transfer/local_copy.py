@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
+from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, relative_name
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
@@ -25,12 +26,11 @@ from granular.aio.stores.local.writing import final_name, remove_leftovers, sync
 from granular.aio.transfer.archives import KINDS, split_name, unpack
 from granular.errors import (
     AlreadyExistsError,
-    CorruptDatasetError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
 )
-from granular.formats.layout import shard_name, shard_numbers
+from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
 
@@ -179,13 +179,9 @@ async def _done(source: Path, target: Path) -> LocalCopy | None:
     if state is None:
         if not await offload(_is_used, target.key):
             return None
-        with translated(f'{target}'):
-            shards = shard_numbers(await offload(os.listdir, target.key))
-        if shards and 0 not in shards:
-            raise CorruptDatasetError(
-                f'{target}: shard {_SHARD} is missing, and with it the record of the copy: remove the folder, and copy '
-                f'again'
-            )
+        if (shards := await listed_shards(target)) and shards[0]:
+            rest = ', and with it the record of the copy: remove the folder, and copy again'
+            raise missing_shard(f'{target}', 0, rest)
         logger.info('%s: was not created by copy_to_local: used as it is', target)
         return LocalCopy(f'{target}')
     if (other := state['source']) != _address(source):
@@ -296,28 +292,21 @@ async def _check_shards(source: Path, target: Path) -> None:
       CorruptDatasetError: if a shard is missing or unfinished.
       ObjectChangedError: if the source has got others.
     """
-    with translated(f'{target}'):
-        copied = shard_numbers(await offload(os.listdir, target.key))
-        finished = await offload(_finished, target.key, copied)
+    copied = await listed_shards(target)
+    finished = await described(target, copied)
     if not finished:
         return
     if lacking := set(range(copied[-1] + 1)).difference(finished):
-        raise CorruptDatasetError(
-            f'{source}: shard {shard_name(min(lacking))} is missing or unfinished, of {copied[-1] + 1}: copy it when '
-            f'its writers have ended',
-            path=f'{source}',
-        )
-    present, listed = set(copied), shard_numbers([entry.name async for entry in source.store.scan(source.key)])
-    current = [n for n in listed if n in present or await source.store.has_files((source / shard_name(n)).key)]
-    if current != copied:
+        rest = f' or unfinished, of {copied[-1] + 1}: copy it when its writers have ended'
+        raise missing_shard(f'{source}', min(lacking), rest)
+    listed = set(await listed_shards(source))
+    added = await filled(source, sorted(listed.difference(copied)))
+    if added or not listed.issuperset(copied):
+        current = len(listed.intersection(copied)) + len(added)
         raise ObjectChangedError(
-            f'{source}: had {len(copied)} shards when it was copied, and has {len(current)} now: copy it again',
+            f'{source}: had {len(copied)} shards when it was copied, and has {current} now: copy it again',
             path=f'{source}',
         )
-
-
-def _finished(folder: str, shards: list[int]) -> list[int]:
-    return [shard for shard in shards if os.path.exists(os.path.join(folder, shard_name(shard), 'spec.json'))]
 
 
 async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) -> None:
