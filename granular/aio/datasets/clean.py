@@ -5,7 +5,7 @@ import dataclasses
 import numbers
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from granular.aio.datasets.appending import NAME as MARKER
@@ -97,30 +97,28 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
         claims += [(parent, entry) async for entry in store.scan(parent) if is_claim(entry.name)]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
     in_parts = set[str]()
+    cleaner = _Cleaner(store, now, older, remove, bags)
     for directory, writing in _writes_of_parts(folders, root.key).items():
         in_parts |= writing.keys()
         if directory not in claimed:
-            leftovers += await _clean_parts(store, directory, writing, now, older, remove)
+            leftovers += await cleaner.clean_parts(directory, writing)
     remaining: dict[str, dict[str, bool]] = {}  # whether each shard that remains is finished, by dataset and name
     for key, folder in folders.items():
-        directory = None if key == root.key else _shards_of(key)
-        if key in in_parts:
+        if key in in_parts or _shards_of(key) in claimed:  # a claim protects a live writer, however slow it is
             continue
-        if _shards_of(key) in claimed:
-            continue  # protects a live writer, however long it takes to fill a shard
+        directory = None if key == root.key else _shards_of(key)
         resumable = CONVERSION in folder.files and any(
             other.finished and _shards_of(name) == directory for name, other in folders.items()
         )
-        cleaning = _Cleaning(store, key, folder, directory in sharded, bags, resumable)
-        removed = await cleaning.run(now, older, remove)
+        removed, is_empty = await cleaner.clean_folder(key, folder, directory in sharded, resumable)
         leftovers += removed
-        if directory is not None and not (removed and cleaning.empties):
+        if directory is not None and not (removed and is_empty):
             remaining.setdefault(directory, {})[key.rpartition('/')[2]] = folder.finished
     for directory, shards in remaining.items():
         first = folders.get(f'{directory}/{shard_name(0)}' if directory else shard_name(0))
         entry = None if first is None else first.files.get(MARKER)
         if entry is not None and all(shards.get(shard_name(i)) for i in range(len(shards))):
-            leftovers += await _clean_marker(store, entry, now, older, remove)
+            leftovers += await cleaner.clean_marker(entry)
     return sorted(leftovers, key=lambda leftover: leftover.path)
 
 
@@ -225,142 +223,119 @@ def _writes_of_parts(folders: Mapping[str, _Folder], root: str) -> dict[str, dic
     return writes
 
 
-async def _clean_parts(
-    store: Store, directory: str, folders: Mapping[str, _Folder], now: float, older: float, remove: bool
-) -> list[Leftover]:
-    """Return the leftovers of a write of parts, and remove them if ``remove`` is true."""
-    files = [entry for folder in folders.values() for entry in folder.files.values()]
-    uploads = [upload for folder in folders.values() for upload in folder.uploads]
-    times = [entry.modified for entry in files] + [upload.modified for upload in uploads]
-    times += [folder.itself.modified for folder in folders.values() if folder.itself is not None]
-    age = min((_seconds_since(time, now) for time in times), default=0.0)
-    if age < older:
-        return []
-    async with _locked(store, directory) as locked:
-        if not locked:
-            return []
-        leftovers = [Leftover(store.url(entry.key), 'part', entry.size, age) for entry in files]
-        leftovers += [Leftover(store.url(upload.key), 'upload', upload.size, age) for upload in uploads]
-        if not remove:
-            return leftovers
-        has_shards = any(_shards_of(key) == directory for key in folders)
-        if has_shards and await (Path.of(store, directory) / shard_name(0) / 'spec.json').exists():
-            return []  # its writer has finished meanwhile
-        for upload in uploads:
-            await store.abort_upload(upload)
-        for folder in folders.values():  # the parts last, as they mark the shards as unfinished
-            await store.delete([entry.key for entry in folder.files.values()])
-        if store.has_folders:
-            for key in sorted(folders, key=len, reverse=True):
-                await store.delete_empty(key)
-        return leftovers
-
-
 @contextlib.asynccontextmanager
 async def _locked(store: Store, folder: str) -> AsyncIterator[bool]:
     """Lock a folder on a disk for the block. Yields False if a live writer holds it, or it was removed meanwhile."""
-    if not isinstance(store, LocalStore):
-        yield True
-        return
-    try:
-        lock = await store.lock_folder(folder)
-    except (AlreadyExistsError, NotFoundError):
-        yield False
-        return
+    lock = None
+    if isinstance(store, LocalStore):
+        try:
+            lock = await store.lock_folder(folder)
+        except (AlreadyExistsError, NotFoundError):
+            yield False
+            return
     try:
         yield True
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
 
 
-async def _clean_marker(store: Store, entry: Entry, now: float, older: float, remove: bool) -> list[Leftover]:
-    """Return the record of a writer that appended to a dataset of which all shards are finished, and remove it."""
-    if (age := _seconds_since(entry.modified, now)) < older:
-        return []
-    if remove:
-        await store.delete([entry.key])
-    return [Leftover(store.url(entry.key), 'draft', entry.size, age)]
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cleaner:
+    """Returns the leftovers of writers in a store, and removes them if ``remove`` is true."""
 
+    store: Store
+    now: float
+    older: float
+    remove: bool
+    bags: bool
 
-class _Cleaning:
-    """The cleaning of one folder.
+    def _age(self, entries: Iterable[Entry | Upload]) -> float:
+        """Return the seconds since the last write of some files; 0 if unknown."""
+        return min((_seconds_since(entry.modified, self.now) for entry in entries), default=0.0)
 
-    Args:
-      store: the store.
-      key: the folder.
-      folder: its content.
-      is_shard: True if it is named like a shard, and another shard, or itself, is of a dataset.
-      bags: True to remove its bags even if they may have been written on their own.
-      resumable: True if a shard beside it is finished, so that the record of a conversion remains.
-
-    Attributes:
-      empties: True if nothing remains of the folder.
-    """
-
-    def __init__(self, store: Store, key: str, folder: _Folder, is_shard: bool, bags: bool, resumable: bool) -> None:
-        self._store, self._key, self._folder = store, key, folder
-        drafts = [] if resumable or folder.finished else [CONVERSION]
-        self._temporary = [
-            entry for name, entry in folder.files.items() if (_is_temporary(name) and store.local) or name in drafts
+    def _leftovers(self, files: Iterable[tuple[Entry, Any]], uploads: Iterable[Upload], age: float) -> list[Leftover]:
+        url = self.store.url
+        return [
+            *(Leftover(url(entry.key), kind, entry.size, age) for entry, kind in files),
+            *(Leftover(url(upload.key), 'upload', upload.size, age) for upload in uploads),
         ]
-        self._unfinished = [
-            entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished
-        ]
-        self._bags = self._unfinished if is_shard or folder.is_of_dataset or bags else []
-        self._claims = folder.claims
-        self._empty = is_shard and not folder.files and not folder.has_others and store.local
-        remaining = len(folder.files) - len(self._temporary) - len(self._bags) - len(self._claims)
-        self.empties = not remaining and not folder.has_others and (is_shard or bool(self._bags))
 
-    def _age(self, now: float) -> float:
-        """Return the seconds since the last write; 0 if unknown."""
-        times = [entry.modified for entry in [*self._temporary, *self._unfinished, *self._claims]]
-        times += [upload.modified for upload in self._folder.uploads]
-        if self._empty and self._folder.itself is not None:
-            times.append(self._folder.itself.modified)
-        return min((_seconds_since(time, now) for time in times), default=0.0)
-
-    async def run(self, now: float, older: float, remove: bool) -> list[Leftover]:
-        """Return the leftovers, and remove them if ``remove`` is true."""
-        age = self._age(now)
-        if not (self._temporary or self._bags or self._folder.uploads or self._empty or self._claims) or age < older:
+    async def clean_parts(self, directory: str, folders: Mapping[str, _Folder]) -> list[Leftover]:
+        """Clean a write of parts."""
+        store = self.store
+        files = [entry for folder in folders.values() for entry in folder.files.values()]
+        uploads = [upload for folder in folders.values() for upload in folder.uploads]
+        age = self._age([*files, *uploads, *(folder.itself for folder in folders.values() if folder.itself)])
+        if age < self.older:
             return []
-        async with _locked(self._store, self._key) as locked:
+        async with _locked(store, directory) as locked:
             if not locked:
                 return []
-            files = [*((entry, 'draft') for entry in await self._without_writer(self._temporary))]
-            if len(files) == len(self._temporary):
-                files += [(entry, 'bag') for entry in await self._without_writer(self._bags)]
-            files += [(entry, 'claim') for entry in self._claims]
-            return await self._remove(files, age, remove)
+            if self.remove:
+                has_shards = any(_shards_of(key) == directory for key in folders)
+                if has_shards and await (Path.of(store, directory) / shard_name(0) / 'spec.json').exists():
+                    return []  # its writer has finished meanwhile
+                for upload in uploads:
+                    await store.abort_upload(upload)
+                for folder in folders.values():  # the parts last, as they mark the shards as unfinished
+                    await store.delete([entry.key for entry in folder.files.values()])
+                for key in sorted(folders, key=len, reverse=True) if store.has_folders else ():
+                    await store.delete_empty(key)
+        return self._leftovers(((entry, 'part') for entry in files), uploads, age)
+
+    async def clean_marker(self, entry: Entry) -> list[Leftover]:
+        """Clean the record of a writer that appended to a dataset of which all shards are finished."""
+        if (age := self._age([entry])) < self.older:
+            return []
+        if self.remove:
+            await self.store.delete([entry.key])
+        return self._leftovers([(entry, 'draft')], (), age)
+
+    async def clean_folder(
+        self, key: str, folder: _Folder, is_shard: bool, resumable: bool
+    ) -> tuple[list[Leftover], bool]:
+        """Clean a folder, and return whether nothing would remain of it.
+
+        Args:
+          is_shard: True if it is named like a shard, and another shard, or itself, is of a dataset.
+          resumable: True if a shard beside it is finished, so that the record of a conversion remains.
+        """
+        store, claims, uploads = self.store, folder.claims, folder.uploads
+        record = '' if resumable or folder.finished else CONVERSION
+        temporary = [
+            entry for name, entry in folder.files.items() if (_is_temporary(name) and store.local) or name == record
+        ]
+        unfinished = [entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished]
+        bags = unfinished if is_shard or folder.is_of_dataset or self.bags else []
+        itself = folder.itself if is_shard and not folder.files and not folder.has_others and store.local else None
+        remaining = len(folder.files) - len(temporary) - len(bags) - len(claims)
+        is_empty = not remaining and not folder.has_others and (is_shard or bool(bags))
+        age = self._age([*temporary, *unfinished, *claims, *uploads, *([itself] if itself else [])])
+        if not (temporary or bags or uploads or itself or claims) or age < self.older:
+            return [], is_empty
+        async with _locked(store, key) as locked:
+            if not locked:
+                return [], is_empty
+            files: list[tuple[Entry, str]] = [(entry, 'draft') for entry in await self._without_writer(temporary)]
+            if len(files) == len(temporary):
+                files += [(entry, 'bag') for entry in await self._without_writer(bags)]
+            files += [(entry, 'claim') for entry in claims]
+            if self.remove:
+                if bags and await (Path.of(store, key) / 'spec.json').exists():
+                    return [], is_empty  # its writer has finished meanwhile
+                for upload in uploads:
+                    await store.abort_upload(upload)
+                keys = [entry.key for entry, _ in files]
+                if isinstance(store, LocalStore):
+                    keys = await store.delete_unlocked(keys)  # unless a live writer has opened them meanwhile
+                    files = [(entry, kind) for entry, kind in files if entry.key in keys]
+                else:
+                    await store.delete(keys)
+                if store.has_folders and is_empty:
+                    await store.delete_empty(key)
+        return self._leftovers([*files, *([(itself, 'folder')] if itself else [])], uploads, age), is_empty
 
     async def _without_writer(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries that no live writer has open."""
-        if not self._store.local:
-            return list(entries)
-        return [entry for entry in entries if not await offload(is_locked, entry.key)]
-
-    async def _remove(self, files: Sequence[tuple[Entry, Any]], age: float, remove: bool) -> list[Leftover]:
-        store, url = self._store, self._store.url
-        if remove:
-            if self._bags and await (Path.of(store, self._key) / 'spec.json').exists():
-                return []  # its writer has finished meanwhile
-            for upload in self._folder.uploads:
-                await store.abort_upload(upload)
-            deleted = await self._delete([entry.key for entry, _ in files])
-            files = [(entry, kind) for entry, kind in files if entry.key in deleted]
-            if store.has_folders and self.empties:
-                await store.delete_empty(self._key)
-        leftovers = [Leftover(url(entry.key), kind, entry.size, age) for entry, kind in files]
-        leftovers += [Leftover(url(upload.key), 'upload', upload.size, age) for upload in self._folder.uploads]
-        if self._empty:
-            leftovers.append(Leftover(url(self._key), 'folder', 0, age))
-        return leftovers
-
-    async def _delete(self, keys: list[str]) -> list[str]:
-        """Delete files, unless a live writer of this machine has opened them meanwhile. Return those deleted."""
-        if isinstance(self._store, LocalStore):
-            return await self._store.delete_unlocked(keys)
-        if keys:
-            await self._store.delete(keys)
-        return keys
+        return [entry for entry in entries if not (self.store.local and await offload(is_locked, entry.key))]
