@@ -1,5 +1,6 @@
 """Bags: records in every version and store, the number of requests, damage, appending and errors."""
 
+import itertools
 import os
 import pickle
 
@@ -72,10 +73,15 @@ def test_file_bytes_of_each_version(tmp_path):
     assert (tmp_path / '3.idx').read_bytes() == limits(2, 3)
 
 
-def test_bag_is_written_to_and_read_from_memory():
-    content = b'abc' + np.array([2, 3], '<u8').tobytes()
-    assert list(granular.BagReader(content)) == [b'ab', b'c']
-    assert list(granular.BagReader(b'abc', index=np.array([2, 3], '<u8').tobytes())) == [b'ab', b'c']
+@pytest.mark.parametrize('cache_index', [True, False])
+def test_bag_is_read_from_memory(tmp_path, cache_index):
+    index = np.array([2, 3], '<u8').tobytes()
+    content = b'abc' + index
+    (tmp_path / 'x.bag').write_bytes(b'abc')
+    (tmp_path / 'y.idx').write_bytes(index)
+    assert list(granular.BagReader(content, cache_index)) == [b'ab', b'c']
+    for source, table in itertools.product([b'abc', tmp_path / 'x.bag'], [index, tmp_path / 'y.idx']):
+        assert list(granular.BagReader(source, cache_index, index=table)) == [b'ab', b'c']
     assert list(pickle.loads(pickle.dumps(granular.BagReader(content)))) == [b'ab', b'c']
 
 

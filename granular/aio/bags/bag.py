@@ -25,57 +25,30 @@ from granular.metrics import counters, local_files
 
 
 class IndexedBag(NamedTuple):
-    """A bag as the index of its dataset has it.
-
-    Attributes:
-      version: 1, 2 or 3.
-      records: the number of records.
-      size: bytes of records and table.
-      datasize: bytes of records.
-      pin: the version of the object that holds the records; None if it is empty.
-      limits: the limits; None to read them from the bag itself, which must be of version 1 or 2.
-    """
+    """A bag as the index of its dataset has it."""
 
     version: int
     records: int
-    size: int
+    size: int  # with the table
     datasize: int
-    pin: str | None
-    limits: PackedTable | None
+    pin: str | None  # the version of the object that holds the records; None if it is empty
+    limits: PackedTable | None  # None to read them from the bag itself, which must be of version 1 or 2
 
 
 class Bag:
     """A bag for the readers of this package, which check indices and whether they are open.
 
     Args:
-      source: the ``.bag`` file, or its content.
-      cache_index: keep the table of limits in memory.
-      cache_data: keep the records in memory.
-      index: the ``.idx`` file, or its content; by default the file beside the bag, if there is one.
-      verify: check each record against its checksum.
+      source, cache_index, cache_data, index, verify: as for ``BagReader``.
       split: True if the limits are in an ``.idx`` file, as in version 3; None if unknown.
       state: the state from an index cache, to open without a request.
 
     Attributes:
-      name: the file, or the size of the content, for errors.
       path: the file; None if the bag was given as bytes.
-      opened: True until it is closed.
-      version: 1, 2 or 3.
-      length: the number of records.
       datasize: bytes of records.
       size: bytes of records and table.
-      sums: the checksums of all records, if they are verified.
-      proof: the proof that its folder is still the one of the index cache; None if it was not cached.
-      packed: the limits, if they are in the index of the dataset.
       immediate: True if records can be read without waiting: limits in memory, records in memory or on a local disk.
     """
-
-    opened: bool
-    immediate: bool
-    version: int
-    length: int
-    datasize: int
-    size: int
 
     def __init__(
         self,
@@ -90,22 +63,25 @@ class Bag:
     ) -> None:
         self.path: Path | None = None if isinstance(source, bytes) else source
         self._data = source if isinstance(source, bytes) else None
-        self._index_path = None if isinstance(index, bytes) else index
-        self._index = index if isinstance(index, bytes) else None
+        self._index = index
         self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
         self._split, self._cached_state = split if index is None else True, state
         self.name: str = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'
-        self.opened = self.immediate = False
-        self.version = self.length = self.datasize = self.size = 0
+        self.opened: bool = False
+        self.immediate: bool = False
+        self.version: int = 0
+        self.length: int = 0
+        self.datasize: int = 0
+        self.size: int = 0
         self.sums: Sums | None = None
-        self.proof: Proof | None = None
+        self.proof: Proof | None = None  # that its folder is still the one of the index cache
         self._pin: str | None = None  # the version of the file that holds the records
         self._limits: Ints | None = None
         self._view: memoryview | PackedTable | None = None  # A view of the limits is faster to index.
-        self.packed: PackedTable | None = None
+        self.packed: PackedTable | None = None  # the limits, if they are in the index of the dataset
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
-        self._files: list[tuple[Path, FileIdentity]] = []
+        self.files: list[tuple[Path, FileIdentity]] = []
         self._kept: list[object] = []  # what keeps the files open
 
     def copy(self) -> Self:
@@ -138,7 +114,7 @@ class Bag:
         path = self.require_path()
         self._kept = [path.store.keep_open(path.key)]
         self.version, self.length, self.size, self.datasize, self._pin, self.packed = state
-        self._files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
+        self.files = [(path, FileIdentity(self.datasize if self.version == 3 else self.size, self._pin))]
         if self._pin is not None:
             self._handle = path.key, self._pin
         if self.packed is None:
@@ -152,13 +128,13 @@ class Bag:
         """Read what the options of an indexed bag need in memory: its records, its checksums."""
         path = self.require_path()
         if self._cache_data:
-            self._data = await self._read_data(path, self._files[0][1].size)
+            self._data = await self._read_data(path, self.files[0][1].size)
             self.immediate = self._view is not None
         if self._verify:
-            await self._read_sums(self.sums_path)
+            await self._read_sums()
 
     async def _open(self) -> None:
-        self._files = []
+        self.files = []
         if self.path is None:
             await self._open_content(self._data or b'')
         else:
@@ -169,9 +145,10 @@ class Bag:
             else:
                 await self._open_file(self.path)
         if self._verify:
-            await self._read_sums(self.sums_path)
+            await self._read_sums()
 
-    async def _read_sums(self, path: Path) -> None:
+    async def _read_sums(self) -> None:
+        path = self.require_path().with_suffix(SUFFIX)
         try:
             content = await path.read_bytes()
         except NotFoundError as error:
@@ -182,27 +159,27 @@ class Bag:
         self.sums = load(content, self.length, f'{path}')
 
     async def _open_content(self, data: bytes) -> None:
-        end = Reply(data, 0, len(data), None)
-        if self._index is not None or self._index_path is not None:
-            index_end = None if self._index_path is None else await self._index_path.store.read(self._index_path.key)
-            await self._open_split(end, self._index_path, index_end)
+        if self._index is None:
+            await self._open_single(_whole(data))
+        elif isinstance(self._index, bytes):
+            await self._open_split(_whole(data), None, _whole(self._index))
         else:
-            await self._open_single(end)
+            await self._open_split(_whole(data), self._index, await self._index.store.read(self._index.key))
 
     async def _open_state(self, state: BagState, path: Path) -> None:
         """Open the bag from cached state. The first read fails if the file was replaced since."""
         self.version, self.size, self.datasize, self._pin, _, limits = state
         self._keep_limits(limits)
         self._handle = path.key, state.pin
-        self._files = state.files(path)
+        self.files = state.files(path)
         if self._cache_data:
-            self._data = await self._read_data(path, self._files[0][1].size)
+            self._data = await self._read_data(path, self.files[0][1].size)
 
     async def _open_file(self, path: Path) -> None:
         store, tail = path.store, path.store.config.tail
-        index = self._index_path or path.with_suffix('.idx')
+        index = path.with_suffix('.idx') if self._index is None else self._index
         reads = [store.read(path.key, -tail)]
-        if self._split is not False and self._index is None and index != path:
+        if self._split is not False and isinstance(index, Path) and index != path:
             reads.append(_read_end(index, tail, missing_ok=self._split is None))
         replies = await gather(reads)
         end, index_end = replies[0], replies[1] if len(replies) > 1 else None
@@ -213,9 +190,10 @@ class Bag:
         self._pin = end.version
         if self._pin is not None:
             self._handle = path.key, self._pin
-        if index_end is not None:
+        if isinstance(index, bytes):
+            await self._open_split(end, None, _whole(index))
+        elif index_end is not None:
             self._add_file(index, index_end)
-        if index_end is not None or self._index is not None:
             await self._open_split(end, index, index_end)
         else:
             await self._open_single(end)
@@ -229,15 +207,13 @@ class Bag:
         self._limits, self._view, self.length = limits, layout.view_of(limits), len(limits) - 1
 
     def _add_file(self, path: Path, end: Reply) -> None:
-        """Record the identity of an opened file; raise ``UnsupportedError`` if the file has no version, so that later
-        reads could not detect a replacement.
-        """
+        """Record the identity of an opened file; raise ``UnsupportedError`` if it has no version."""
         if end.version is None and end.size:
             raise UnsupportedError(
                 f'{path}: the server sends neither an ETag nor a Last-Modified header, by which to detect that the '
                 f'file is replaced while it is read: copy it to a disk first, or have the server send one of them'
             )
-        self._files.append((path, FileIdentity(end.size, end.version)))
+        self.files.append((path, FileIdentity(end.size, end.version)))
         if path != self.path:
             self._kept.append(path.store.keep_open(path.key))
 
@@ -264,10 +240,8 @@ class Bag:
         self.length = (end.size - start - skip) // layout.LIMIT
         self._table = (path, start + skip, self._pin)
 
-    async def _open_split(self, end: Reply, index: Path | None, index_end: Reply | None) -> None:
-        """Open a bag of version 3, whose table is a file of its own."""
-        if index_end is None:
-            index_end = Reply(self._index or b'', 0, len(self._index or b''), None)
+    async def _open_split(self, end: Reply, index: Path | None, index_end: Reply) -> None:
+        """Open a bag of version 3, whose table is a file of its own, or in memory."""
         self.version, self.datasize = 3, end.size
         self.length = layout.check_count(index_end.size // layout.LIMIT, self.name)
         self.size = end.size + index_end.size
@@ -307,7 +281,8 @@ class Bag:
     def origin(self) -> str:
         """The identity of the store and the file; for a bag in memory, a digest of its bytes."""
         if self.path is None:
-            return hashlib.sha256((self._data or b'') + (self._index or b'')).hexdigest()
+            table = self._index if isinstance(self._index, bytes) else b''
+            return hashlib.sha256((self._data or b'') + table).hexdigest()
         return f'{self.path.store.fingerprint} {self.name}'
 
     @property
@@ -315,23 +290,13 @@ class Bag:
         """The state for the index cache; None without the table in memory or with a stand-in version."""
         if self._limits is None or self._pin is None or stands_in(self._pin):
             return None
-        table_pin = self._files[1][1].version if self.version == 3 else None
+        table_pin = self.files[1][1].version if self.version == 3 else None
         return BagState(self.version, self.size, self.datasize, self._pin, table_pin or '', self._limits)
-
-    @property
-    def files(self) -> list[tuple[Path, FileIdentity]]:
-        """The files that were opened."""
-        return self._files
 
     @property
     def is_remote(self) -> bool:
         """True if the bag is read over a network, where the bytes of an intact file may arrive damaged."""
         return self.path is not None and not self.path.store.local
-
-    @property
-    def sums_path(self) -> Path:
-        """The file of the checksums."""
-        return self.require_path().with_suffix(SUFFIX)
 
     # --- one record of an immediate bag, on this thread
 
@@ -417,6 +382,10 @@ class Bag:
         if data is None:
             return None
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+def _whole(content: bytes) -> Reply:
+    return Reply(content, 0, len(content), None)
 
 
 async def _read_end(path: Path, tail: int, missing_ok: bool) -> Any:

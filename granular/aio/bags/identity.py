@@ -13,15 +13,10 @@ from granular.errors import ObjectChangedError
 
 
 class FileIdentity(NamedTuple):
-    """A file of a reader.
-
-    Attributes:
-      size: its size in bytes.
-      version: its version; None for an empty file if the store gives empty files no version.
-    """
+    """The size and the version of a file of a reader."""
 
     size: int
-    version: str | None
+    version: str | None  # None for an empty file if the store gives empty files no version
 
     def is_same(self, now: 'FileIdentity') -> bool:
         """Return whether a file is still the one that was noted."""
@@ -43,14 +38,9 @@ async def check_files(files: Iterable[tuple[Path, FileIdentity]]) -> None:
 
 
 class Identity(NamedTuple):
-    """The files that a reader has opened.
+    """The files that a reader has opened, by name."""
 
-    Attributes:
-      host: the machine, if versions are valid only there, as for local files; otherwise empty.
-      files: the files by name.
-    """
-
-    host: str
+    host: str  # the machine, if versions are valid only there, as for local files; otherwise empty
     files: Mapping[str, FileIdentity]
 
     @classmethod
@@ -61,10 +51,8 @@ class Identity(NamedTuple):
     def check(self, opened: 'Identity', name: str) -> None:
         """Check that a reader opened the same files as before.
 
-        On another machine, local files are compared by size alone, because a copy has other versions.
-
-        Raises:
-          ObjectChangedError: naming the first file that differs.
+        On another machine, local files are compared by size alone, because a copy has other versions. Raise
+        ``ObjectChangedError`` for the first file that differs.
         """
         for file in sorted({*self.files, *opened.files}):
             before, now = self.files.get(file), opened.files.get(file)

@@ -17,7 +17,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -42,23 +42,14 @@ _HEAD: Final = _SUM + 8
 
 
 class BagState(NamedTuple):
-    """An opened bag.
-
-    Attributes:
-      version: 1, 2 or 3.
-      size: bytes of records and table.
-      datasize: bytes of records.
-      pin: the version of the object that holds the records.
-      table_pin: the version of the object that holds the limits of a bag of version 3; otherwise empty.
-      limits: the limits of the records, the first one 0.
-    """
+    """An opened bag."""
 
     version: int
-    size: int
+    size: int  # with the table
     datasize: int
-    pin: str
-    table_pin: str
-    limits: Ints
+    pin: str  # the version of the object that holds the records
+    table_pin: str  # that of the object that holds the limits of a bag of version 3; otherwise empty
+    limits: Ints  # the first one 0
 
     def files(self, path: Path) -> list[tuple[Path, FileIdentity]]:
         """Return the files of the bag at a path."""
@@ -69,15 +60,10 @@ class BagState(NamedTuple):
 
 
 class FolderState(NamedTuple):
-    """An opened dataset.
+    """An opened dataset."""
 
-    Attributes:
-      spec: the reply to the read of ``spec.json``.
-      bags: the bags by name, with ``'refs'`` in the refs layout.
-    """
-
-    spec: Reply
-    bags: Mapping[str, BagState]
+    spec: Reply  # to the read of ``spec.json``
+    bags: Mapping[str, BagState]  # with ``'refs'`` in the refs layout
 
 
 class Snapshot:
@@ -139,13 +125,8 @@ class Proof:
     """Proof that a folder is still the one of its snapshot, which its first read takes.
 
     Args:
-      snapshot: the snapshot.
-      directory: the folder.
       folder: the name of the folder in the snapshot.
       check: compares the files of the folder with the snapshot.
-
-    Attributes:
-      snapshot: the snapshot.
     """
 
     def __init__(
@@ -171,19 +152,16 @@ class Proof:
 
 
 async def proven(proofs: Collection[Proof], reading: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that reads folders, given their proofs, which it takes meanwhile.
-
-    Raises:
-      ObjectChangedError: if a folder is no longer that of its snapshot, which is removed.
+    """Return the result of a coroutine that reads folders, given their proofs, which it takes meanwhile. Raise
+    ``ObjectChangedError`` if a folder is no longer that of its snapshot, which is removed.
     """
     missing = [proof for proof in proofs if proof.is_missing]
     try:
         if not missing:
             return await reading
         try:
-            both: list[Coroutine[Any, Any, Any]] = [reading, *(proof.take() for proof in missing)]
-            values: T = (await gather(both))[0]
-            return values
+            values: list[Any] = await gather([reading, *(proof.take() for proof in missing)])
+            return cast(T, values[0])
         except GranularError:
             # What is outdated may be read in any odd way: the error is that it was replaced.
             await gather([proof.take() for proof in missing])
@@ -207,13 +185,8 @@ def cache_file_of(directory: Path) -> str | None:
 def load_tables(file: str, name: str, parse: Callable[[Any, Ints], T]) -> T | None:
     """Return the content that ``save_tables`` wrote; None if the file is missing, or damaged, which is logged.
 
-    Args:
-      file: the cache file.
-      name: the dataset's address, which the header must have.
-      parse: makes the result from the header and the numbers; any exception it raises is treated as damage.
-
-    Raises:
-      AccessDeniedError: if the folder belongs to another user.
+    The header must have the address of the dataset, ``name``; any exception that ``parse`` raises, given the header and
+    the numbers, is treated as damage. Raise ``AccessDeniedError`` if the folder belongs to another user.
     """
     try:
         folder = open_folder(os.path.dirname(file))

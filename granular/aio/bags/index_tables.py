@@ -27,13 +27,7 @@ class PackedTables(abc.ABC):
 
 
 class PackedTable:
-    """One table.
-
-    Args:
-      tables: the tables.
-      number: its number there.
-      length: how many positions it has.
-    """
+    """One of the tables, with ``length`` positions."""
 
     __slots__ = ('length', 'number', 'tables')
 

@@ -42,21 +42,13 @@ logger: Final = logging.getLogger('granular')
 
 
 class BagOutput(AsyncResource):
-    """The files of a bag that is being written, for the writers of this package.
-
-    Args:
-      path, version, resume, checksums: as for ``BagWriter``.
+    """The files of a bag that is being written; the arguments are as for ``BagWriter``.
 
     Attributes:
-      version: the version that is written.
-      length: the number of records.
       flushed: the number of records that were flushed.
       verifies: True if closing verifies the published files; otherwise the caller of ``aclose`` calls ``verify``.
       has_copies: True if other processes may publish the same bytes in the same files of a bucket at the same time.
     """
-
-    path: Path
-    length: int
 
     def __init__(self, path: Path, version: int, resume: Literal['check', 'discard'], checksums: bool) -> None:
         super().__init__()
@@ -64,13 +56,15 @@ class BagOutput(AsyncResource):
             raise InvalidArgumentError(f'{path}: expected version 1, 2 or 3, got {version!r}')
         if resume not in ('check', 'discard'):
             raise InvalidArgumentError(f"{path}: expected resume 'check' or 'discard', got {resume!r}")
-        self.path, self.version, self._resume = path, version, resume
+        self.path: Path = path
+        self.version, self._resume = version, resume
         self._index_path = self.path.with_suffix('.idx')
         self._sums_path = self.path.with_suffix(SUFFIX)
         # Both have an item for each record, or for version 3 only for those that are not flushed yet.
         self._sums = array.array('I') if checksums else None
         self._ends = array.array('q')
-        self.length = self._offset = 0
+        self.length: int = 0
+        self._offset = 0
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._max_length: int | None = None
@@ -324,7 +318,7 @@ class BagOutput(AsyncResource):
             raise
         except BaseException:
             if path not in self._published:
-                self._uncertain[path] = _Published(-1, writer=writer)
+                self._uncertain[path] = _Published(-1, None, writer)
             raise
 
     @property
@@ -402,23 +396,16 @@ class BagOutput(AsyncResource):
 
 @dataclasses.dataclass(slots=True)
 class _Published:
-    """A published file.
-
-    Attributes:
-      size: the bytes written.
-      version: its version, if known: that of its writer, or the one that was verified.
-      writer: its writer, if it may be removed again.
-    """
+    """A published file."""
 
     size: int
-    version: str | None = None
-    writer: ObjectWriter | None = None
+    version: str | None  # if known: that of its writer, or the one that was verified
+    writer: ObjectWriter
 
 
-async def withdraw(path: Path, writer: ObjectWriter | None) -> bool:
+async def withdraw(path: Path, writer: ObjectWriter) -> bool:
     """Remove a published file, unless it may be another writer's. Return whether it was removed."""
-    removed = None if writer is None else await writer.withdraw()
-    if removed is None:
+    if (removed := await writer.withdraw()) is None:
         await path.store.delete([path.key])
         return True
     return removed

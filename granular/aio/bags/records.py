@@ -19,15 +19,10 @@ from granular.indexing import Ints
 
 
 class Adjacent(NamedTuple):
-    """Records that lie one behind the other.
-
-    Attributes:
-      data: their bytes.
-      limits: the offsets in ``data`` at which they begin and end, shape (records + 1,).
-    """
+    """Records that lie one behind the other."""
 
     data: bytes
-    limits: Ints
+    limits: Ints  # the offsets in ``data`` at which they begin and end, shape (records + 1,)
 
     def split(self) -> list[bytes]:
         """Return the records."""

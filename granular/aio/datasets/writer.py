@@ -374,8 +374,7 @@ class DatasetWriter(DatapointWriter):
             if failure is not None:
                 await self._verify_bags()
             return
-        replaced = published is not None and failure is None and path.store.conditional
-        if replaced and await withdraw(path, writer):
+        if published is not None and writer is not None and path.store.conditional and await withdraw(path, writer):
             self._standing = False
             raise BadReplyError(
                 f'{path}: expected the {len(content)} bytes that were written, got other bytes: removed'
