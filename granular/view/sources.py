@@ -186,7 +186,7 @@ class DatasetSource(Source):
             'versions': sorted({bag.version for shard in bags for bag in shard.values()}),
             'shards': len(bags) if isinstance(self.reader, ShardedDatasetReader) else None,
             'lengths': [columns.length for columns in self._shards],
-            'sizes': [columns.size for columns in self._shards],
+            'sizes': [columns.size_of() for columns in self._shards],
             'bytes': self.reader.size,
             'keys': [
                 {

@@ -26,11 +26,7 @@ class JSONText(str):
 
 
 class FileRecord(dict[str, Any]):
-    """A record that is a file, which errors name.
-
-    Attributes:
-      path: the file.
-    """
+    """A record that is a file, which errors name by its path."""
 
     path: str
 
@@ -45,9 +41,7 @@ class RecordMapping:
     that can represent all: ``jpg`` for images, otherwise ``bytes``, ``msgpack`` or ``tree``.
 
     Args:
-      sample: a sample of the records.
       spec: types that override the inferred ones, by key.
-      layout: the layout of the dataset.
       name: the source, for errors.
       images: fields that are images by the names of their files.
 
@@ -109,11 +103,7 @@ class RecordMapping:
         self._images = images if self._files else []
 
     def refuse_bad(self, sample: Sequence[Any]) -> None:
-        """Raise an error that names all sampled records whose images are not image files, before anything is written.
-
-        Raises:
-          EncodeError: if there are any.
-        """
+        """Raise an ``EncodeError`` that names all sampled records whose images are not image files, if any."""
         for field in self._images:
             bad = [
                 (number, record) for number, record in enumerate(sample)
@@ -182,14 +172,6 @@ def _encode_json(value: Any) -> bytes:
     return content
 
 
-def _is_json(text: JSONText) -> bool:
-    try:
-        _encode_json(text)
-    except EncodeError:
-        return False
-    return True
-
-
 def _key_of(field: Any, layout: Layout) -> str:
     key = _BAD.sub('_', str(field))
     if not re.match(r'[a-z_]', key):
@@ -232,17 +214,18 @@ def _kind(value: Any, depth: int = 0) -> str:
         case np.generic():
             return 'array'
         case JSONText():
-            return 'json' if _is_json(value) else 'utf8'
+            try:
+                _encode_json(value)
+            except EncodeError:
+                return 'utf8'
+            return 'json'
         case str():
             return 'utf8'
         case bytes():
             return image_type(value) or 'bytes'
         case list() | tuple() | dict():
             items = [*value, *value.values()] if isinstance(value, dict) else value
-            kinds = {_kind(item, depth + 1) for item in items} if depth < _DEPTH else {''}
-            if kinds <= {*_PLAIN, 'jpg', 'png'}:
-                return 'msgpack'
-            return 'tree' if kinds <= {*_PLAIN, 'jpg', 'png', 'array', 'tree'} else ''
+            return _common_type({'msgpack', *(_kind(item, depth + 1) for item in items)}) if depth < _DEPTH else ''
     return 'png' if _is_pil(value) else ''
 
 
@@ -268,8 +251,8 @@ def _type_of(counts: Mapping[str, int], is_image: bool) -> str:
 
 def _common_type(kinds: set[str]) -> str:
     """Return a type that fits values of all the given types; empty if none does."""
-    if len(kinds) == 1:
-        return kinds.pop()
+    if kinds == {'json'}:
+        return 'json'
     kinds = {'utf8' if kind == 'json' else kind for kind in kinds}
     if len(kinds) == 1:
         return kinds.pop()
@@ -284,10 +267,8 @@ def _common_type(kinds: set[str]) -> str:
 
 def _size(value: Any) -> int:
     """Estimate the size of a value in bytes."""
-    if isinstance(value, Mapping):
-        return sum(map(_size, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_size, value))
+    if isinstance(value, Mapping | list | tuple):
+        return sum(map(_size, value.values() if isinstance(value, Mapping) else value))
     if isinstance(value, bytes | str):
         return len(value)
     return int(getattr(value, 'nbytes', 8))

@@ -46,23 +46,14 @@ class RayShards:
     A task writes the whole shard again, and finds it finished if an earlier attempt published it. A worker that Ray
     considers dead may still be alive: in a bucket both write the same bytes, and the later one overwrites them; on a
     disk, the lock on the folder excludes one of them. The first shard is written at the same time as the others and
-    published after them.
-
-    Args:
-      writer: writes the shards.
-      source, format: the source as the user passed it, which each worker opens for itself.
-      opened: the source as this process has opened it.
-
-    Attributes:
-      job: tells each worker what to write.
+    published after them. Each worker opens the source for itself; ``opened`` is that of this process.
     """
 
     def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
         self._ray = import_extra('ray', 'ray')
         writer.directory = shared(writer.directory)
         writer.has_copies = True  # a worker that Ray considers dead may be alive, beside the one that replaces it
-        expected = len(opened), opened.size
-        self.job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, expected)
+        self.job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, (len(opened), opened.size))
         self._running: dict[int, Any] = {}  # the results of the tasks
 
     async def write(
@@ -102,15 +93,11 @@ class RayShards:
         except BaseException:
             numbers = list(self._running)
             await offload_whole(self._cancel)
-            await self._remove_empty(numbers)
+            for number in numbers:  # whose tasks may just have created their folders
+                folder = self.job.writer.folder(number)
+                with contextlib.suppress(NotFoundError):
+                    await folder.store.delete_empty(folder.key)
             raise
-
-    async def _remove_empty(self, numbers: Sequence[int]) -> None:
-        """Remove the folders that cancelled tasks had just created."""
-        directory = self.job.writer.directory
-        for number in numbers:
-            with contextlib.suppress(NotFoundError):
-                await directory.store.delete_empty(self.job.writer.folder(number).key)
 
     def _cancel(self) -> None:
         """Cancel the tasks that are left, and wait for them: in one thread, one after the other."""
@@ -147,13 +134,8 @@ class RayShards:
 
 
 class _Job:
-    """The part of the work that all tasks share, as it is sent to the workers.
-
-    Args:
-      token: its name.
-      writer: writes the shards.
-      source, format: the source.
-      expected: its length, and its size if known.
+    """The part of the work that all tasks share, as it is sent to the workers; the source has the ``expected`` length,
+    and size if known.
     """
 
     def __init__(
@@ -225,13 +207,7 @@ class _Failed:
 
 
 def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, others: Sequence[Any]) -> Any:
-    """Write a shard, as the task of Ray.
-
-    Args:
-      job: the name of the job and the reference to it.
-      number: the number of the shard.
-      start, stop: its records.
-      others: the results of the tasks that must end before this shard is published.
+    """Write a shard, as the task of Ray, once the tasks that have the ``others`` as results have ended.
 
     Returns:
       As for ``Count``, or the failure.
@@ -246,12 +222,14 @@ def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, other
 
     try:
         work, source = _opened(job)
-        _run(write())
+        run(_carry(write()))
         # On this thread, so that Ray lends the processor to other tasks meanwhile.
         failed = next((other for other in ray.get(others) if isinstance(other, _Failed)), None)
         if failed is not None:
             return failed
-        return _run(work.publish(writers[0], number, stop - start)) if writers else (stop - start, stop - start, 0)
+        if not writers:
+            return stop - start, stop - start, 0
+        return run(_carry(work.publish(writers[0], number, stop - start)))
     except _FailedError as failure:
         return _Failed(failure.error)
     except ray.exceptions.RayError:
@@ -271,16 +249,8 @@ class _FailedError(Exception):
         self.error = error
 
 
-def _run(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that calls user functions.
-
-    Raises:
-      _FailedError: if it raises anything.
-    """
-    return run(_carry(coro))
-
-
 async def _carry(coro: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that calls user functions; raise ``_FailedError`` if it raises anything."""
     await ensure_event_loop()  # SystemExit on the main thread is a signal of Ray, which retries the task elsewhere
     try:
         return await coro
@@ -297,7 +267,7 @@ def _opened(job: tuple[str, Any]) -> tuple[_Job, Source]:
         if _latest:
             run(_latest.pop()[1].aclose())
         work: _Job = import_extra('ray', 'ray').get(reference)
-        _latest.append((work, _run(work.open())))
+        _latest.append((work, run(_carry(work.open()))))
     work, opened = _latest[0]
     return work, cast(Source, opened.source)
 

@@ -8,12 +8,7 @@ from granular.aio.datasets.writer import DatasetWriter
 
 
 class Publisher:
-    """Publishes shards in the background, and closes or aborts all of them in the end.
-
-    Args:
-      publish: publishes a shard.
-      parallel: shards that are published at a time.
-    """
+    """Publishes shards in the background, so many at a time, and closes or aborts all of them in the end."""
 
     def __init__(self, publish: Callable[[DatasetWriter], Coroutine[Any, Any, None]], parallel: int) -> None:
         self._publish, self._parallel = publish, parallel

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import itertools
+import dataclasses
 import json
 import os
 import re
@@ -19,6 +19,7 @@ from granular.aio.datasources.arguments import refuse_gaps
 from granular.aio.datasources.detect import CLASSES, ENDINGS, PACKED, UNPACK, format_of, remedy_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
+from granular.aio.execution.prefetch import END
 from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import source as sources
@@ -31,6 +32,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.indexing import Ints
 
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
@@ -42,41 +44,20 @@ _SAMPLE: Final = 64 * MiB  # limit for the bytes of the sample
 _EXAMPLES: Final = 64  # records that determine which features have a single value
 
 
+@dataclasses.dataclass(eq=False)
 class RecordSource:
-    """The source of a conversion.
+    """The source of a conversion."""
 
-    Attributes:
-      name: its address, or the type of the object.
-      format: its format; ``'source'`` and ``'iterable'`` for objects.
-      source: the records, if they have random access; otherwise None.
-      items: the records, if they can only be read in order; otherwise None.
-      size: the bytes of its files, if known; detects that the source has changed.
-      opened: the reader to close with it.
-      images: fields that are images by the names of their files.
-      sampled: the indices of the sampled records.
-    """
-
-    name: str
-    format: str
-    source: Source | None
-    items: Any
-    size: int | None
-
-    def __init__(
-        self,
-        name: str,
-        format: str,
-        source: Source | None = None,
-        items: Any = None,
-        size: int | None = None,
-        opened: AsyncResource | None = None,
-        images: Sequence[str] = (),
-    ) -> None:
-        self.name, self.format, self.source, self.items, self.size = name, format, source, items, size
-        self.opened, self.images = opened, images
-        self.sampled: list[int] = []
-        self._sampled: list[Any] = []  # sampled records, to be yielded again by ``stream``
-        self._pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
+    name: str  # its address, or the type of the object
+    format: str  # ``'source'`` and ``'iterable'`` for objects
+    source: Source | None = None  # the records, if they have random access
+    items: Any = None  # the records, if they can only be read in order
+    size: int | None = None  # the bytes of its files, if known; detects that the source has changed
+    opened: AsyncResource | None = None  # the reader to close with it
+    images: Sequence[str] = ()  # fields that are images by the names of their files
+    sampled: Sequence[int] = ()  # the indices of the sampled records
+    _sampled: list[Any] = dataclasses.field(default_factory=list)  # sampled records, that ``stream`` yields again
+    _pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
 
     def __len__(self) -> int:
         return 0 if self.source is None else len(self.source)
@@ -89,7 +70,7 @@ class RecordSource:
     async def sample(self, count: int) -> list[Any]:
         """Return some records, about 64 MiB at most: spread over a source with random access, else the first ones."""
         if self.source is not None:
-            indices = np.unique(np.linspace(0, len(self) - 1, min(count, len(self))).astype(np.int64))
+            indices = _spread(count, len(self))
             out: list[Any] = []
             for chunk in np.array_split(indices, -(-len(indices) // 16) or 1):
                 out += await self.source.fetch(chunk) if len(chunk) and nbytes(out) < _SAMPLE else []
@@ -97,7 +78,7 @@ class RecordSource:
             return out
         async with contextlib.aclosing(self.stream(count)) as stream:
             self._sampled = await anext(stream, [])
-        self.sampled = list(range(len(self._sampled)))
+        self.sampled = range(len(self._sampled))
         return self._sampled
 
     async def stream(self, chunk: int) -> AsyncGenerator[list[Any], None]:
@@ -109,6 +90,11 @@ class RecordSource:
             self._pull = await _pull_from(self.items)
         while records := await self._pull(chunk):
             yield records
+
+
+def _spread(count: int, length: int) -> Ints:
+    """Return at most so many indices, spread over a length."""
+    return np.unique(np.linspace(0, length - 1, min(count, length)).astype(np.int64))
 
 
 class ReadAhead:
@@ -159,11 +145,8 @@ async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any
 async def _take_async(iterator: AsyncIterator[Any], count: int) -> list[Any]:
     out: list[Any] = []
     size = 0
-    while len(out) < count and size < _CHUNK:
-        try:
-            out.append(item := await anext(iterator))
-        except StopAsyncIteration:
-            break
+    while len(out) < count and size < _CHUNK and (item := await anext(iterator, END)) is not END:
+        out.append(item)
         size += nbytes(item)
     return out
 
@@ -171,11 +154,9 @@ async def _take_async(iterator: AsyncIterator[Any], count: int) -> list[Any]:
 def _take(iterator: Iterator[Any], count: int) -> list[Any]:
     out: list[Any] = []
     size = 0
-    for item in itertools.islice(iterator, count):
+    while len(out) < count and size < _CHUNK and (item := next(iterator, END)) is not END:
         out.append(item)
         size += nbytes(item)
-        if size >= _CHUNK:
-            break
     return out
 
 
@@ -358,8 +339,7 @@ async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordS
         stream = TFRecordIterDataset(paths)
         values = await offload(ExampleValues, [record async for record in stream.limit(_EXAMPLES)])
         return RecordSource(name, 'tfrecord', items=stream.map(values), size=size)
-    numbers = np.unique(np.linspace(0, len(opened) - 1, min(_EXAMPLES, len(opened))).astype(np.int64))
-    values = await offload(ExampleValues, await opened.fetch(numbers))
+    values = await offload(ExampleValues, await opened.fetch(_spread(_EXAMPLES, len(opened))))
     return RecordSource(name, 'tfrecord', Map(sources.convert(opened), values), size=size, opened=opened)
 
 

@@ -29,15 +29,10 @@ Tell = Callable[[int], Awaitable[None]]
 
 
 class Mapper(Protocol):
-    """The mapping from records to datapoints.
+    """The mapping from records to datapoints."""
 
-    Attributes:
-      spec: the type of each key, sorted by key.
-      mean: the mean size of a record in bytes.
-    """
-
-    spec: dict[str, str]
-    mean: int
+    spec: dict[str, str]  # sorted by key
+    mean: int  # the mean size of a record in bytes
 
     def datapoint(self, record: Any) -> Mapping[str, Any]:
         """Return a record as a datapoint."""
@@ -48,20 +43,14 @@ class ShardWriter:
     """Writes shards. Every shard is the same, byte for byte, whichever process writes it; it can be pickled.
 
     Args:
-      directory: the folder of the shards.
-      mapping: the mapping from records to datapoints.
-      fields: the keys, with their encoders.
       shardlen: datapoints per shard; None for one dataset without shards.
-      layout, checksums: as for ``DatasetWriter``.
       name: the source, for errors.
       hints: the remedy for a value that the encoder rejects, by key.
       skip: skip records that do not fit the spec: a shard then has fewer datapoints than records.
 
     Attributes:
-      mapping, shardlen, layout, checksums: as passed.
       chunk: the number of records to read at a time.
       has_copies: True if several processes may write the same shard at the same time.
-      skip: as passed.
       skipped: the reason for each record that was skipped, by its file or number.
     """
 
@@ -129,13 +118,8 @@ class ShardWriter:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell, present: int = 0) -> int:
-        """Append records, the first of which has number ``first`` in the source. They are encoded in a thread.
-
-        Args:
-          present: datapoints that the shard has already, which are left out.
-
-        Returns:
-          How many of these are still to come.
+        """Append records, of which the first one has number ``first`` in the source, without those that are ``present``
+        in the shard already; return how many of these are still to come.
         """
         datapoints = await offload(self._encode, records, first)
         for datapoint in datapoints[present:]:

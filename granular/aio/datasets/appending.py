@@ -38,8 +38,7 @@ async def unmark(directory: Path) -> None:
 
 
 async def finished_shards(directory: Path) -> int | None:
-    """Return the number of finished shards before the first unfinished one, if those that follow are being appended.
-
+    """Return the number of finished shards before the first unfinished one, if those that follow are being appended;
     None if the dataset is not being appended to, or is not finished itself.
     """
     try:

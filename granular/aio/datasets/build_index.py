@@ -26,17 +26,7 @@ from granular.aio.stores.errors import translated
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c
-from granular.formats.dataset_index import (
-    ANY,
-    MAGIC,
-    PAGE_ROW,
-    ROW,
-    RUNS,
-    SAME,
-    Directory,
-    dump_directory,
-    dump_footer,
-)
+from granular.formats.dataset_index import ANY, MAGIC, PAGE_ROW, ROW, RUNS, SAME, Directory, dump_directory, dump_footer
 from granular.formats.layout import is_sequence, shard_name
 from granular.indexing import Ints
 

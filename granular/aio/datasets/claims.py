@@ -42,13 +42,9 @@ class Claim:
     however slow the writer is, because ``granular clean`` spares the shards beside a fresh claim.
 
     Args:
-      directory: the folder of the shards.
       start, step: the series of shards.
       take_over: the claims of other writers to take over. ``'ended'``: those of ended processes of this machine;
         ``'unknown'``: also those of other machines, whose state is unknown; ``'any'``: all.
-
-    Attributes:
-      took_over: True if the claim of another writer of the same series existed.
     """
 
     def __init__(self, directory: Path, start: int, step: int, take_over: Literal['ended', 'unknown', 'any']) -> None:
@@ -58,14 +54,14 @@ class Claim:
         self._turns = Lock()
         self._released = False
         self._renewing: asyncio.Task[None] | None = None
-        self.took_over = False
+        self.took_over = False  # True if the claim of another writer of the same series existed
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_renewing': None}
 
     async def take(self) -> list[Entry]:
-        """Create the claim, which succeeds for one writer of a series, and return the entries of the folder then; raise
-        ``AlreadyExistsError`` if another writer has claimed one of the shards.
+        """Create the claim, and return the entries of the folder then; raise ``AlreadyExistsError`` if another writer
+        has claimed one of the shards.
         """
         try:
             await self._write(new=True)
@@ -113,9 +109,7 @@ class Claim:
             await self._directory.store.delete([entry.key])
 
     async def check(self) -> None:
-        """Check that no other writer has taken over, before a shard is published; raise ``AlreadyExistsError`` if
-        another writer has.
-        """
+        """Raise ``AlreadyExistsError`` if another writer has taken over. Call it before a shard is published."""
         if not await self.check_owner():
             await self._write(new=True)  # removed meanwhile, as by `granular clean`, and not claimed since
         await self._keep_fresh()
@@ -128,9 +122,7 @@ class Claim:
         return owner is not None
 
     async def renew(self) -> None:
-        """Rewrite the claim, to show that the writer is alive; raise ``AlreadyExistsError`` if another writer has taken
-        over.
-        """
+        """Rewrite the claim, to show that the writer is alive; as ``check``, raise if another one has taken over."""
         async with self._turns.turn():
             if not self._released:
                 await self._write(new=not await self.check_owner())

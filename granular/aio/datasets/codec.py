@@ -20,21 +20,13 @@ _INLINE: Final = MiB  # bytes that cheap decoders may process on the event loop:
 
 
 class Field(NamedTuple):
-    """One key of a spec.
-
-    Attributes:
-      key: its name.
-      kind: its type, as in the spec.
-      many: True for a sequence.
-      fn: its encoder or decoder.
-      light: True if ``fn`` is cheap enough for an event loop.
-    """
+    """One key of a spec."""
 
     key: str
-    kind: str
-    many: bool
-    fn: Callable[[Any], Any]
-    light: bool
+    kind: str  # its type, as in the spec
+    many: bool  # True for a sequence
+    fn: Callable[[Any], Any]  # its encoder or decoder
+    light: bool  # True if it is cheap enough for an event loop
 
 
 Locate = Callable[[Field, int], tuple[str, int | str]]
@@ -47,13 +39,7 @@ def raw(value: Any) -> Any:
 
 
 def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: layout.Layout, name: str) -> list[Field]:
-    """Return the fields of a spec with their encoders or decoders.
-
-    Args:
-      spec: the spec, sorted.
-      table: the function of each type; None for raw bytes.
-      how: the layout; in the refs layout, ``utf8[]`` is a sequence of ``utf8``.
-      name: the dataset, for errors.
+    """Return the fields of a sorted spec with their encoders or decoders; without a table of these, of raw bytes.
 
     Raises:
       UnknownTypeError: if a type is missing from the table.
@@ -94,9 +80,7 @@ def field_of(key: str, kind: str, many: bool, fn: Any, expectation: str) -> Fiel
 async def decode_records(
     fields: Sequence[Field], columns: Sequence[Sequence[bytes]], locate: Locate
 ) -> list[list[Any]]:
-    """Return the values of each field, decoded from its records, in order; raise ``DecodeError`` if a decoder rejects
-    one.
-    """
+    """Return the values of each field, in order; raise ``DecodeError`` if a decoder rejects a record."""
     pairs = list(zip(fields, columns, strict=True))
     if all(_is_cheap(field, records) for field, records in pairs):
         return [_decode_now(field, records, locate) for field, records in pairs]

@@ -1,6 +1,7 @@
 """The columns of an opened dataset, and reads of many datapoints from many datasets in one fan-out."""
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -17,11 +18,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
-from granular.errors import (
-    CorruptDatasetError,
-    InvalidArgumentError,
-    UnknownKeyError,
-)
+from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
 from granular.indexing import Ints
 
@@ -30,27 +27,18 @@ Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 
 class Choice(NamedTuple):
-    """A field to read.
-
-    Attributes:
-      field: the field.
-      number: its position in the spec, which is that of its references.
-      selection: True for all values; otherwise the part of a sequence to read.
-    """
+    """A field to read."""
 
     field: Field
-    number: int
-    selection: bool | range | slice
+    number: int  # its position in the spec, which is that of its references
+    selection: bool | range | slice  # True for all values; otherwise the part of a sequence
 
 
 class Columns:
     """The bags of an opened dataset.
 
     Attributes:
-      name: the dataset, for errors.
-      spec: the type of each key.
       choices: all fields.
-      bags: the bag of each key.
       refs: the bag of references; None in the columns layout, where datapoint i is record i of every bag.
       references: the unpacked references, if they are cached.
       snapshot: the snapshot that has these columns; None if there is none.
@@ -58,20 +46,11 @@ class Columns:
       immediate: True if datapoints can be read without waiting.
     """
 
-    name: str
-    spec: Spec
-    bags: dict[str, Bag]
-    refs: Bag | None
-
-    def __init__(
-        self,
-        name: str,
-        spec: Spec,
-        fields: Sequence[Field],
-        bags: dict[str, Bag],
-        refs: Bag | None,
-    ) -> None:
-        self.name, self.spec, self.bags, self.refs = name, spec, bags, refs
+    def __init__(self, name: str, spec: Spec, fields: Sequence[Field], bags: dict[str, Bag], refs: Bag | None) -> None:
+        self.name: str = name
+        self.spec: Spec = spec
+        self.bags: dict[str, Bag] = bags
+        self.refs: Bag | None = refs
         self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]
         self._light = all(field.light for field in fields)
         self.references: References | PackedReferences | None = None
@@ -83,7 +62,7 @@ class Columns:
         """Complete the columns once their bags are opened, with references that are available without a read."""
         self.references = references
         self.length = min(bag.length for bag in self.bags.values()) if self.refs is None else self.refs.length
-        bags = [*self.bags.values(), *([] if self.refs is None or self.references is not None else [self.refs])]
+        bags = (self.all_bags if references is None else self.bags).values()
         self.immediate = all(bag.immediate for bag in bags)
 
     @property
@@ -96,14 +75,11 @@ class Columns:
         """The layout."""
         return 'columns' if self.refs is None else 'refs'
 
-    @property
-    def size(self) -> int:
-        """Bytes of all bags, tables included."""
-        return sum(bag.size for bag in self.all_bags.values())
-
-    def size_of(self, mask: Mask) -> int:
+    def size_of(self, mask: Mask = None) -> int:
         """Return the bytes of the bags that a mask selects, tables included."""
-        return self.size if mask is None else sum(self.bags[choice.field.key].size for choice in self.choose(mask))
+        if mask is None:
+            return sum(bag.size for bag in self.all_bags.values())
+        return sum(self.bags[choice.field.key].size for choice in self.choose(mask))
 
     @property
     def is_remote(self) -> bool:
@@ -169,7 +145,7 @@ class Columns:
         refs = None if self.refs is None else self._references_now(self.refs, index)
         datapoint: Datapoint = {}
         for field, number, selection in choices:
-            key = field.key
+            key, record, records = field.key, b'', None
             if refs is None:
                 record = bags[key].read_now(index)
             else:
@@ -178,11 +154,10 @@ class Columns:
                 if field.many:
                     first, count = clip(first, count, selection, key, index, self.name)
                     records = [bags[key].read_now(i) for i in range(first, first + count)]
-                    datapoint[key] = [self._decode_now(field, item, index) for item in records]
-                    continue
-                record = bags[key].read_now(first)
+                else:
+                    record = bags[key].read_now(first)
             try:
-                datapoint[key] = field.fn(record)
+                datapoint[key] = field.fn(record) if records is None else [field.fn(record := item) for item in records]
             except Exception as error:
                 raise decode_error(self.name, index, field, record, error) from error
             except CONTROL as error:
@@ -200,20 +175,10 @@ class Columns:
         firsts, counts = unpack_refs([refs.read_now(index)], self.spec, refs.name)
         return list(zip(firsts[0].tolist(), counts[0].tolist(), strict=True))
 
-    def _decode_now(self, field: Field, record: bytes, index: int) -> Any:
-        try:
-            return field.fn(record)
-        except Exception as error:
-            raise decode_error(self.name, index, field, record, error) from error
-        except CONTROL as error:
-            raise_control(error)
-
     # --- references
 
     async def check_references(self, indices: Ints) -> None:
-        """Check that the references of datapoints point to existing records; raise ``CorruptDatasetError`` if one does
-        not.
-        """
+        """Raise ``CorruptDatasetError`` unless the references of datapoints point to existing records."""
         once_more = OnceMore(self.is_remote)
         while True:
             async with once_more:
@@ -422,8 +387,4 @@ def _chain(groups: Sequence[list[bytes]]) -> list[bytes]:
 
 
 def _split(values: list[Any], counts: list[int]) -> list[list[Any]]:
-    out, start = [], 0
-    for count in counts:
-        out.append(values[start : start + count])
-        start += count
-    return out
+    return [values[end - count : end] for end, count in zip(itertools.accumulate(counts), counts, strict=True)]

@@ -27,13 +27,6 @@ class OpenedSpec:
     whole seconds. So if it was written within the last 5 seconds, the versions of all bags are checked as well, after
     the spec: this shows that all of them existed at that moment. It takes one request per file. Otherwise the check
     takes one request, or two if the references were requested together with the spec, to save a round trip.
-
-    Args:
-      directory: the dataset's folder.
-      first: the reply to the read of its ``spec.json``.
-
-    Attributes:
-      first: the reply to the read of its ``spec.json``.
     """
 
     def __init__(self, directory: Path, first: Reply) -> None:
@@ -44,7 +37,7 @@ class OpenedSpec:
 
     async def check(self, refs: Files, bags: Files) -> None:
         """Check that the dataset is unchanged, given the files of its references, if these were requested together with
-        the spec, and those of its other bags; raise ``ObjectChangedError`` if it was replaced, and ``NotFoundError`` if
+        the spec, and those of its other bags. Raise ``ObjectChangedError`` if it was replaced, and ``NotFoundError`` if
         it was removed.
         """
         if self._local:  # on a disk, the references are opened after the spec
@@ -77,13 +70,8 @@ async def open_as_one(
 ) -> None:
     """Open a dataset, and retry if it was replaced meanwhile. An error of opening is raised if it was not replaced.
 
-    Args:
-      name: the dataset, for errors.
-      open_once: opens it.
-      check_unchanged: raises an ObjectChangedError or a NotFoundError if it was replaced since ``open_once`` began.
-
-    Raises:
-      ObjectChangedError: if it was replaced during each of 3 attempts.
+    ``check_unchanged`` raises an ObjectChangedError or a NotFoundError if it was replaced since ``open_once`` began;
+    the former is raised if that is so in each of 3 attempts.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:

@@ -41,17 +41,11 @@ class OpenOptions(NamedTuple):
 
     @classmethod
     def of(cls, decoders: Decoders, cache_index: bool, cache_keys: Sequence[str], verify: bool) -> Self:
-        """Return the options that the user passed; raise ``InvalidArgumentError`` if ``cache_keys`` is not a sequence
-        of keys.
-        """
+        """Return the options that the user passed; raise ``InvalidArgumentError`` for a wrong ``cache_keys``."""
         if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
             hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
             raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
         return cls(decoders, cache_index, tuple(cache_keys), verify)
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the options as arguments of a reader."""
-        return self._asdict()
 
     def fields(self, spec: Spec, layout: Layout, name: str) -> list[Field]:
         """Return the fields of a dataset with their decoders; raise ``UnknownKeyError`` for a key in ``cache_keys``
@@ -63,24 +57,12 @@ class OpenOptions(NamedTuple):
 
 
 class Dataset:
-    """A dataset, or one shard, for the readers of this package.
-
-    Args:
-      directory: the folder.
-      options: those of its reader.
-      shard: its name in a snapshot; empty for a dataset without shards.
-
-    Attributes:
-      directory: the folder.
-      name: the folder, for errors.
-      columns: the bags, as of the last call of ``open``.
-    """
-
-    directory: Path
-    name: str
+    """A dataset, or one shard, whose name is empty for a dataset without shards."""
 
     def __init__(self, directory: Path, options: OpenOptions, shard: str = '') -> None:
-        self.directory, self.name, self._options, self._shard = directory, f'{directory}', options, shard
+        self.directory: Path = directory
+        self.name: str = f'{directory}'
+        self._options, self._shard = options, shard
         self._opened_spec: OpenedSpec | None = None
         self.columns: Columns = Columns(self.name, {}, (), {}, None)
 
@@ -205,9 +187,8 @@ class Dataset:
             ) from error
 
     async def check_unchanged(self) -> None:
-        """Check that all files belong to one dataset that still exists. One opened from a snapshot is not checked;
-        raise ``ObjectChangedError`` if the dataset was replaced since opening began, and ``NotFoundError`` if it was
-        removed.
+        """Check that all files belong to one dataset that still exists, as ``OpenedSpec.check`` does. One opened from a
+        snapshot is not checked.
         """
         if self._opened_spec is not None:
             refs = () if self.columns.refs is None else self.columns.refs.files

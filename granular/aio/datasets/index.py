@@ -21,15 +21,8 @@ from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
-from granular.formats.dataset_index import (
-    FOOTER,
-    NAME,
-    Directory,
-    parse_directory,
-    parse_footer,
-    records_of_pages,
-)
-from granular.formats.layout import LIMIT, dump_spec, shard_name, shard_numbers
+from granular.formats.dataset_index import FOOTER, NAME, Directory, parse_directory, parse_footer, records_of_pages
+from granular.formats.layout import LIMIT, shard_name, shard_numbers
 from granular.indexing import Ints
 
 logger = logging.getLogger('granular')
@@ -45,26 +38,18 @@ def index_path(directory: Path) -> Path:
 
 
 class DatasetIndex(PackedTables):
-    """An opened index.
+    """An opened index, of the file at a path, and of the version ``pin``.
 
     Memory: the directory (some 60 bytes per bag), and up to ``IOConfig.index_memory`` bytes of pages: all of them, read
     when the index is opened, or else those that were used last.
 
-    Args:
-      path: the index file.
-      pin: its version.
-      directory: its directory.
-      words: all pages, at their positions in the file; None to read pages when they are needed.
-
     Attributes:
-      path: the index file.
-      directory: its directory.
-      content: the ``spec.json`` of each shard.
       lengths: the number of datapoints of each shard.
     """
 
-    def __init__(self, path: Path, pin: str | None, directory: Directory, words: Words | None) -> None:
-        self.path, self.directory, self._pin, self._words = path, directory, pin, words
+    def __init__(self, path: Path, pin: str | None, directory: Directory) -> None:
+        self.path, self.directory, self._pin = path, directory, pin
+        self._words: Words | None = None  # all pages, at their positions in the file, if they were read
         counts = directory.counts()
         self._tables = counts.shape[1]
         pages = count_pages(counts.ravel())
@@ -74,7 +59,6 @@ class DatasetIndex(PackedTables):
         self._sizes = directory.pages['words'].astype(np.int64)
         records = directory.rows['records'].astype(np.int64)
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
-        self.content = dump_spec(directory.spec)
         self._bags = {key: i for i, key in enumerate(directory.bags)}
         self._bound = path.store.config.index_memory // WORD
         self._forget()
@@ -143,7 +127,7 @@ class DatasetIndex(PackedTables):
             raise CorruptDatasetError(f'{name}: it names versions that do not identify objects')
         if bool((np.array(directory.pins) == '')[(directory.file_sizes() > 0).ravel()].any()):
             raise CorruptDatasetError(f'{name}: an object has no version')
-        index = cls(path, end.version, directory, None)
+        index = cls(path, end.version, directory)
         if whole and footer.start <= store.config.index_memory:
             await index._load(footer.start, end.data, end.start)
         return index
@@ -265,11 +249,12 @@ class DatasetIndex(PackedTables):
         if kinds is None:
             return None
         first, length = shard * self._tables + len(self.directory.spec), int(self.lengths[shard])
-        tables = []
-        for key, kind in enumerate(kinds[shard].tolist()):
-            pair = [PackedTable(self, first + 2 * key + i, length) for i in range(kind)]
-            tables.append(tuple(pair))
-        return PackedReferences(tables)
+        return PackedReferences(
+            [
+                tuple(PackedTable(self, first + 2 * key + i, length) for i in range(kind))
+                for key, kind in enumerate(kinds[shard].tolist())
+            ]
+        )
 
     def file_identities(self, shard: int) -> dict[str, FileIdentity]:
         """Return the identities of the bags of a shard, by file name."""
@@ -299,16 +284,15 @@ class DatasetIndex(PackedTables):
         """Compare the index with the files of the dataset, as far as few requests can.
 
         On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise only
-        shards that were added are noticed; those that were replaced are when they are first read.
-
-        Returns:
-          The numbers of all shards, and of those that were replaced; None if these are not known.
+        shards that were added are noticed; those that were replaced are when they are first read. Return the numbers of
+        all shards, and of those that were replaced; None if these are not known.
         """
         store = directory.store
         if store.local:
             numbers = await listed_shards(directory)
             return numbers, await offload(self._compare_files, directory.key, len(numbers))
-        if not store.has_folders and self._objects() <= _LISTED:
+        objects = len(self) * (1 + len(self._bags) * (2 if self.directory.kinds is None else 1))
+        if not store.has_folders and objects <= _LISTED:
             return await self._compare_listing(directory)
         numbers = list(range(len(self)))
         try:
@@ -340,10 +324,6 @@ class DatasetIndex(PackedTables):
             or bool(pin and stat.version and stat.version != pin)
             or bool(time and own and time // _SECOND != own // _SECOND)
         )
-
-    def _objects(self) -> int:
-        files = len(self._bags) * (2 if self.directory.kinds is None else 1)
-        return len(self) * (files + 1)
 
     def _compare_files(self, key: str, count: int) -> Ints:
         """Return the shards of which a local file is not the one in the index."""

@@ -29,18 +29,11 @@ _REMEDY: Final = 'run `granular index` on it, or open it with index=False'
 class IndexedShards:
     """Shards by their position among those that are read.
 
-    A shard that was replaced or added since the index was built is read by its own tables.
+    A shard that was replaced or added since the index was built is read by its own tables: ``own`` has it by position.
 
     Args:
-      directory: the folder of the shards.
-      index: the index.
       numbers: the number of each shard.
-      fields: the fields of the spec.
       create: returns the unopened dataset of a shard's name.
-
-    Attributes:
-      index: the index.
-      own: the shards that are read by their own tables, by position.
     """
 
     def __init__(
@@ -85,19 +78,20 @@ class IndexedShards:
     def __getitem__(self, position: int) -> Dataset:
         dataset = self.own.get(position) or self._made.get(position)
         if dataset is None:
-            number = int(self._numbers[position])
-            dataset = self._create(shard_name(number))
-            dataset.open_indexed(self.index, number, self._fields)
-            self._made[position] = dataset
+            dataset = self._made[position] = self._create(self._shard_name(position))
+            dataset.open_indexed(self.index, int(self._numbers[position]), self._fields)
         return dataset
+
+    def _shard_name(self, position: int) -> str:
+        return shard_name(int(self._numbers[position]))
 
     # --- opening
 
     async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> None:
         """Open shards by their own tables, or by their states."""
         for i in positions:
-            self.own[i] = self._create(shard_name(int(self._numbers[i])))
-        states = {shard_name(int(self._numbers[i])): state for i, state in (folders or {}).items()}
+            self.own[i] = self._create(self._shard_name(i))
+        states = {self._shard_name(i): state for i, state in (folders or {}).items()}
         await gather([dataset.open(Snapshot('', states) if states else None) for dataset in self.own.values()])
         for dataset in self.own.values():
             self._check_spec(dataset)
@@ -159,14 +153,12 @@ class IndexedShards:
                     self[i].warn_of_lengths()
 
     async def read(self, positions: Ints, reading: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine that reads shards, of which each is compared with the index once.
-
-        Raises:
-          ObjectChangedError: if one was replaced: call ``replace``, and read again.
+        """Return the result of a coroutine that reads shards, of which each is compared with the index once. Raise
+        ``ObjectChangedError`` if one was replaced: call ``replace``, and read again.
         """
         if self.unchecked[positions].any():
-            both: list[Coroutine[Any, Any, Any]] = [reading, self._check(positions.tolist())]
-            values: T = (await gather(both))[0]
+            both: list[Any] = await gather([reading, self._check(positions.tolist())])
+            values: T = both[0]
         else:
             values = await reading
         self.confirm(positions)
@@ -196,27 +188,19 @@ class IndexedShards:
         return [i for i, is_replaced in zip(unchecked, replaced, strict=True) if is_replaced]
 
     async def _check(self, positions: Iterable[int]) -> None:
-        """Check that shards are those in the index.
-
-        Raises:
-          ObjectChangedError: if one was replaced: call ``replace``.
-        """
         if replaced := await self.find_replaced(positions):
             raise ObjectChangedError(
                 f'{self._name}: {len(replaced)} shards were replaced since its index was built, such as '
-                f'{shard_name(int(self._numbers[replaced[0]]))}'
+                f'{self._shard_name(replaced[0])}'
             )
 
     async def _differs(self, position: int) -> bool:
         return await self.index.is_shard_replaced(self._directory, int(self._numbers[position]))
 
     async def replace(self, positions: Sequence[int]) -> bool:
-        """Open shards by their own tables if they are not those in the index, or if the index was replaced.
-
-        Returns whether there were any.
-
-        Raises:
-          ObjectChangedError: if such a shard has another number of datapoints, or was replaced since it was read.
+        """Open shards by their own tables if they are not those in the index, or if the index was replaced. Return
+        whether there were any; raise ``ObjectChangedError`` if such a shard has another number of datapoints, or was
+        replaced since it was read.
         """
         indexed = [i for i in positions if i not in self.own]
         changed = await gather([self._is_replaced(i) for i in indexed])
@@ -227,8 +211,8 @@ class IndexedShards:
         for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
             self.own[i] = dataset
         if stale:
-            names = f'{shard_name(int(self._numbers[stale[0]]))}'
-            self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {names}')
+            name = self._shard_name(stale[0])
+            self.warn(f'{len(stale)} of {len(positions)} shards that were read were replaced, such as {name}')
         return bool(stale)
 
     async def _is_replaced(self, position: int) -> bool:
@@ -239,8 +223,7 @@ class IndexedShards:
         return await self._differs(position)
 
     async def _open(self, position: int) -> Dataset:
-        number = int(self._numbers[position])
-        dataset = self._create(shard_name(number))
+        number, dataset = int(self._numbers[position]), self._create(self._shard_name(position))
         await dataset.open_unchanged()
         self._check_spec(dataset)
         expected, actual = int(self.index.lengths[number]), dataset.columns.length

@@ -183,7 +183,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             # In a worker process, it uses the index of the parent process.
             shared = self._dataset.snapshot if pickling_for_worker.get() else None
             attributes = {'_expected': opened_files(self)} if shared is None else {'_shared': shared}
-        return restored, (type(self), (self.directory,), self._options.arguments(), attributes)
+        return restored, (type(self), (self.directory,), self._options._asdict(), attributes)
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
@@ -222,7 +222,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     def size(self) -> int:
         """Bytes of all bags, tables included."""
         self._check_open()
-        return self._columns.size
+        return self._columns.size_of()
 
     def nbytes(self, mask: Mask = None) -> int | None:
         return self._columns.size_of(mask) if self._state == 'open' else None
@@ -262,7 +262,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
     """Return a reader of an open dataset."""
-    reader = DatasetReader(dataset.directory, **options.arguments())
+    reader = DatasetReader(dataset.directory, **options._asdict())
     reader._dataset, reader._state = dataset.copy(), 'open'
     reader._columns = reader._dataset.columns
     return reader
@@ -282,7 +282,7 @@ def columns_of(reader: DatasetReader[Any]) -> Columns:
 async def fetch_buffers(
     reader: DatasetReader[Any], indices: range, mask: Mask = None
 ) -> dict[str, list[Any] | Adjacent]:
-    """Return the values of consecutive datapoints, at least one, by key: raw records in one buffer if possible."""
+    """Return the values of consecutive datapoints as ``read_buffers`` does."""
     await ensure_open(reader)
     columns = columns_of(reader)
     group = columns, indices_of(indices, columns.length, columns.name)

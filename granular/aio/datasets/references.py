@@ -17,12 +17,8 @@ _SPAN: Final = 1 << 15  # datapoints whose references are unpacked at a time
 
 
 class References:
-    """The references of all datapoints, by key. Keys whose datapoint i has record i, as for most scalars, are omitted.
-
-    Memory: 8 bytes per datapoint for each of the other keys.
-
-    Args:
-      tables: for each key, the first records and the numbers of records; None if datapoint i has record i.
+    """The references of all datapoints: for each key, the first records and the numbers of records, which take 8 bytes
+    per datapoint; None for a key whose datapoint i has record i, as for most scalars.
     """
 
     def __init__(self, tables: list[tuple[NDArray[np.uint32], NDArray[np.uint32]] | None]) -> None:

@@ -31,52 +31,30 @@ Shards = IndexedShards | ListedShards
 
 
 class SharedIndex(NamedTuple):
-    """The state that a reader with an index shares with its copies in worker processes.
-
-    Attributes:
-      tables: the index.
-      numbers: all shards.
-      states: the shards that are read by their own tables, by position.
-      unchecked: the shards that may have been replaced since the index was built.
-    """
+    """The state that a reader with an index shares with its copies in worker processes."""
 
     tables: DatasetIndex
-    numbers: list[int]
-    states: Mapping[int, FolderState]
-    unchecked: NDArray[np.bool_]
+    numbers: list[int]  # of all shards
+    states: Mapping[int, FolderState]  # of the shards that are read by their own tables, by position
+    unchecked: NDArray[np.bool_]  # as in ``IndexedShards``
 
 
 class ShardOpener:
-    """Opens those shards of a dataset that a reader reads.
-
-    Args:
-      directory: the folder of the shards.
-      options: those of the reader.
-      series: the first shard to read, and the distance between two of them.
-      use_index: use the index of the dataset, if there is one.
-
-    Attributes:
-      numbers: the numbers of all shards, once they are open.
-    """
+    """Opens the shards that a reader reads: a series, given by its first one and the distance between two of them."""
 
     def __init__(self, directory: Path, options: OpenOptions, series: tuple[int, int], use_index: bool) -> None:
         self._directory, self._name, self._options = directory, f'{directory}', options
         self._series, self._use_index = series, use_index
         self._shared: SharedIndex | Snapshot | None = None
         self._expected_count: int | None = None
-        self.numbers: list[int] = []
+        self.numbers: list[int] = []  # of all shards
         self._count: int | None = None  # shards to open, if not all
         self._empty: set[int] = set()  # empty folders
         self._snapshot: Snapshot | None = None
         self._shards: Shards = ListedShards()
 
     async def open(self, shared: SharedIndex | Snapshot | None = None, count: int | None = None) -> Shards:
-        """Open the shards.
-
-        Args:
-          shared: the state of the reader of which this one is a copy in a worker process.
-          count: the number of shards when the reader was pickled; those that were appended since are ignored.
-        """
+        """Open the shards: for the copy of a reader, with the state that it shares, and as many as there were then."""
         self._shared, self._expected_count = shared, count
         await self._directory.store.ready()
         await open_as_one(self._name, self._open_once, self._check_unchanged)
@@ -149,9 +127,7 @@ class ShardOpener:
         await self._open_by_tables(names, snapshot)
 
     async def _list(self) -> list[int]:
-        """Return the numbers of the shards to open, without those that are being appended, and without empty folders
-        once opening these has failed.
-        """
+        """Return the shards to open: without those that are being appended, nor empty folders that failed to open."""
         return self._without_empty(await listed_shards(self._directory))
 
     def _without_empty(self, numbers: Iterable[int]) -> list[int]:
@@ -161,9 +137,7 @@ class ShardOpener:
         return Dataset(self._directory / name, self._options, name)
 
     def _choose(self, numbers: list[int]) -> list[int]:
-        """Return the shards to read, given all shards; raise ``CorruptDatasetError`` if shards are missing, and
-        ``NotFoundError`` if there are none to read.
-        """
+        """Return the shards to read, given all shards, of which none may be missing."""
         check_complete(self._name, numbers)
         start, step = self._series
         chosen = numbers[start::step]
@@ -234,8 +208,7 @@ class ShardOpener:
                 stale = chosen[await shards.find_replaced(described if has_extras else [])]
             own = np.flatnonzero((chosen >= len(index)) | np.isin(chosen, stale)).tolist()
             if len(stale) or existing != len(index):
-                change = f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now'
-                shards.warn(change)
+                shards.warn(f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now')
             await shards.open_own(own)
             if self._directory.store.local:
                 shards.confirm()

@@ -79,7 +79,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
             shared = self._opener.state_of(self._shards) if pickling_for_worker.get() else None
             expected = Identity.of(self.directory.store, self._shards.files()) if shared is None else None
             attributes = {'_expected': expected, '_shared': shared, '_count': len(self._opener.numbers)}
-        options = {**self._options.arguments(), **self._choice}
+        options = {**self._options._asdict(), **self._choice}
         return restored, (type(self), (self.directory,), options, attributes)
 
     async def _open(self) -> None:
@@ -167,9 +167,7 @@ AnyReader = DatasetReader[Any] | ShardedDatasetReader[Any]
 
 
 def columns_of_shards(reader: AnyReader) -> list[Columns]:
-    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones. Raise
-    ``ClosedError`` if it is closed, or not open yet.
-    """
+    """Return the columns of each shard of an open reader; of a dataset without shards, its only ones."""
     if isinstance(reader, DatasetReader):
         return [columns_of(reader)]
     check_open(reader)
@@ -185,7 +183,7 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
     """Open shards that are not those in the index by their own tables, before their columns are read directly.
 
-    Returns whether there were any. The positions are those among the shards that are read; by default all.
+    Return whether there were any. The positions are those among the shards that are read; by default all.
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False

@@ -19,7 +19,7 @@ from granular.aio.datasets.writer import (
     is_unused,
     precede,
     remove_if_empty,
-)
+)  # fmt: skip
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.other_names import answering
@@ -111,13 +111,10 @@ class ShardedDatasetWriter(DatapointWriter):
         self._failed = False
         self._readable = 0  # shards that were a finished dataset when the writer was opened
         self._appends = False  # True if readers may need to be told so
-        store = self.directory.store
+        self._claim: Claim | None = None
         # On a disk, the lock on the next shard's folder excludes other writers before a shard is published.
-        self._claim = (
-            Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'ended')
-            if store.conditional and not store.local
-            else None
-        )
+        if self.directory.store.conditional and not self.directory.store.local:
+            self._claim = Claim(self.directory, shardstart, shardstep, 'any' if resume == 'discard' else 'ended')
 
     def _loss(self) -> str:
         if not len(self):
@@ -159,12 +156,8 @@ class ShardedDatasetWriter(DatapointWriter):
         hint = 'remove the shards that follow, or begin after it with shardstart'
         check_complete(self._name, own, hint, self._next, self._step)
         growing = self._layout == 'columns' and self.directory.store.local
-        lengths = await gather(
-            [
-                length_of_shard(self.directory / shard_name(number), self._spec, self._layout)
-                for number in (own[:-1] if growing else own)
-            ]
-        )
+        folders = [self.directory / shard_name(number) for number in (own[:-1] if growing else own)]
+        lengths = await gather([length_of_shard(folder, self._spec, self._layout) for folder in folders])
         if len(own) > 1 and lengths[len(own) - 2] is None and await self._drop(own[-1]):
             own, lengths = own[:-1], lengths[: len(own) - (2 if growing else 1)]
         if None in lengths[: len(own) - 1]:
@@ -331,9 +324,7 @@ class ShardedDatasetWriter(DatapointWriter):
 
 
 async def length_of_shard(folder: Path, spec: Mapping[str, str], layout: Layout) -> int | None:
-    """Return the number of datapoints of a shard; None if the shard is not finished. Raise ``SpecError`` if the shard
-    has another spec or layout.
-    """
+    """Return the number of datapoints of a shard; None if it is not finished. Raise ``SpecError`` for another spec."""
     if not await (folder / 'spec.json').exists():
         return None
     async with DatasetReader(folder, None, cache_index=False) as reader:

@@ -182,9 +182,8 @@ def _spans(count: int) -> Iterator[Ints]:
 async def _verify_dataset(
     folder: Path, report: Report, progress: ProgressReport, decoders: Mapping[str, Decoder], is_countable: bool = True
 ) -> bool:
-    """Verify a dataset or a shard, before which all datapoints were counted if ``is_countable``.
-
-    Returns whether those of the next shard are.
+    """Verify a dataset or a shard, before which all datapoints were counted if ``is_countable``, and return whether
+    those before the next shard are.
     """
     try:
         reader = await DatasetReader.open(folder, None)
@@ -199,7 +198,11 @@ async def _verify_dataset(
         if reader.layout == 'columns' and len(set(lengths.values())) > 1:
             report.problems.append(Problem(f'{folder}', None, f'columns differ in length: {lengths}'))
         if reader.layout == 'refs':
-            await _verify_references(reader, folder, report)
+            for indices in _spans(len(reader)):
+                try:
+                    await columns_of(reader).check_references(indices)
+                except CorruptError as error:
+                    report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
         for key, bag in bags.items():
             decoder = decoders.get(element(reader.spec[key])) if key in reader.spec else None
             if decoder is None and key in reader.spec and key not in report.undecoded:
@@ -228,15 +231,6 @@ async def _datapoints_of(columns: Columns, key: str, records: Sequence[int]) -> 
                 if record not in owners and len(found):
                     owners[record] = int(indices[found[0]])
     return owners
-
-
-async def _verify_references(reader: DatasetReader, folder: Path, report: Report) -> None:
-    """Check that the references of all datapoints point to existing records."""
-    for indices in _spans(len(reader)):
-        try:
-            await columns_of(reader).check_references(indices)
-        except CorruptError as error:
-            report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
 
 
 async def _verify_bag(

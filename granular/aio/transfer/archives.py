@@ -55,9 +55,7 @@ async def unpack(
     times are not restored, except the executable bit. Links may point to files and folders in the folder.
 
     Args:
-      source: the archive.
-      kind: its format, from ``KINDS``.
-      folder: the folder to write to.
+      kind: the format, from ``KINDS``.
       pool: the threads to unpack in; the event loop must not depend on them.
       progress: called with the bytes of the archive read since the last call, on a thread of the pool.
       keep: the name of a file in the folder that the archive must not replace.
@@ -75,7 +73,7 @@ async def unpack(
     digests = Digests(proven(info.digests), source.store.config.part_size)
     version = info.version or (await source.stat()).version
     archive = _Archive(source, info.size, version, asyncio.get_running_loop(), digests, progress)
-    target = UnpackFolder(f'{source}', folder, {source_stem(source), os.path.basename(folder)}, keep)
+    target = UnpackFolder(f'{source}', folder, {split_name(source.name)[0], os.path.basename(folder)}, keep)
 
     def work() -> Unpacked:
         try:
@@ -106,11 +104,6 @@ async def unpack(
         archive.stop()
 
 
-def source_stem(source: Path) -> str:
-    """Return the name of an archive without its suffix."""
-    return split_name(source.name)[0]
-
-
 def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
     """Compare the digests of an archive's bytes with those of the store."""
     for kind in proven(info.digests):
@@ -121,11 +114,7 @@ def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
 
 
 class _Archive(SeekableFile):
-    """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead.
-
-    Attributes:
-      failure: the exception of ``progress``.
-    """
+    """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead."""
 
     def __init__(
         self,
@@ -143,7 +132,7 @@ class _Archive(SeekableFile):
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
         self._seen: set[int] = set()  # windows already counted: those of a zip's directory are read twice
         self._stopped = False
-        self.failure: Exception | None = None
+        self.failure: Exception | None = None  # the exception of ``progress``
 
     def _bytes_at(self, start: int, size: int) -> bytes | memoryview:
         if start >= self._size:
@@ -156,8 +145,9 @@ class _Archive(SeekableFile):
             if self._stopped:
                 raise InterruptedError('unpacking was cancelled')
             reading = self._ahead.pop(number, None) or self._request(number)
-            self._drop()
-            self._ahead[number] = reading
+            for future in self._ahead.values():
+                future.cancel()
+            self._ahead = {number: reading}
             if number == self._number + 1 and (number + 1) * _WINDOW < self._size:
                 self._ahead[number + 1] = self._request(number + 1)
             self._data = reading.result()[0]
@@ -181,11 +171,6 @@ class _Archive(SeekableFile):
         start = number * _WINDOW
         reading = self._path.read_ranges([start], [min(start + _WINDOW, self._size)], version=self._version)
         return asyncio.run_coroutine_threadsafe(reading, self._loop)
-
-    def _drop(self) -> None:
-        for future in self._ahead.values():
-            future.cancel()
-        self._ahead.clear()
 
     def stop(self) -> None:
         """Stop reading."""

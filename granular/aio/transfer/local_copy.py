@@ -121,13 +121,13 @@ async def copy_to_local(
         target = target.with_name(stem)
     await ensure_event_loop()
     if (done := await _done(source, target)) is None:
-        form, path, kind = await _find(source, unpack)
+        path, form = await _find(source, unpack)
         if source.store.local and await offload(_within, target.key, path.key):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
         if form == 'file':
             done = await _copy_file(source, target, progress)
         else:
-            done = await _copy_folder(source, path, target, kind, unpack, progress)
+            done = await _copy_folder(source, path, target, form, unpack, progress)
     return dataclasses.replace(done, seconds=time.perf_counter() - began)
 
 
@@ -149,8 +149,8 @@ def _within(target: str, source: str) -> bool:
     return os.path.commonpath([inner, outer]) == outer
 
 
-async def _find(source: Path, unpack: bool) -> tuple[str, Path, str]:
-    """Return the kind of the source (a file, a folder or an archive), its path, and its archive format."""
+async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
+    """Return the path of the source, and its format: ``'file'``, ``'folder'``, or that of an archive to unpack."""
     try:
         stat = await source.stat()
     except NotFoundError as error:
@@ -158,14 +158,14 @@ async def _find(source: Path, unpack: bool) -> tuple[str, Path, str]:
             raise
         for ending, kind in KINDS.items():
             if source.name and await (archive := source.with_name(source.name + ending)).is_file():
-                return 'archive', archive, kind
+                return archive, kind
         raise NotFoundError(
             f'{source}: does not exist, nor does an archive of this name ({", ".join(KINDS)})'
         ) from error
     if stat.is_dir:
-        return 'folder', source, ''
+        return source, 'folder'
     kind = split_name(source.name)[1] if unpack else ''
-    return ('archive' if kind else 'file'), source, kind
+    return source, kind or 'file'
 
 
 async def _done(source: Path, target: Path) -> LocalCopy | None:
@@ -224,12 +224,7 @@ async def _copy_file(source: Path, target: Path, progress: Progress | None) -> L
 
 @contextlib.asynccontextmanager
 async def _locked(folder: Path, temporary: bool = False) -> AsyncIterator[None]:
-    """Create a local folder and hold its lock, waiting until the process that holds it finishes or ends.
-
-    Args:
-      folder: the folder.
-      temporary: remove it in the end.
-    """
+    """Create a local folder, temporary or not, and hold its lock, once another process that holds it has ended."""
     store, wait, lock = cast(LocalStore, folder.store), 0.02, None
     try:
         while lock is None:
@@ -259,7 +254,7 @@ async def _locked(folder: Path, temporary: bool = False) -> AsyncIterator[None]:
 
 
 async def _copy_folder(
-    address: Path, source: Path, target: Path, kind: str, unpack: bool, progress: Progress | None
+    address: Path, source: Path, target: Path, form: str, unpack: bool, progress: Progress | None
 ) -> LocalCopy:
     async with _locked(target):
         if (done := await _done(address, target)) is not None:  # by the previous holder of the lock
@@ -270,28 +265,22 @@ async def _copy_folder(
         pool = Threads(_ARCHIVES, 'granular-unpack')
         try:
             copying = _Copying(source, target, unpack, pool, progress)
-            if kind:
-                await copying.unpack(source, kind, target, MARKER)
-            else:
+            if form == 'folder':
                 await copying.copy()
                 await _check_shards(source, target)
+            else:
+                await copying.unpack(source, form, target, MARKER)
         finally:
             await offload(pool.shutdown)
         if copying.unpacked:
             with translated(f'{target}'):
                 await offload(sync_all, target.key)  # unpacked files are synced together: there may be millions
-        counts = {'files': copying.files, 'bytes': copying.bytes}
-        await _mark(target, address, 'complete', counts)
-    return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, kind or 'folder')
+        await _mark(target, address, 'complete', {'files': copying.files, 'bytes': copying.bytes})
+    return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, form)
 
 
 async def _check_shards(source: Path, target: Path) -> None:
-    """Check that a copied sharded dataset has all its shards, as it may have been written meanwhile.
-
-    Raises:
-      CorruptDatasetError: if a shard is missing or unfinished.
-      ObjectChangedError: if the source has got others.
-    """
+    """Check that a copied sharded dataset has all its shards, and that the source has not got others meanwhile."""
     copied = await listed_shards(target)
     finished = await described(target, copied)
     if not finished:

@@ -32,14 +32,11 @@ class UnpackFolder:
 
     Args:
       archive: its name, for errors.
-      folder: the folder to write to.
       roots: names of a single root folder to leave out.
       keep: the name of a file in the folder that the archive must not replace.
 
     Attributes:
       member: the member that is being unpacked, for errors.
-      files: the number of files that were written.
-      bytes: their size.
     """
 
     def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
@@ -59,11 +56,7 @@ class UnpackFolder:
         return CorruptArchiveError(f'{self.archive}: member {self.member!r}: {why}')
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the components of a member's name.
-
-        Raises:
-          InvalidArgumentError: if the name leads out of the folder or cannot be a file name.
-        """
+        """Return the components of a member's name, unless it leads out of the folder or cannot be a file name."""
         if name.startswith('/'):
             raise self.refused(f'{name!r} is absolute')
         parts = tuple(part for part in name.split('/') if part not in ('', '.'))
