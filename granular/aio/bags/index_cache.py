@@ -67,12 +67,8 @@ class FolderState(NamedTuple):
 
 
 class Snapshot:
-    """The cached index of a dataset, or of a sharded dataset by shard.
-
-    Args:
-      file: the cache file.
-      folders: the datasets by shard name; a dataset without shards has the empty name.
-      unproven: the names of the datasets that may have been replaced since.
+    """The cached index of a dataset, whose name is empty, or of a sharded dataset by shard name; ``unproven`` has the
+    names of those that may have been replaced since.
     """
 
     def __init__(self, file: str, folders: Mapping[str, FolderState], unproven: Collection[str] = ()) -> None:
@@ -122,12 +118,7 @@ class Snapshot:
 
 
 class Proof:
-    """Proof that a folder is still the one of its snapshot, which its first read takes.
-
-    Args:
-      folder: the name of the folder in the snapshot.
-      check: compares the files of the folder with the snapshot.
-    """
+    """Proof that a folder is still the one of its snapshot, which its first read takes by ``check``."""
 
     def __init__(
         self, snapshot: Snapshot, directory: Path, folder: str, check: Callable[[], Coroutine[Any, Any, None]]

@@ -56,20 +56,16 @@ async def read_tables(requests: Sequence[tuple[PackedTable, Ints]]) -> list[tupl
 
 
 class PackedReferences:
-    """The references of one shard in an index.
-
-    Args:
-      tables: for each key, its tables: none if datapoint i has record i; the limits of the datapoints in the records;
-        or the first records, and the numbers of records.
+    """The references of one shard in an index: for each key, its tables. None if datapoint i has record i; the limits
+    of the datapoints in the records; or the first records, and the numbers of records.
     """
 
     def __init__(self, tables: Sequence[tuple[PackedTable, ...]]) -> None:
         self.tables = tables
 
     def combine(self, indices: Ints, results: Iterator[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """Return the first record and the number of records of each key, both of shape (datapoints, keys).
-
-        Takes what the tables have for the datapoints from the results, in order, and leaves those after them.
+        """Return the first record and the number of records of each key, both of shape (datapoints, keys), given an
+        iterator over what the tables have for the datapoints.
         """
         firsts = np.empty((len(indices), len(self.tables)), np.int64)
         counts = np.ones((len(indices), len(self.tables)), np.int64)

@@ -50,9 +50,8 @@ async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]
 
 
 async def read_adjacent(bag: Bag, indices: Ints) -> Adjacent | None:
-    """Read records, at least one, that lie one behind the other, without slicing them; return None if they do not.
-
-    They are not checked against checksums.
+    """Read records, at least one, that lie one behind the other, without slicing them, nor comparing checksums; return
+    None if they do not.
     """
     [(starts, stops)] = await read_limits([(bag, indices)])
     if not np.array_equal(starts[1:], stops[:-1]):

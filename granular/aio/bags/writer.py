@@ -31,11 +31,7 @@ class BagWriter(Publishing):
     """
 
     def __init__(
-        self,
-        path: AnyPath,
-        version: int = 2,
-        resume: Literal['check', 'discard'] = 'check',
-        checksums: bool = True,
+        self, path: AnyPath, version: int = 2, resume: Literal['check', 'discard'] = 'check', checksums: bool = True
     ) -> None:
         super().__init__()
         self._output = BagOutput(Path(path), version, resume, checksums)

@@ -336,11 +336,7 @@ class _Work:
     # --- shared by both kinds of sources
 
     async def _is_finished(self, number: int, expected: int) -> bool:
-        """Return whether a shard is finished.
-
-        Raises:
-          CorruptDatasetError: if it is finished with another number of records.
-        """
+        """Return whether a shard is finished; raise ``CorruptDatasetError`` if it has another number of records."""
         length = self._lengths.get(number)
         if length is None:
             return False

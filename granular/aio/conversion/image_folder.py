@@ -35,11 +35,7 @@ class ImageFolder:
 
     @classmethod
     async def listed(cls, folder: Path) -> 'ImageFolder':
-        """List a folder and return its images.
-
-        Raises:
-          NotFoundError: if there are none.
-        """
+        """List a folder and return its images; raise ``NotFoundError`` if there are none."""
         entries = []
         async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:  # type: ignore[type-var]
             async for entry in tree:

@@ -32,13 +32,10 @@ class FileRecord(dict[str, Any]):
 
 
 class RecordMapping:
-    """The mapping from records to datapoints of a granular dataset.
+    """The mapping from records to datapoints of a granular dataset, with the types that ``convert`` names.
 
-    Inferred types: ``int``, ``float`` and ``bool``; ``msgpack`` for None, lists and mappings (``tree`` with arrays in
-    it), ``utf8`` for text, ``json`` for JSON files, ``jpg`` or ``png`` for bytes of an image file, ``bytes`` for other
-    bytes, ``array`` for arrays and other NumPy scalars, ``png`` for PIL images. Bytes of which most are image files, or
-    that have the name of one, are images: the other ones are bad. Keys with values of several other types get a type
-    that can represent all: ``jpg`` for images, otherwise ``bytes``, ``msgpack`` or ``tree``.
+    Bytes of which most are image files, or that have the name of one, are images: the other ones are bad. Keys with
+    values of several other types get a type that can represent all: ``jpg``, ``bytes``, ``msgpack`` or ``tree``.
 
     Args:
       spec: types that override the inferred ones, by key.

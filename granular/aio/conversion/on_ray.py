@@ -22,13 +22,7 @@ from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload_whole
 from granular.aio.runtime.tracebacks import summary
-from granular.errors import (
-    AlreadyExistsError,
-    CorruptDatasetError,
-    InvalidArgumentError,
-    NotFoundError,
-    WorkerError,
-)
+from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError, WorkerError
 
 T = TypeVar('T')
 
@@ -63,17 +57,12 @@ class RayShards:
         count: Count | None,
         claim: Claim | None = None,
     ) -> None:
-        """Write shards.
+        """Write shards. Raise the error of the first one that fails, once the other tasks are cancelled.
 
         Args:
           ranges: the first record and the one after the last of each shard; shard 0 comes last.
           parallel: shards written at a time; None for as many as the cluster has room for.
-          count: awaited for each shard.
           claim: the claim on the folder in a bucket, without which no shard is published.
-
-        Raises:
-          GranularError: as raised in the task, for the first shard that fails. The other tasks are cancelled.
-          WorkerError: if the worker of a shard died again and again.
         """
         if not ranges:
             return
@@ -207,11 +196,7 @@ class _Failed:
 
 
 def _write_shard(job: tuple[str, Any], number: int, start: int, stop: int, others: Sequence[Any]) -> Any:
-    """Write a shard, as the task of Ray, once the tasks that have the ``others`` as results have ended.
-
-    Returns:
-      As for ``Count``, or the failure.
-    """
+    """Write a shard, as a task of Ray, which ends after the ``others``. Return the counts of it, or the failure."""
     ray = import_extra('ray', 'ray')
     writers: list[DatasetWriter] = []  # beside the result of the call, which an interrupt may keep from this thread
 

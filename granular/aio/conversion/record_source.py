@@ -131,10 +131,7 @@ class ReadAhead:
 
 
 async def _pull_from(items: Any) -> Callable[[int], Coroutine[Any, Any, list[Any]]]:
-    """Return a function that returns the next items: at most ``count``, or about 4 MiB; none at the end.
-
-    Blocking iterables run in a thread.
-    """
+    """Return a function that returns the next items: at most ``count``, or about 4 MiB; none at the end."""
     if hasattr(items, '__aiter__'):
         async_iterator = aiter(items)
         return lambda count: await_user(_take_async(async_iterator, count))
@@ -161,13 +158,7 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
 
 
 async def open_source(source: Any, format: Format | None) -> RecordSource:
-    """Open the source that the user passed, by address or as an object.
-
-    Raises:
-      InvalidArgumentError: if its format cannot be inferred.
-      NotFoundError: if it does not exist.
-      MissingExtraError: if the package that reads it is not installed.
-    """
+    """Open the source that the user passed, by address or as an object."""
     await ensure_event_loop()
     if format is not None and format not in FORMATS:
         raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {format!r}')
@@ -344,11 +335,7 @@ async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordS
 
 
 class ExampleValues:
-    """Returns the features of a ``tf.train.Example``, those with one value in all sampled records without their list.
-
-    Args:
-      sample: serialized records.
-    """
+    """Returns the features of a ``tf.train.Example``: without a list if they have one value in all sampled records."""
 
     def __init__(self, sample: Sequence[bytes]) -> None:
         counts: dict[str, set[int]] = {}

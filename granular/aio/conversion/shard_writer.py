@@ -47,11 +47,6 @@ class ShardWriter:
       name: the source, for errors.
       hints: the remedy for a value that the encoder rejects, by key.
       skip: skip records that do not fit the spec: a shard then has fewer datapoints than records.
-
-    Attributes:
-      chunk: the number of records to read at a time.
-      has_copies: True if several processes may write the same shard at the same time.
-      skipped: the reason for each record that was skipped, by its file or number.
     """
 
     def __init__(
@@ -69,9 +64,9 @@ class ShardWriter:
         self.directory, self.mapping, self._fields = directory, mapping, fields
         self.shardlen, self.layout, self.checksums = shardlen, layout, checksums
         self._name, self._hints = name, hints or {}
-        self.skip, self.skipped = skip, dict[str, str]()
-        self.has_copies = False
-        self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))
+        self.skip, self.skipped = skip, dict[str, str]()  # the reasons, by file or number
+        self.has_copies = False  # True if several processes may write the same shard at the same time
+        self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))  # records read at a time
 
     def folder(self, number: int) -> Path:
         """Return the folder of a shard."""

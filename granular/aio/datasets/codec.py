@@ -39,12 +39,7 @@ def raw(value: Any) -> Any:
 
 
 def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: layout.Layout, name: str) -> list[Field]:
-    """Return the fields of a sorted spec with their encoders or decoders; without a table of these, of raw bytes.
-
-    Raises:
-      UnknownTypeError: if a type is missing from the table.
-      InvalidArgumentError: if ``table`` is not a mapping, or a value in it is not a function.
-    """
+    """Return the fields of a sorted spec with their encoders or decoders; without a table of these, of raw bytes."""
     fields = []
     for key, kind in spec.items():
         many = how == 'refs' and layout.is_sequence(kind)

@@ -314,9 +314,7 @@ async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, li
 
 
 async def _read_columns(
-    groups: Sequence[Group],
-    choices: Sequence[Choice],
-    references: Sequence[tuple[Ints, Ints]],
+    groups: Sequence[Group], choices: Sequence[Choice], references: Sequence[tuple[Ints, Ints]]
 ) -> list[list[Any]]:
     requests: list[tuple[Bag, Ints]] = []
     counts: dict[str, list[Ints]] = {}
@@ -340,10 +338,7 @@ async def _read_columns(
 
 
 def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: int) -> tuple[str, int]:
-    """Return the dataset and the index in it of a value's datapoint.
-
-    Given the numbers of values of all datapoints; None for one value each.
-    """
+    """Return the dataset and the index in it of a value's datapoint, of which each has ``counts`` values, or one."""
     for i, (columns, indices) in enumerate(groups):
         ends = np.arange(1, len(indices) + 1) if counts is None else np.cumsum(counts[i])
         total = int(ends[-1]) if len(ends) else 0
@@ -354,9 +349,8 @@ def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: in
 
 
 async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
-    """Return the first record and the number of records for each group, both of shape (datapoints, keys).
-
-    In the columns layout, the shapes are (datapoints, 1) and (1, 1).
+    """Return the first record and the number of records for each group, both of shape (datapoints, keys); in the
+    columns layout, of shapes (datapoints, 1) and (1, 1).
     """
     requests = [(columns.refs, indices) for columns, indices in groups if columns.refs and columns.references is None]
     records = iter(await read_records(requests)) if requests else iter(())

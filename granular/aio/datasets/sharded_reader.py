@@ -181,9 +181,8 @@ def indexed_shards_of(reader: AnyReader) -> IndexedShards | None:
 
 
 async def compare_shards(reader: AnyReader, positions: Iterable[int] | None = None) -> bool:
-    """Open shards that are not those in the index by their own tables, before their columns are read directly.
-
-    Return whether there were any. The positions are those among the shards that are read; by default all.
+    """Open shards that are not those in the index by their own tables, before their columns are read directly; return
+    whether there were any. The positions are those among the shards that are read; by default all.
     """
     if (indexed := indexed_shards_of(reader)) is None:
         return False

@@ -31,10 +31,7 @@ def shards_of(entries: Iterable[Entry]) -> list[int]:
 
 
 async def filled(directory: Path, numbers: Sequence[int]) -> list[int]:
-    """Return the shards that have a file.
-
-    Empty folders are no shards: SeaweedFS lists those of deleted objects, and tools mark folders by empty objects.
-    """
+    """Return the shards that have a file: SeaweedFS lists folders of deleted objects, and tools make empty objects."""
 
     async def is_filled(number: int) -> bool:
         folder = directory / shard_name(number)
@@ -55,11 +52,7 @@ def missing_shard(name: str, number: int, rest: str) -> CorruptDatasetError:
 
 
 def check_complete(name: str, numbers: Sequence[int], hint: str = READ, start: int = 0, step: int = 1) -> None:
-    """Check that shards, at least one, are those from ``start`` on in steps of ``step``.
-
-    Raises:
-      CorruptDatasetError: if one is missing; the hint names the causes, or the remedy.
-    """
+    """Raise an error, with a hint, unless shards, at least one, are those from ``start`` on in steps of ``step``."""
     expected = range(start, numbers[-1] + 1, step)
     missing = next((number for number, present in zip(expected, numbers, strict=False) if number != present), None)
     if missing is not None:

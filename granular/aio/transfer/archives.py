@@ -59,12 +59,6 @@ async def unpack(
       pool: the threads to unpack in; the event loop must not depend on them.
       progress: called with the bytes of the archive read since the last call, on a thread of the pool.
       keep: the name of a file in the folder that the archive must not replace.
-
-    Raises:
-      InvalidArgumentError: if a member is or points outside of the folder, or is a device.
-      CorruptArchiveError: if the archive is truncated or damaged, or if a member differs from its declared size.
-      StoreError: if the disk is full.
-      UnsupportedError: if the archive is encrypted or uses an unknown compression.
     """
     from granular.aio.transfer.unpack import UnpackFolder, untar, unzip  # imported late: rarely needed
 

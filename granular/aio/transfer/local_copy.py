@@ -24,12 +24,7 @@ from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
-from granular.errors import (
-    AlreadyExistsError,
-    InvalidArgumentError,
-    NotFoundError,
-    ObjectChangedError,
-)
+from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ObjectChangedError
 from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
