@@ -5,12 +5,11 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Literal, get_args
 
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
-from granular.aio.conversion.publisher import Publisher
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.claims import Claim
@@ -209,6 +208,7 @@ class _Work:
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._is_new = False
         self._found = self._bytes = self._missing = 0  # missing: the records without a datapoint
+        self._shards = self._records = 0  # of a source without random access, so far
 
     async def run(self, plan: Conversion) -> Conversion:
         """Convert, and return the plan with the counts."""
@@ -404,31 +404,43 @@ class _Work:
     # --- sources without random access
 
     async def _convert_stream(self) -> tuple[int, int]:
-        publisher = Publisher(self._publish, self._parallel or _PARALLEL)
-        try:
-            async with contextlib.aclosing(ReadAhead(self._source.stream(self._writer.chunk))) as records:
-                shards, count = await self._write_shards(records, publisher)
-            self._check_surplus(shards, count)
-            await publisher.finish()
-        except BaseException as error:
-            await publisher.abort(error)
-            raise
-        return shards, count
+        first, errors = None if 0 in self._lengths else await self._writer.open(0), list[Exception]()
+        async with (
+            contextlib.nullcontext() if first is None else first,  # published last: without it, this is not a dataset
+            contextlib.aclosing(ReadAhead(self._source.stream(self._writer.chunk))) as records,
+            contextlib.aclosing(self._fill_shards(records, first, errors)) as filled,
+        ):
+            await for_each(filled, self._publish, self._parallel or _PARALLEL)
+            if errors:
+                raise errors.pop()
+            self._check_surplus(self._shards, self._records)
+        self._bytes += 0 if first is None else first.size
+        return self._shards, self._records
 
-    async def _write_shards(self, records: ReadAhead, publisher: Publisher) -> tuple[int, int]:
-        """Write all records, except those of finished shards; return the number of shards and of records."""
-        number = count = 0
-        while True:
-            if number in self._lengths:
-                count += await self._skip(records, number)
-            else:
-                writer = publisher.add(await self._writer.open(number))
-                count += await self._pour(records, writer, count)
-                if number:  # the first shard is published at the end: without it, this is not a dataset
-                    await publisher.publish()
-            number += 1
-            if not await records.more():
-                return number, count
+    async def _fill_shards(
+        self, records: ReadAhead, first: DatasetWriter | None, errors: list[Exception]
+    ) -> AsyncGenerator[DatasetWriter, None]:
+        """Fill shards with all records, except those of finished shards; yield those after the first one.
+
+        An error is returned in the list: it is raised once the shards that are full are published.
+        """
+        try:
+            while await records.more() or not self._shards:
+                number = self._shards
+                if number in self._lengths:
+                    self._records += await self._skip(records, number)
+                else:
+                    writer = await self._writer.open(number) if first is None or number else first
+                    try:
+                        self._records += await self._pour(records, writer)
+                    except BaseException:
+                        await writer.abort()
+                        raise
+                    if number:
+                        yield writer
+                self._shards += 1
+        except Exception as error:
+            errors.append(error)
 
     def _left(self, count: int) -> int:
         """Return how many records to request next for a shard that has ``count``."""
@@ -443,7 +455,7 @@ class _Work:
         await self._is_finished(number, count)
         return count
 
-    async def _pour(self, records: ReadAhead, writer: DatasetWriter, first: int) -> int:
+    async def _pour(self, records: ReadAhead, writer: DatasetWriter) -> int:
         """Fill a shard until it is full or the records end; return the number of its records."""
         existing = len(writer)
         self._found += existing
@@ -453,7 +465,7 @@ class _Work:
             existing -= len(chunk)
             count += len(chunk)
         while (skip or not existing) and (chunk := await records.take(self._left(count))):
-            existing = await self._writer.write(writer, chunk, first + count, self._report.add, existing)
+            existing = await self._writer.write(writer, chunk, self._records + count, self._report.add, existing)
             count += len(chunk)
         if existing:
             raise CorruptDatasetError(

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, get_args
@@ -233,13 +234,8 @@ def _hugging_face(dataset: Any, name: str) -> RecordSource:
 def _with_files(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
     for field in files:
         if (value := row[field]) is not None:
-            row[field] = _read_file(value['path']) if value['bytes'] is None else value['bytes']
+            row[field] = pathlib.Path(value['path']).read_bytes() if value['bytes'] is None else value['bytes']
     return row
-
-
-def _read_file(path: str) -> bytes:
-    with open(path, 'rb') as file:
-        return file.read()
 
 
 # --- addresses ------------------------------------------------------------------------------------------------------

@@ -114,8 +114,6 @@ class _Shard(NamedTuple):
     rows: list[tuple[int, ...]]
     pins: list[str]
     kinds: list[int]
-    tables: list[list[bytes]]  # the pages of each table
-    records: int
 
 
 class _Builder:
@@ -124,23 +122,19 @@ class _Builder:
     def __init__(self, root: Path, file: ObjectWriter, times: dict[str, int]) -> None:
         self._root, self._file, self._times = root, file, times
         self._first: Columns | None = None
-        self._rows: list[list[tuple[int, ...]]] = []
-        self._pins: list[str] = []
-        self._kinds: list[list[int]] = []
+        self._shards: list[_Shard] = []
         self._pages: list[np.ndarray[Any, Any]] = []
         self._position = 0
         self.datapoints = self.records = 0
 
     async def add(self, numbers: Sequence[int]) -> None:
         """Append the pages of some shards."""
-        for shard in await gather([self._read(number) for number in numbers]):
-            self._rows.append(shard.rows)
-            self._pins += shard.pins
-            self._kinds.append(shard.kinds)
-            self.records += shard.records
-            await self._write_pages(shard.tables)
+        for shard, tables in await gather([self._read(number) for number in numbers]):
+            self._shards.append(shard)
+            await self._write_pages(tables)
 
-    async def _read(self, number: int) -> _Shard:
+    async def _read(self, number: int) -> tuple[_Shard, list[list[bytes]]]:
+        """Return a shard, and the pages of each of its tables."""
         folder = self._root / shard_name(number)
         dataset = Dataset(folder, OpenOptions(), shard_name(number))
         times = await offload(_local_times, folder.key) if folder.store.local else self._times
@@ -153,18 +147,17 @@ class _Builder:
         rows = [self._row(bag, times) for bag in columns.all_bags.values()]
         pins = [bag.identity.version or '' for bag in columns.all_bags.values()]
         kinds, tables = await offload(functools.partial(_pack, columns, references))
-        records = sum(bag.length for bag in columns.bags.values())
+        self.records += sum(bag.length for bag in columns.bags.values())
         dataset.columns.close()
-        return _Shard(rows, pins, kinds, tables, records)
+        return _Shard(rows, pins, kinds), tables
 
     def _row(self, bag: Bag, times: dict[str, int]) -> tuple[int, ...]:
         size = bag.datasize if bag.version == 3 else bag.size  # of the file, which has no version while it is empty
         if size and (bag.identity.version is None or stands_in(bag.identity.version)):
             raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
-        path = bag.path
-        key = '' if path is None else path.key
-        table = f'{key.removesuffix(".bag")}.idx'
-        return bag.length, bag.version, bag.size, bag.datasize, times.get(key, 0), times.get(table, 0), 0
+        stem = bag.require_path().key.removesuffix('.bag')
+        modified, table_modified = times.get(f'{stem}.bag', 0), times.get(f'{stem}.idx', 0)
+        return bag.length, bag.version, bag.size, bag.datasize, modified, table_modified, 0
 
     async def _write_pages(self, tables: list[list[bytes]]) -> None:
         """Append the pages of a shard: the first pages of all tables, then the second ones, and so on."""
@@ -188,9 +181,10 @@ class _Builder:
         first = self._first
         if first is None:
             raise CorruptDatasetError(f'{self._root}: has no shards')
-        kinds = None if first.refs is None else np.array(self._kinds, np.uint8)
-        rows = np.array(self._rows, ROW)
-        directory = Directory(first.spec, first.layout, rows, self._pins, kinds, np.concatenate(self._pages))
+        kinds = None if first.refs is None else np.array([shard.kinds for shard in self._shards], np.uint8)
+        rows = np.array([shard.rows for shard in self._shards], ROW)
+        pins = [pin for shard in self._shards for pin in shard.pins]
+        directory = Directory(first.spec, first.layout, rows, pins, kinds, np.concatenate(self._pages))
         content = await offload(dump_directory, directory)
         start = self._position
         await self._write(content)

@@ -177,31 +177,22 @@ class Columns:
 
     # --- references
 
-    async def check_references(self, indices: Ints) -> None:
-        """Raise ``CorruptDatasetError`` unless the references of datapoints point to existing records."""
+    async def checked_references(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Return the result of ``read_references``; raise ``CorruptDatasetError`` if it points to no records."""
         once_more = OnceMore(self.is_remote)
         while True:
             async with once_more:
                 firsts, counts = (await read_references([(self, indices)]))[0]
                 for choice in self.choices:
                     self.record_indices(indices, choice, firsts, counts)
-                return
+                return firsts, counts
 
     async def available(self, index: int) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
         if self.refs is None:
             return dict.fromkeys(self.spec, True)
-
-        once_more = OnceMore(self.is_remote)
-        while True:
-            async with once_more:
-                firsts, counts = (await read_references([(self, np.array([index]))]))[0]
-                out: dict[str, bool | range] = {}
-                for field, number, _ in self.choices:
-                    count = int(counts[0, number])
-                    self._check_reference(field.key, index, int(firsts[0, number]), count)
-                    out[field.key] = range(count) if field.many else True
-                return out
+        _, counts = await self.checked_references(np.array([index]))
+        return {field.key: range(int(counts[0, i])) if field.many else True for field, i, _ in self.choices}
 
     def _check_reference(self, key: str, index: int, first: int, count: int) -> None:
         if first < 0 or count < 0 or first + count > self.bags[key].length:

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -327,19 +327,21 @@ class DatasetIndex(PackedTables):
 
     def _compare_files(self, key: str, count: int) -> Ints:
         """Return the shards of which a local file is not the one in the index."""
-        separate = self.directory.kinds is None
-        bags = list(self._bags)
-        rows, pins, stale = self.directory.rows, self.directory.pins, []
-        records, modified = rows['records'].tolist(), rows['table_modified'].tolist()
-        for shard in range(min(len(self), count)):
-            folder = os.path.join(key, shard_name(shard))
-            for i, bag in enumerate(bags):
-                pin = pins[shard * len(bags) + i]
-                table = (records[shard][i], modified[shard][i]) if separate else None
-                if not _is_same(os.path.join(folder, bag), pin, table):
-                    stale.append(shard)
-                    break
-        return np.array(stale, np.int64)
+
+        def is_same(stem: str, row: tuple[int, ...], pin: str) -> bool:
+            stem = os.path.join(key, stem)
+            try:
+                if not is_version(pin, version_of(os.stat(f'{stem}.bag'))):
+                    return False
+                if self.directory.kinds is not None:
+                    return True
+                info = os.stat(f'{stem}.idx')
+                # granular 1.0.0a1 noted the modification time.
+                return info.st_size // LIMIT == row[0] and row[5] in (info.st_ctime_ns, info.st_mtime_ns)
+            except OSError:
+                return False
+
+        return self._stale(min(len(self), count), is_same)
 
     async def _compare_listing(self, directory: Path) -> tuple[list[int], Ints]:
         files, names = {}, set()
@@ -348,37 +350,26 @@ class DatasetIndex(PackedTables):
             if not entry.is_dir:
                 files[entry.key[start:]] = entry.size, to_nanoseconds(entry.modified)
                 names.add(entry.key[start:].partition('/')[0])
-        rows, separate = self.directory.rows, self.directory.kinds is None
-        stale = []
-        for shard in range(len(self)):
-            for key, i in self._bags.items():
-                records, _, size, datasize, modified, table_modified, _ = rows[shard, i].item()
-                stem = f'{shard_name(shard)}/{key}'
-                expected = (datasize if separate else size), modified
-                same = files.get(f'{stem}.bag') == expected
-                if separate:
-                    table = files.get(f'{stem}.idx', (0, 0))
-                    same = same and table == (records * LIMIT, table_modified)
-                if not same:
-                    stale.append(shard)
-                    break
-        return shard_numbers(names), np.array(stale, np.int64)
+        separate = self.directory.kinds is None
+
+        def is_same(stem: str, row: tuple[int, ...], pin: str) -> bool:
+            records, _, size, datasize, modified, table_modified, _ = row
+            table = files.get(f'{stem}.idx', (0, 0)) == (records * LIMIT, table_modified) if separate else True
+            return table and files.get(f'{stem}.bag') == (datasize if separate else size, modified)
+
+        return shard_numbers(names), self._stale(len(self), is_same)
+
+    def _stale(self, count: int, is_same: Callable[[str, tuple[int, ...], str], bool]) -> Ints:
+        """Return the shards among the first ones of which a bag is not the one in the index, by its row and version."""
+        bag_count, stale = len(self._bags), []
+        for shard in range(count):
+            pins = self.directory.pins[shard * bag_count : (shard + 1) * bag_count]
+            bags = zip(self._bags, self.directory.rows[shard].tolist(), pins, strict=True)
+            if not all(is_same(f'{shard_name(shard)}/{bag}', row, pin) for bag, row, pin in bags):
+                stale.append(shard)
+        return np.array(stale, np.int64)
 
 
 def to_nanoseconds(seconds: float | None) -> int:
     """Return the time of a listing in nanoseconds; 0 if it has none."""
     return 0 if seconds is None else int(seconds * 1e9)
-
-
-def _is_same(stem: str, pin: str, table: tuple[int, int] | None) -> bool:
-    """Return whether the local files of a bag are those in the index."""
-    try:
-        if not is_version(pin, version_of(os.stat(f'{stem}.bag'))):
-            return False
-        if table is None:
-            return True
-        info = os.stat(f'{stem}.idx')
-        # granular 1.0.0a1 noted the modification time.
-        return info.st_size // LIMIT == table[0] and table[1] in (info.st_ctime_ns, info.st_mtime_ns)
-    except OSError:
-        return False

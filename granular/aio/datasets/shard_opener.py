@@ -1,31 +1,84 @@
 """Open the shards of a dataset: by its index, by the state of another reader, or each by its own tables."""
 
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
+from granular.aio.datasets.columns import Mask
 from granular.aio.datasets.consistency import open_as_one
-from granular.aio.datasets.dataset import Dataset, OpenOptions
+from granular.aio.datasets.dataset import Dataset, OpenOptions, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.indexed_shards import IndexedShards
-from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.shards import check_complete, filled, listed_shards, shards_in
 from granular.aio.paths.path import Path
 from granular.aio.reply import changed
 from granular.aio.runtime.tasks import for_each, gather
 from granular.errors import CorruptDatasetError, NotFoundError
 from granular.formats.layout import shard_name
+from granular.indexing import Ints
+
+T = TypeVar('T')
 
 logger: Final = logging.getLogger('granular')
 
 # Shards that are opened at a time: requests enough for a distant store. The garbage collector would traverse the
 # objects of more again and again, which took half of the time.
 _TOGETHER: Final = 128
+
+
+class ListedShards(tuple[Dataset, ...]):
+    """Shards that were opened each by its own tables, with the methods of ``IndexedShards``."""
+
+    __slots__ = ()
+
+    def copy(self) -> 'ListedShards':
+        """Return independently closable shards that share what is cached."""
+        return ListedShards(dataset.copy() for dataset in self)
+
+    def close(self) -> None:
+        """Close the shards."""
+        for dataset in self:
+            dataset.columns.close()
+
+    def lengths(self) -> Ints:
+        """Return the number of datapoints of each shard."""
+        return np.array([dataset.columns.length for dataset in self], np.int64)
+
+    def size(self, mask: Mask = None) -> int:
+        """Return the bytes of the bags that a mask selects, tables included."""
+        return sum(dataset.columns.size_of(mask) for dataset in self)
+
+    def files(self) -> dict[str, FileIdentity]:
+        """Return the identities of all bags, by shard and file name."""
+        return {
+            f'{dataset.directory.name}/{file}': identity
+            for dataset in self
+            for file, identity in dataset.files().items()
+        }
+
+    def states(self) -> dict[str, FolderState] | None:
+        """Return the states of the shards by name; None unless all are complete."""
+        return all_or_none({dataset.directory.name: dataset.state() for dataset in self})
+
+    def warn_of_lengths(self) -> None:
+        """Warn if the bags of a shard differ in length."""
+        for dataset in self:
+            dataset.warn_of_lengths()
+
+    async def read(self, positions: Ints, reading: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine that reads shards."""
+        return await reading
+
+    async def replace(self, positions: Sequence[int]) -> bool:
+        """Return False: the replacement of a shard is an error."""
+        return False
+
 
 Shards = IndexedShards | ListedShards
 

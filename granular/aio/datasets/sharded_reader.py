@@ -13,9 +13,8 @@ from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Choice, Columns, Mask, read_columns
 from granular.aio.datasets.dataset import OpenOptions
 from granular.aio.datasets.indexed_shards import IndexedShards
-from granular.aio.datasets.listed_shards import ListedShards
 from granular.aio.datasets.reader import DatapointReader, DatasetReader, columns_of, reader_of
-from granular.aio.datasets.shard_opener import ShardOpener, Shards, SharedIndex
+from granular.aio.datasets.shard_opener import ListedShards, ShardOpener, Shards, SharedIndex
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath

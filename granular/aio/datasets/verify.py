@@ -200,7 +200,7 @@ async def _verify_dataset(
         if reader.layout == 'refs':
             for indices in _spans(len(reader)):
                 try:
-                    await columns_of(reader).check_references(indices)
+                    await columns_of(reader).checked_references(indices)
                 except CorruptError as error:
                     report.problems.append(Problem(f'{folder / "refs.bag"}', None, str(error)))
         for key, bag in bags.items():

@@ -214,7 +214,7 @@ def snapshot(data: bytes) -> None:
     for content in (data, magic + data, magic + zlib.crc32(data).to_bytes(8, 'little') + data):
         found = snapshots.load_tables(write('x.index', content), 's3://bucket/data', snapshots.folders_of)
         for state in (found or {}).values():
-            assert type(state.spec) is bytes
+            assert type(state.spec.data) is bytes
             for known in state.bags.values():
                 limits = known.limits.tolist()
                 assert limits[0] == 0 and limits == sorted(limits) and limits[-1] <= known.datasize <= known.size
@@ -444,7 +444,7 @@ def seeds() -> dict[str, list[bytes]]:
     out['columns'] = [join(*(_read(f'seed3/{name}') for name in names))]
     state = snapshots.BagState(2, 1000, 900, '"pin"', '', np.array([0, 5, 900]))
     spec = Reply(b'{}', 0, 2, '"pin"', 'Mon, 23 Nov 2026 10:00:00 GMT', 'Mon, 23 Nov 2026 11:00:00 GMT')
-    path = os.path.join(folder(), 'seed.index')
+    path = os.path.join(folder(), 'x.index')
     snapshots._save(path, 's3://bucket/data', {'': snapshots.FolderState(spec, {'a': state, 'b': state})})
     _, _, content = _indexed()
     footer = dataset_index.parse_footer(content, len(content), 'it')
@@ -455,7 +455,7 @@ def seeds() -> dict[str, list[bytes]]:
             content[footer.start : -dataset_index.FOOTER],
         )
     ]
-    out['snapshot'] = [_read('seed.index')[snapshots._SUM :], _read('seed.index')]
+    out['snapshot'] = [_read('x.index')[snapshots._SUM :], _read('x.index')]
     values: dict[str, list[object]] = {
         'bytes': [b'abc'],
         'utf8': ['abc', 'grüße'],
