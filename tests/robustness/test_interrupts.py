@@ -31,6 +31,7 @@ COUNT = 7
 POINTS = [{'n': i * i, 'x': bytes([i]) * (i * 37 % 50)} for i in range(COUNT)]
 RESUME = dis.opmap['RESUME']
 CALLBACKS = ('finalize.__call__', 'WeakSet.__init__.<locals>._remove')  # of weak references
+REMOVAL = ('rmtree', '_rmtree_safe_fd')  # of shutil, which close a descriptor twice if they are interrupted there
 
 
 # --- programs, which resume what is there
@@ -186,9 +187,9 @@ class Interrupt:
 
 
 def is_ignored(frame: Any) -> bool:
-    """Return whether Python itself ignores what is raised in a frame: in finalizers and callbacks."""
+    """Return whether Python itself ignores what is raised in a frame, in finalizers and callbacks, or fails by it."""
     while frame is not None:
-        if frame.f_code.co_name == '__del__' or frame.f_code.co_qualname in CALLBACKS:
+        if frame.f_code.co_name == '__del__' or frame.f_code.co_qualname in (*CALLBACKS, *REMOVAL):
             return True
         frame = frame.f_back
     return False
