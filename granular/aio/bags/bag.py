@@ -99,7 +99,6 @@ class Bag:
     # --- opening
 
     async def open(self) -> None:
-        """Open the files."""
         try:
             await self._open()
         except CorruptBagError:
@@ -301,12 +300,10 @@ class Bag:
     # --- one record of an immediate bag, on this thread
 
     def size_of(self, index: int) -> int:
-        """Return the bytes of a record."""
         view: Any = self._view
         return int(view[index + 1] - view[index])
 
     def read_now(self, index: int) -> bytes:
-        """Return a record."""
         view: Any = self._view
         start, stop = view[index], view[index + 1]
         if self._data is not None:
@@ -344,7 +341,6 @@ class Bag:
         return self._limits
 
     def check_open(self) -> None:
-        """Check that it is open; raise ``ClosedError`` if it is closed."""
         if not self.opened:
             raise ClosedError(f'the reader of {self.name} is closed')
 
@@ -373,11 +369,9 @@ class Bag:
         return starts, stops
 
     def records_read(self, starts: Ints, stops: Ints) -> Request:
-        """Return the read of the bytes of records."""
         return Request(self.require_path().key, starts, stops, self._pin)
 
     def cached_records(self, starts: Ints, stops: Ints) -> list[bytes] | None:
-        """Return the bytes of records, if they are in memory."""
         data = self._data
         if data is None:
             return None

@@ -45,7 +45,6 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, files: Mapping[str, FileIdentity]) -> 'Identity':
-        """Return the identity of files opened in a store."""
         return cls(platform.node() if store.local else '', files)
 
     def check(self, opened: 'Identity', name: str) -> None:

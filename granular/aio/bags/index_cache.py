@@ -52,7 +52,6 @@ class BagState(NamedTuple):
     limits: Ints  # the first one 0
 
     def files(self, path: Path) -> list[tuple[Path, FileIdentity]]:
-        """Return the files of the bag at a path."""
         if self.version != 3:
             return [(path, FileIdentity(self.size, self.pin))]
         table = FileIdentity(self.size - self.datasize, self.table_pin)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
-from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.stores import ObjectWriter
@@ -42,7 +41,7 @@ logger: Final = logging.getLogger('granular')
 
 
 class BagOutput(AsyncResource):
-    """The files of a bag that is being written; the arguments are as for ``BagWriter``.
+    """The files of a bag that is being written, for one caller at a time; the arguments are as for ``BagWriter``.
 
     Attributes:
       flushed: the number of records that were flushed.
@@ -72,7 +71,6 @@ class BagOutput(AsyncResource):
         self._files: list[BinaryIO] = []
         self._published: dict[Path, _Published] = {}  # the files that closing published
         self._uncertain: dict[Path, _Published] = {}  # files whose publishing failed, but which may exist nevertheless
-        self._turns = Lock()
         self.verifies = True
         self.has_copies = False
         self._tail: _Tail | None = None
@@ -158,21 +156,17 @@ class BagOutput(AsyncResource):
 
     @property
     def size(self) -> int:
-        """Bytes of the appended records and of their table."""
         return self._offset + layout.LIMIT * (self.length + (self.version == 1))
 
     # --- appending
 
     async def append(self, record: bytes | bytearray | memoryview, flush: bool) -> int:
-        """Append a record and return its index; as ``BagWriter.append``."""
-        async with self._turns.turn():
-            if self.is_resuming:
-                await self.check(record)
-            self.add(record)
-            index = self.length - 1
-            if flush or self.is_full:
-                await self._flush()
-            return index
+        if self.is_resuming:
+            await self.check(record)
+        self.add(record)
+        if flush or self.is_full:
+            await self.flush()
+        return self.length - 1
 
     @property
     def is_resuming(self) -> bool:
@@ -186,7 +180,8 @@ class BagOutput(AsyncResource):
 
     def add(self, record: bytes | bytearray | memoryview) -> None:
         """Append a record to the buffer, without writing it."""
-        self._check_usable()
+        self._check_open()
+        self._check_whole()
         if not isinstance(record, bytes | bytearray | memoryview):
             raise InvalidArgumentError(f'{self.path}: expected bytes for a record, got {type(record).__name__}')
         if self.length >= layout.MAX_RECORDS:
@@ -206,16 +201,14 @@ class BagOutput(AsyncResource):
 
     @property
     def is_full(self) -> bool:
-        """True if the buffer is large enough to be flushed."""
         return self._pending_size >= _FULL
 
     async def flush(self) -> None:
-        """Write the appended records; as ``BagWriter.flush``."""
-        async with self._turns.turn():
-            await self._flush()
+        self._check_open()
+        await self._flush()
 
     async def _flush(self) -> None:
-        self._check_usable()
+        self._check_whole()
         data = self._pending[0] if len(self._pending) == 1 else b''.join(self._pending)
         self._failed = True  # A partial write cannot be continued, so this holds until the write succeeds.
         if self._files:
@@ -261,11 +254,6 @@ class BagOutput(AsyncResource):
 
     async def _close(self) -> None:
         await self.path.store.ready()
-        async with self._turns.turn():
-            await self._finish()
-
-    async def _finish(self) -> None:
-        self._state = 'open'
         try:
             await self._flush()
             if self._tail is not None and self._tail.left:
@@ -287,8 +275,6 @@ class BagOutput(AsyncResource):
         except BaseException:
             await self._drop()
             raise
-        finally:
-            self._state = 'closed'
 
     async def _publish(self, table: int) -> None:
         """Publish the files. The first one decides between concurrent writers: the loser has published nothing."""
@@ -362,8 +348,7 @@ class BagOutput(AsyncResource):
 
     async def _abort(self) -> None:
         await self.path.store.ready()
-        async with self._turns.turn():
-            await self._drop()
+        await self._drop()
 
     async def _drop(self) -> None:
         for file in self._files:
@@ -388,8 +373,7 @@ class BagOutput(AsyncResource):
         if len(self._files) == 3:
             await store.truncate(self._sums_path.key, 4 * records)
 
-    def _check_usable(self) -> None:
-        self._check_open()
+    def _check_whole(self) -> None:
         if self._failed:
             raise ClosedError(f'{self.path}: an earlier write failed: close the writer, or abort it')
 

@@ -141,12 +141,10 @@ class BagReader(OpenedDataSource[bytes]):
 
 
 def reader_of_bag(bag: Bag, cache_index: bool, cache_data: bool, verify: bool) -> BagReader:
-    """Return a reader of an open bag."""
     reader = BagReader(bag.require_path(), cache_index, cache_data, verify=verify)
     reader._bag, reader._state = bag.copy(), 'open'
     return reader
 
 
 def bag_of(reader: BagReader) -> Bag:
-    """Return the bag of a reader."""
     return reader._bag

@@ -25,7 +25,6 @@ class Adjacent(NamedTuple):
     limits: Ints  # the offsets in ``data`` at which they begin and end, shape (records + 1,)
 
     def split(self) -> list[bytes]:
-        """Return the records."""
         limits = self.limits.tolist()
         return [self.data[start:stop] for start, stop in itertools.pairwise(limits)]
 

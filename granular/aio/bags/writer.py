@@ -6,6 +6,7 @@ from granular.aio.bags.output import BagOutput
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
+from granular.aio.runtime.lock import Lock
 
 
 class BagWriter(Publishing):
@@ -35,6 +36,7 @@ class BagWriter(Publishing):
     ) -> None:
         super().__init__()
         self._output = BagOutput(Path(path), version, resume, checksums)
+        self._turns = Lock()
 
     def __repr__(self) -> str:
         return repr(self._output)
@@ -48,10 +50,12 @@ class BagWriter(Publishing):
         await ensure_open(self._output)
 
     async def _close(self) -> None:
-        await self._output.aclose()
+        async with self._turns.turn():
+            await self._output.aclose()
 
     async def _abort(self) -> None:
-        await self._output.abort()
+        async with self._turns.turn():
+            await self._output.abort()
 
     @property
     def size(self) -> int:
@@ -74,10 +78,12 @@ class BagWriter(Publishing):
         """
         if self._state != 'open':
             await self._ensure_open()
-        return await self._output.append(record, flush)
+        async with self._turns.turn():
+            return await self._output.append(record, flush)
 
     async def flush(self) -> None:
         """Write the appended records to the file, or to the part of the upload that is being filled."""
         if self._state != 'open':
             await self._ensure_open()
-        await self._output.flush()
+        async with self._turns.turn():
+            await self._output.flush()

@@ -129,7 +129,6 @@ class RecordMapping:
         return {**out, **(custom or {})}
 
     def datapoint(self, record: Any) -> dict[str, Any]:
-        """Return a record as a datapoint."""
         keys = self._keys
         out = {keys.get(field, field): _plain(value) for field, value in self._mapping(record).items()}
         for key in self._optional:

@@ -110,7 +110,6 @@ class ReadAhead:
         return await anext(self._stream, [])
 
     async def more(self) -> bool:
-        """Return whether there are more records."""
         if not self._records:
             self._records = await outcome(self._reading or self._read())
             self._reading = start_task(self._read()) if self._records else None
@@ -124,7 +123,6 @@ class ReadAhead:
         return out
 
     async def aclose(self) -> None:
-        """Stop reading."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -196,7 +194,6 @@ async def _open_object(source: Any) -> RecordSource:
 
 
 async def _filtered(node: Source) -> AsyncIterator[Any]:
-    """Yield the records that passed the filters."""
     for start in range(0, len(node), 64):
         for record in await node.fetch(np.arange(start, min(start + 64, len(node)))):
             if record is not None:

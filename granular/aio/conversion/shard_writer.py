@@ -34,9 +34,7 @@ class Mapper(Protocol):
     spec: dict[str, str]  # sorted by key
     mean: int  # the mean size of a record in bytes
 
-    def datapoint(self, record: Any) -> Mapping[str, Any]:
-        """Return a record as a datapoint."""
-        ...
+    def datapoint(self, record: Any) -> Mapping[str, Any]: ...
 
 
 class ShardWriter:
@@ -69,7 +67,6 @@ class ShardWriter:
         self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))  # records read at a time
 
     def folder(self, number: int) -> Path:
-        """Return the folder of a shard."""
         return self.directory if self.shardlen is None else self.directory / shard_name(number)
 
     async def length_of(self, number: int) -> int | None:

@@ -128,7 +128,6 @@ class _Builder:
         self.datapoints = self.records = 0
 
     async def add(self, numbers: Sequence[int]) -> None:
-        """Append the pages of some shards."""
         for shard, tables in await gather([self._read(number) for number in numbers]):
             self._shards.append(shard)
             await self._write_pages(tables)

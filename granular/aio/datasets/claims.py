@@ -29,7 +29,6 @@ logger: Final = logging.getLogger('granular')
 
 
 def is_claim(name: str) -> bool:
-    """Return whether a file name is that of a claim."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -139,7 +138,6 @@ class Claim:
                 await self._directory.store.delete([self._path.key])
 
     def releasing(self) -> AbstractAsyncContextManager[None]:
-        """Return a block at whose end the claim is released."""
         return ending_with(self.release, 'removing the claim of the writer')
 
     def _refuse(self, owner: dict[str, Any], error: GranularError | None) -> None:

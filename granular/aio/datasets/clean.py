@@ -262,7 +262,6 @@ class _Cleaner:
         ]
 
     async def clean_parts(self, directory: str, folders: Mapping[str, _Folder]) -> list[Leftover]:
-        """Clean a write of parts."""
         store = self.store
         files = [entry for folder in folders.values() for entry in folder.files.values()]
         uploads = [upload for folder in folders.values() for upload in folder.uploads]
@@ -337,5 +336,4 @@ class _Cleaner:
         return self._leftovers([*files, *([(itself, 'folder')] if itself else [])], uploads, age), is_empty
 
     async def _without_writer(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that no live writer has open."""
         return [entry for entry in entries if not (self.store.local and await offload(is_locked, entry.key))]

@@ -96,7 +96,6 @@ async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> lis
 
 
 def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
-    """Return the values of records, decoded on this thread."""
     if field.fn is raw:
         return list(records)
     out: list[Any] = []
@@ -123,7 +122,6 @@ async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Loc
 
 
 def decode_error(name: str, index: int | str, field: Field, record: bytes, error: Exception) -> DecodeError:
-    """Return the error for a record that a decoder rejected."""
     return DecodeError(
         f'{name}: datapoint {index!r}, key {field.key!r} ({len(record)} bytes): not decoded as {field.kind!r}: '
         f"{describe_error(error)}: on_error='skip' of a pipeline leaves such datapoints out",
@@ -144,7 +142,6 @@ def describe_error(error: BaseException) -> str:
 def keys_error(
     spec: Mapping[str, str], datapoint: Mapping[str, Any], name: str, index: int, hint: str = ''
 ) -> DatapointKeysError:
-    """Return the error for a datapoint whose keys are not those of the spec."""
     missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
     texts = [f'{text} {keys}' for text, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
     return DatapointKeysError(f'{name}: datapoint {index}: {", ".join(texts)}{hint}')

@@ -72,7 +72,6 @@ class Columns:
 
     @property
     def layout(self) -> Layout:
-        """The layout."""
         return 'columns' if self.refs is None else 'refs'
 
     def size_of(self, mask: Mask = None) -> int:
@@ -83,18 +82,15 @@ class Columns:
 
     @property
     def is_remote(self) -> bool:
-        """True if the bags are read over a network."""
         return any(bag.is_remote for bag in self.bags.values())
 
     def copy(self) -> Self:
-        """Return the same columns with independently closable bags."""
         columns = copy.copy(self)
         columns.refs = None if self.refs is None else self.refs.copy()
         columns.bags = {key: bag.copy() for key, bag in self.bags.items()}
         return columns
 
     def close(self) -> None:
-        """Close the bags."""
         for bag in self.all_bags.values():
             bag.close()
         self.references = self.snapshot = None

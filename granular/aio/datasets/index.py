@@ -33,7 +33,6 @@ _LISTED: Final = 2000  # objects of a dataset in a bucket up to which opening li
 
 
 def index_path(directory: Path) -> Path:
-    """Return the index file of a sharded dataset."""
     return directory / shard_name(0) / NAME
 
 
@@ -144,7 +143,6 @@ class DatasetIndex(PackedTables):
         self._words = words
 
     def _check(self, words: Words) -> None:
-        """Check all pages."""
         view = memoryview(words.data).cast('B')
         rows = zip(self._starts.tolist(), self._sizes.tolist(), self.directory.pages['checksum'].tolist(), strict=True)
         for start, size, checksum in rows:

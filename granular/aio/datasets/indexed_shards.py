@@ -1,5 +1,6 @@
 """The shards of a dataset that was opened by its index, each made when it is first used."""
 
+import copy
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -56,16 +57,14 @@ class IndexedShards:
 
     def copy(self) -> 'IndexedShards':
         """Return independently closable shards that share the index."""
-        shards = IndexedShards(self._directory, self.index, self._numbers, self._fields, self._create)
+        shards = copy.copy(self)
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         shards._made = {i: dataset.copy() for i, dataset in self._made.items()}
         # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
         shards._confirmed, shards.unchecked = self._confirmed.copy(), self.unchecked.copy()
-        shards._warned = self._warned
         return shards
 
     def close(self) -> None:
-        """Close the shards."""
         for dataset in (*self.own.values(), *self._made.values()):
             dataset.columns.close()
 
@@ -115,11 +114,9 @@ class IndexedShards:
     # --- what was opened
 
     def lengths(self) -> Ints:
-        """Return the number of datapoints of each shard."""
         return self._values(self.index.lengths, lambda dataset: dataset.columns.length)
 
     def size(self, mask: Mask = None) -> int:
-        """Return the bytes of the bags that a mask selects, tables included."""
         keys = None if mask is None else [choice.field.key for choice in self[0].columns.choose(mask)]
         return int(self._values(self.index.sizes(keys), lambda dataset: dataset.columns.size_of(mask)).sum())
 
@@ -142,7 +139,6 @@ class IndexedShards:
         return all_or_none({i: dataset.state() for i, dataset in self.own.items()})
 
     def warn_of_lengths(self) -> None:
-        """Warn if the bags of a shard differ in length."""
         for dataset in self.own.values():
             dataset.warn_of_lengths()
         if self.index.directory.kinds is None:

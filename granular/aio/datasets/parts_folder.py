@@ -18,12 +18,10 @@ _NAME: Final = re.compile(r'\.parts\.[0-9a-f]{16}')
 
 
 def parts_name(token: str) -> str:
-    """Return the name of the folder of parts of a writer."""
     return f'.parts.{token}'
 
 
 def is_parts(name: str) -> bool:
-    """Return whether a name is that of a folder of parts."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -47,9 +47,6 @@ class DatapointReader(OpenedDataSource[Datapoint_co]):
     def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
         """Return the values of datapoints by field, given by indices that are sorted by shard."""
 
-    @abc.abstractmethod
-    def __len__(self) -> int: ...
-
     @property
     @abc.abstractmethod
     def size(self) -> int:
@@ -183,7 +180,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
             # In a worker process, it uses the index of the parent process.
             shared = self._dataset.snapshot if pickling_for_worker.get() else None
             attributes = {'_expected': opened_files(self)} if shared is None else {'_shared': shared}
-        return restored, (type(self), (self.directory,), self._options._asdict(), attributes)
+        return restored, (type(self), (self.directory,), self._options.arguments(), attributes)
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
@@ -261,15 +258,13 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
-    """Return a reader of an open dataset."""
-    reader = DatasetReader(dataset.directory, **options._asdict())
+    reader = DatasetReader(dataset.directory, **options.arguments())
     reader._dataset, reader._state = dataset.copy(), 'open'
     reader._columns = reader._dataset.columns
     return reader
 
 
 def opened_files(reader: DatasetReader[Any]) -> Identity:
-    """Return the identity of the files that a reader has opened."""
     return Identity.of(reader.directory.store, reader._dataset.files())
 
 

@@ -78,7 +78,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
             shared = self._opener.state_of(self._shards) if pickling_for_worker.get() else None
             expected = Identity.of(self.directory.store, self._shards.files()) if shared is None else None
             attributes = {'_expected': expected, '_shared': shared, '_count': len(self._opener.numbers)}
-        options = {**self._options._asdict(), **self._choice}
+        options = {**self._options.arguments(), **self._choice}
         return restored, (type(self), (self.directory,), options, attributes)
 
     async def _open(self) -> None:

@@ -132,14 +132,12 @@ class DatasetWriter(DatapointWriter):
     ) -> None:
         super().__init__(Path(directory), spec, layout)
         self._fields = fields_of(self._spec, encoders, layout, self._name)
-        versions = dict.fromkeys(self._spec, 2 if layout == 'refs' else 3)
         self._resume = resume
-        self._bags = {
-            key: BagOutput(self.directory / f'{key}.bag', version, resume, checksums)
-            for key, version in versions.items()
-        }
+        version = 2 if layout == 'refs' else 3
+        self._bags = {key: BagOutput(self.directory / f'{key}.bag', version, resume, checksums) for key in self._spec}
         refs = self.directory / 'refs.bag'
         self._refs = BagOutput(refs, 2, 'check', checksums) if layout == 'refs' else None
+        self._writers = [*self._bags.values(), *([] if self._refs is None else [self._refs])]
         for writer in self._writers:
             writer.verifies = False  # all of them are verified together, right before the spec is published
         self._length = 0
@@ -151,10 +149,6 @@ class DatasetWriter(DatapointWriter):
         self._next_folder: Path | None = None  # see `precede`
         self._failed = False
         self._torn = False  # True while only some of the columns may have been flushed
-
-    @property
-    def _writers(self) -> list[BagOutput]:
-        return [*self._bags.values(), *([] if self._refs is None else [self._refs])]
 
     def _loss(self) -> str:
         if self._length == self._found:

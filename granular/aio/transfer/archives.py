@@ -167,7 +167,6 @@ class _Archive(SeekableFile):
         return asyncio.run_coroutine_threadsafe(reading, self._loop)
 
     def stop(self) -> None:
-        """Stop reading."""
         self._stopped = True
         for future in list(self._ahead.values()):
             future.cancel()

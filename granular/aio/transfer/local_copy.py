@@ -362,7 +362,6 @@ class _Copying(FolderCopy):
         await super().make_folder(folder)
 
     async def unpack(self, source: Path, kind: str, folder: PurePath, keep: str = '') -> None:
-        """Unpack an archive into an existing folder."""
         done = await unpack(source, kind, folder.key, self._pool, self._progress, keep)
         self.files += done.files
         self.bytes += done.bytes

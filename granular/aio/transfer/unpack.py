@@ -48,11 +48,9 @@ class UnpackFolder:
         self.files = self.bytes = 0
 
     def refused(self, why: str) -> InvalidArgumentError:
-        """Return the error for a member that must not be unpacked."""
         return InvalidArgumentError(f'{self.archive}: member {self.member!r} is not unpacked: {why}')
 
     def corrupt(self, why: str) -> CorruptArchiveError:
-        """Return the error for a damaged member."""
         return CorruptArchiveError(f'{self.archive}: member {self.member!r}: {why}')
 
     def parts(self, name: str) -> tuple[str, ...]:
@@ -71,7 +69,6 @@ class UnpackFolder:
         return parts
 
     def path(self, parts: tuple[str, ...]) -> str:
-        """Return the path of a member on the disk."""
         return os.path.join(self._folder, *parts)
 
     def make(self, parts: tuple[str, ...]) -> None:
@@ -89,7 +86,6 @@ class UnpackFolder:
         self._folders.add(parts)
 
     def folder(self, name: str) -> None:
-        """Create the folder of a member."""
         self.make(self.parts(name))
 
     def file(self, name: str, size: int, read: Callable[[int], bytes], executable: bool) -> None:
