@@ -444,14 +444,16 @@ async def test_concurrent_conversion_is_refused(tmp_path):
         return datapoint(i)
 
     # A cancelled conversion leaves no thread or temporary file, and is resumed.
-    task = asyncio.create_task(aio.convert(map(slow, range(1000)), tmp_path / 'y', shardlen=100))
-    while not (tmp_path / 'y' / '000003' / 'spec.json').exists():
-        await asyncio.sleep(0.002)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert [path.name for path in (tmp_path / 'y').rglob('.*')] == ['.granular-conversion']
-    assert (await aio.convert(map(datapoint, range(1000)), tmp_path / 'y', shardlen=100)).found >= 100
+    for source, again in ((map(slow, range(1000)), map(datapoint, range(1000))), (Random(1000, slow), Random(1000))):
+        target = tmp_path / type(source).__name__
+        task = asyncio.create_task(aio.convert(source, target, shardlen=100, parallel=4))
+        while not (target / '000003' / 'spec.json').exists():
+            await asyncio.sleep(0.002)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [path.name for path in target.rglob('.*')] == ['.granular-conversion']
+        assert (await aio.convert(again, target, shardlen=100)).found >= 100
 
 
 # --- formats --------------------------------------------------------------------------------------------------------

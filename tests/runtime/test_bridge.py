@@ -139,6 +139,26 @@ async def test_first_error_cancels_gathered_tasks():
     assert log == ['started', 'cleaned up']
 
 
+async def test_cancellation_of_gathered_tasks_leaves_them_the_time_to_end():
+    ended = []
+
+    async def end(steps):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            ended.append(steps)
+
+    task = asyncio.create_task(gather([end(0), end(9)]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # both have begun
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == [0, 9]
+
+
 async def test_concurrent_requests_open_a_resource_once():
     opened_resources = []
 

@@ -99,7 +99,8 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         return await outcome(asyncio.gather(*tasks))
     except BaseException:
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # one that was cancelled with the caller is not cut in what it does to end
+                task.cancel()
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
         raise
