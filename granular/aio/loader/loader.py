@@ -25,6 +25,7 @@ from granular.indexing import check_integer
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
 
+_JUDGED: Final = 200  # batches after which the share of the interpreter is judged
 _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 
 
@@ -90,13 +91,19 @@ class LoaderHandle(abc.ABC):
         """Return counters of what was loaded, throughput, waiting times, and read-ahead.
 
         ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
-        that the consumer waited, and ``consumer_seconds`` that it spent itself; batches ``ready`` and ``in_flight``;
-        failed datapoints (``errors``).
+        that the consumer waited, and ``consumer_seconds`` that it spent itself, of which its thread computed
+        ``consumer_cpu_seconds``; ``loop_cpu_seconds`` that the thread of the event loop computed; batches ``ready`` and
+        ``in_flight``; failed datapoints (``errors``).
+
+        If the two threads computed together almost all of the time, the Python interpreter is the limit, which runs one
+        thread at a time: load in worker processes (``mp``). The log says so after 200 batches.
         """
         core = self._core
-        ready, in_flight = core.ahead.counts()
-        times = {'wait_seconds': core.ahead.waited, 'consumer_seconds': core.ahead.consumed}
+        ahead = core.ahead
+        ready, in_flight = ahead.counts()
+        times = {'wait_seconds': ahead.waited, 'consumer_seconds': ahead.consumed}
         seconds = max(sum(times.values()), 1e-9)
+        times |= {'consumer_cpu_seconds': ahead.consumer_cpu, 'loop_cpu_seconds': ahead.loop_cpu}
         rates = {f'{name}_per_second': core.counts[name] / seconds for name in ('batches', 'bytes')}
         return {**core.counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': core.errors.count}
 
@@ -451,6 +458,8 @@ class RunningLoader(Running):
         self.counts = {name: number + added[name] for name, number in self.counts.items()}
         if self._recycle_after:
             self._last = batch
+        if self.counts['batches'] == _JUDGED and self._mp is None:
+            self.ahead.judge_interpreter()
         return batch
 
     def _recycle(self) -> None:
