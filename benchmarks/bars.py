@@ -11,8 +11,7 @@ import signal
 import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -88,19 +87,14 @@ def format_figure(value: float, digits: int) -> str:
     return f'{value:,.0f}' if abs(value) >= 10 ** (digits - 1) else f'{value:,.{digits}g}'
 
 
-def median(runs: Sequence[float]) -> float:
-    """Return the median of several runs."""
-    return statistics.median(runs)
+def ratio(name: str, got: float, other: float, bound: float, note: str = '') -> Bar:
+    """Return the bar of a rate divided by another one."""
+    return Bar(name, got / other, bound, f'{got:,.0f}/s / {other:,.0f}/s{note}')
 
 
-def best(fn: Callable[[], Any], repeats: int) -> float:
-    """Return the least duration of several runs, in seconds."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        fn()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def medians(runs: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    """Return the median of several runs by name."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def child(command: Sequence[str], core: int | None = CORE, **more: Any) -> dict[str, Any]:

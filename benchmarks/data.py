@@ -31,9 +31,9 @@ class Data:
         """Return the number of records, given that of a full run."""
         return full_count // 10 if self.quick else full_count
 
-    def runs(self) -> int:
-        """Return the number of runs whose median counts."""
-        return 1 if self.quick else 5
+    def runs(self, full_count: int = 5) -> int:
+        """Return the number of runs whose median counts, given that of a full run."""
+        return 1 if self.quick else full_count
 
     def once(self, name: str, write: Any) -> pathlib.Path:
         """Return the folder of a name; write it on first use."""

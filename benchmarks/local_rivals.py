@@ -1,9 +1,7 @@
 """Local data beside SPDL, which decodes images, and Lance, which takes random rows: processor time of a record."""
 
 import functools
-import json
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -115,7 +113,3 @@ def take(job: dict[str, Any]) -> dict[str, float]:
         reader.fetch(rng.choice(len(reader), job['batch'], replace=False), mask=['data'])
 
     return _measured(fetch, job['batch'], job['batches'])
-
-
-if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))

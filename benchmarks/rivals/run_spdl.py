@@ -1,14 +1,12 @@
 """SPDL: batches of JPEG files of one size, read and decoded by a pipeline with two threads."""
 
-import json
 import pathlib
-import sys
 import time
 
 import spdl.io
+from measuring import job, tell
 from spdl.pipeline import PipelineBuilder
 
-job = json.loads(pathlib.Path(sys.argv[1]).read_text())
 paths = [f'{path}' for path in sorted(pathlib.Path(job['folder']).glob('*.jpg'))]
 
 
@@ -38,4 +36,4 @@ with pipeline.auto_stop():
 if shape[0] != job['batch'] or shape[-1] != 3:
     raise RuntimeError(f'expected RGB images, got {shape}')
 count = job['batches'] * job['batch']
-print(json.dumps({'cpu': used / count * 1e6, 'rate': count / seconds}))
+tell(cpu=used / count * 1e6, rate=count / seconds)
