@@ -11,7 +11,7 @@ from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import format_of
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import shard_number
-from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+from granular.sync.datasets import ShardedDatasetReader
 from granular.sync.path import Path
 from granular.view.sources import source_of
 
@@ -39,17 +39,14 @@ def open_any(path: Path, decoders: Decoders) -> Any:
     Raises:
       NotFoundError: if there is nothing that has a reader; it says so if a conversion has not finished.
     """
-    if path.suffix != '.bag' and not format_of(path.name):
-        for cls in (DatasetReader, ShardedDatasetReader):
-            try:
-                return cls(path, decoders, cache_index=False)
-            except NotFoundError:
-                continue
-            except CorruptDatasetError:
-                _refuse_unfinished(path)
-                raise
-    _refuse_unfinished(path)
-    return granular.open(path, decoders)
+    try:
+        try:
+            return granular.open(path, decoders, cache_index=False)
+        except InvalidArgumentError:  # files of other formats have no such option
+            return granular.open(path, decoders)
+    except (NotFoundError, CorruptDatasetError):
+        _refuse_unfinished(path)
+        raise
 
 
 def _refuse_unfinished(path: Path) -> None:

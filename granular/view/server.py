@@ -46,12 +46,7 @@ _TURNS: Final = 10  # of the loop, within which every callback that is due has r
 _CHUNK: Final = MiB  # bytes of a medium that are read at a time
 _PLANE: Final = 32 * MiB  # bytes of a plane of an array
 _SIDES: Final = (32, 1024)  # pixels of a picture
-_TYPES: Final = {
-    '.html': 'text/html',
-    '.css': 'text/css',
-    '.js': 'text/javascript',
-    '.svg': 'image/svg+xml',
-}
+_TYPES: Final = {'.html': 'text/html', '.css': 'text/css', '.js': 'text/javascript', '.svg': 'image/svg+xml'}
 _STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFoundError, 404), (OutOfRangeError, 404), (AccessDeniedError, 502), (InvalidArgumentError, 400),
     (SpecError, 400), (CorruptError, 422), (DatapointError, 422), (UnsupportedError, 422),
@@ -179,12 +174,11 @@ class _Server:
         return response
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info['name']
-        if name not in self._static:
-            raise web.HTTPNotFound
-        return self._static_response(name)
+        return self._static_response(request.match_info['name'])
 
     def _static_response(self, name: str) -> web.Response:
+        if name not in self._static:
+            raise web.HTTPNotFound
         kind = _TYPES[name[name.rindex('.') :]]
         return web.Response(body=self._static[name], content_type=kind, charset='utf-8')
 
@@ -368,9 +362,8 @@ class _Server:
             return response
 
     async def _value(self, request: web.Request, source: Source) -> Value:
-        return await source.value(
-            request.query.get('key', ''), _integer(request, 'index'), _integer(request, 'position')
-        )
+        key = request.query.get('key', '')
+        return await source.value(key, _integer(request, 'index'), _integer(request, 'position'))
 
 
 # --- requests and replies
