@@ -43,13 +43,13 @@ class Data:
             (target / 'done').touch()
         return target
 
-    def records(self, name: str, count: int, low: int, high: int, layout: Any = 'columns') -> pathlib.Path:
+    def records(self, name: str, count: int, low: int, high: int) -> pathlib.Path:
         """Return a dataset of random bytes of the given sizes, each with a label and a text."""
 
         def write(target: pathlib.Path) -> None:
             rng = np.random.default_rng(0)
             block = rng.bytes(64 << 20)
-            with granular.DatasetWriter(target, SPEC, granular.encoders, layout=layout) as writer:
+            with granular.DatasetWriter(target, SPEC, granular.encoders, layout='columns') as writer:
                 for i in range(self.count(count)):
                     size = int(rng.integers(low, high + 1))
                     at = int(rng.integers(0, len(block) - size))
@@ -85,7 +85,7 @@ class Data:
 
     def local(self, size: int) -> pathlib.Path:
         """A dataset for the local disk, in a layout that granular 0.24 also reads."""
-        return self.records(f'local{size}', 200_000_000 // size * 2, size, size, 'columns')
+        return self.records(f'local{size}', 200_000_000 // size * 2, size, size)
 
     def shards(self, layout: Any) -> pathlib.Path:
         """1,000 shards of 20 datapoints, written one after the other as those of larger datasets are: minutes apart."""

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import granular
 from granular import testing
-from tests.support.loop_server import LoopServer
+from tests.support.loop_server import LoopServer, read_head
 
 KEY, SECRET = 'granular-key', 'granular-secret'
 
@@ -270,9 +270,7 @@ class HTTPServer(LoopServer, Server):
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            first, *lines = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1').split('\r\n')
-            method, target, _ = first.split(' ')
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+            method, target, headers = await read_head(reader)
             await reader.readexactly(int(headers.get('content-length', 0)))
             path = urllib.parse.unquote(target.partition('?')[0])
             self.requests.append((method, path, headers.get('range')))
@@ -362,10 +360,3 @@ class RedisServer:
         """End it at once."""
         self.process.kill()
         self.process.wait()
-
-
-@contextlib.contextmanager
-def served(folder: str | os.PathLike[str], delay: float = 0.0, bandwidth: float = math.inf) -> Iterator[HTTPServer]:
-    """Serve a folder over HTTP."""
-    with HTTPServer(folder, delay, bandwidth) as server:
-        yield server
