@@ -125,12 +125,12 @@ class Data:
         return str(target)
 
 
-def ranges_of(target: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int, int]]:
+def ranges_of(target: pathlib.Path, count: int) -> list[tuple[int, int]]:
     """Return the byte ranges of random records of a bag, drawn from shuffled epochs."""
     with granular.BagReader(target / 'data.bag') as bag:
         limits = bag.aio._bag.limits(np.arange(len(bag)))
     assert limits is not None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     epochs: Iterable[Any] = (rng.permutation(len(limits[0])) for _ in range(-(-count // len(limits[0]))))
     order = np.concatenate(list(epochs))[:count]
     return list(zip(limits[0][order].tolist(), limits[1][order].tolist(), strict=True))

@@ -47,8 +47,8 @@ def labels(data: Data, server: Server) -> Result:
         f'{result["bytes"]:,.0f} B / {bag:,} B for {result["count"]:,.0f} labels in {result["requests"]:.0f} requests, '
         f'{result["seconds"] * 1e3:.0f} ms; opening took {result["opening"]:,.0f} B; the records are {whole:,} B'
     )
-    ratio = result['bytes'] / bag
-    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', ratio, 1, behind, at_most=True)], []
+    share = result['bytes'] / bag
+    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', share, 1, behind, at_most=True)], []
 
 
 def overhead(data: Data, server: Server) -> Result:

@@ -65,10 +65,10 @@ def training(data: Data, server: Server) -> Result:
         got, one = run('step', 'Loader', mp)
         name = f'step of 20 ms of Python, {"a worker process" if mp else "threads"} / the work alone'
         bars.append(Bar(name, got['ratio'], bound, f'pinned {one["ratio"]:.2f}', at_most=True))
-    return [*bars, imports(data), first(data, server)], []
+    return [*bars, imports(), first(data, server)], []
 
 
-def imports(data: Data) -> Bar:
+def imports() -> Bar:
     """Compare the processor time of ``import granular`` with that of ``import numpy``."""
 
     def cost(code: str) -> float:

@@ -13,4 +13,4 @@ async def main():
     return await read_all(lambda start, stop: obstore.get_range_async(store, job['path'], start=start, end=stop))
 
 
-tell(**uvloop.run(main()))
+tell(rate=uvloop.run(main()))

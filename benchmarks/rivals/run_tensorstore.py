@@ -10,10 +10,7 @@ async def main():
     context = ts.Context({'http_request_concurrency': {'limit': job['inflight']}})
     store = await ts.KvStore.open({'driver': 'http', 'base_url': job['url'] + '/'}, context=context)
 
-    async def read(start, stop):
-        return (await store.read(job['path'], byte_range=slice(start, stop))).value
-
-    return await read_all(read)
+    return await read_all(lambda start, stop: store.read(job['path'], byte_range=slice(start, stop)))
 
 
-tell(**asyncio.run(main()))
+tell(rate=asyncio.run(main()))

@@ -163,7 +163,6 @@ class AzuriteServer(Server):
     """Azure Blob Storage in memory: Azurite, which verifies signatures. ``make azurite`` installs it from npm.
 
     Args:
-      port: its port; 0 for a free one.
       certificate: a file with the key and the certificate of a server that speaks TLS and also takes bearer tokens, of
         which it compares everything but the signature; None for plain HTTP.
     """
@@ -172,8 +171,8 @@ class AzuriteServer(Server):
     account = 'granularaccount'
     key = base64.b64encode(b'granular-azure-account-key-of-64-bytes'.ljust(64, b'.')).decode()
 
-    def __init__(self, port: int = 0, certificate: pathlib.Path | None = None) -> None:
-        self.port, self._certificate = port, certificate
+    def __init__(self, certificate: pathlib.Path | None = None) -> None:
+        self.port, self._certificate = 0, certificate  # a free port, which a second start uses again
 
     @property
     def connection_string(self) -> str:
@@ -190,13 +189,7 @@ class AzuriteServer(Server):
         environment = {**os.environ, 'AZURITE_ACCOUNTS': f'{self.account}:{self.key}'}
         streams: dict[str, Any] = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
         self._folder = tempfile.TemporaryDirectory(prefix='granular-azurite-')
-        self.process = subprocess.Popen(
-            command,
-            cwd=self._folder.name,
-            env=environment,
-            text=True,
-            **streams,
-        )
+        self.process = subprocess.Popen(command, cwd=self._folder.name, env=environment, text=True, **streams)
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if 'successfully listen' in line:
