@@ -46,16 +46,12 @@ class Prices:
     def of(cls, scheme: str, read: float | None = None, egress: float | None = None) -> Self:
         """Return the prices of a store by its scheme, with those that are given; 0 for a store of unknown prices."""
         table = stores()
-        store = table['stores'].get(
-            scheme, {'name': scheme or 'local disk', 'read_per_1000': 0.0, 'egress_per_gb': 0.0, 'source': ''}
-        )
-        return cls(
-            store['name'],
-            table['date'] if scheme in table['stores'] else '',
-            store['read_per_1000'] if read is None else read,
-            store['egress_per_gb'] if egress is None else egress,
-            store['source'],
-        )
+        store = table['stores'].get(scheme)
+        if store is None:
+            return cls(scheme or 'local disk', '', read or 0.0, egress or 0.0, '')
+        read = store['read_per_1000'] if read is None else read
+        egress = store['egress_per_gb'] if egress is None else egress
+        return cls(store['name'], table['date'], read, egress, store['source'])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ _LABELS: Final = 100  # of the sorted dataset by which mixing is measured
 _SAMPLES: Final = 64  # batches, and times 4 blocks, up to which all are planned
 _BUFFER: Final = GiB  # bytes that the blocks of an order may take
 _WELL_MIXED: Final = 0.97
+_SEED: Final = 0  # of the orders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,6 @@ class Run:
       memory: bytes that the data may take on a host.
       disk: bytes that a block cache may take on a host.
       prefetch: batches that a Loader reads ahead.
-      seed: of the orders.
     """
 
     batch: int
@@ -41,7 +41,6 @@ class Run:
     memory: float = GiB
     disk: float = 10 * GiB
     prefetch: int = 8
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ('batch', 'epochs', 'hosts'):
@@ -178,7 +177,7 @@ class _Estimate:
     def __init__(self, planner: Planner, run: Run, rates: Rates, prices: Prices, limit: Limit) -> None:
         self._planner, self._run, self._rates, self._prices, self._limit = planner, run, rates, prices, limit
         self._mean = planner.nbytes / planner.length
-        self._random = np.random.default_rng(run.seed)
+        self._random = np.random.default_rng(_SEED)
         # A Loader leaves out the last datapoints that give no full batch on each host.
         self._steps = planner.length // (run.batch * run.hosts) * run.hosts
         self._all = _Subset(planner.lengths, 1)
@@ -235,7 +234,7 @@ class _Estimate:
           windows: the windows that a host reads, and how many at a time; None if it reads batches.
         """
         run, planner = self._run, self._planner
-        first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, run.seed, 0)
+        first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, _SEED, 0)
         opening = (planner.opening + planner.reads(first)[0]) * run.hosts
         dollars = (requests + opening) / 1000 * self._prices.read + nbytes / 1e9 * self._prices.egress
         batches = self._steps * run.epochs / run.hosts
@@ -277,7 +276,7 @@ class _Estimate:
     def _batch(self, order: shuffle.Order, step: int, steps: int, subset: _Subset) -> Ints:
         epoch, number = divmod(step, steps)
         positions = np.arange(number * self._run.batch, (number + 1) * self._run.batch)
-        return subset.locate(order.lookup(positions, subset.length, self._run.seed, epoch))
+        return subset.locate(order.lookup(positions, subset.length, _SEED, epoch))
 
     def _mixing(self, order: shuffle.Order, subset: _Subset) -> float:
         """Return the labels in a batch of a sorted dataset, relative to those of a batch drawn at random."""
@@ -300,7 +299,7 @@ class _Estimate:
         count = -(-subset.length // order.block)
         # The blocks of the first window are read one by one, later ones in groups of which requests are shared.
         ahead = order.groups_per_window(subset.length)
-        size = len(order.group(0, subset.length, run.seed))
+        size = len(order.group(0, subset.length, _SEED))
         groups = max(0, -(-count * run.epochs // size) - ahead)
         single = min(ahead * size, count)
         singles = self._sample(single, 4 * _SAMPLES)
@@ -311,7 +310,7 @@ class _Estimate:
             return np.array(reads).sum(0) * (of / len(reads)) if reads else np.zeros(2)
 
         sums = planned([np.array([i]) for i in singles.tolist()], single)
-        blocks = [order.group(i, subset.length, run.seed) for i in chosen.tolist()]
+        blocks = [order.group(i, subset.length, _SEED) for i in chosen.tolist()]
         sums += planned([part[part < count * run.epochs] % count for part in blocks], groups)
         requests, nbytes = (sums * run.hosts).tolist()
         whole = len(singles) == single and len(chosen) == groups and not own
