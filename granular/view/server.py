@@ -286,28 +286,27 @@ class _Server:
 
     async def _draw_all(self, source: Source, values: Sequence[Value], side: int) -> list[tuple[dict[str, Any], bytes]]:
         """Return the facts and the file of a picture of each value."""
-        drawn: list[tuple[dict[str, Any], bytes]] = [({}, b'')] * len(values)
+        too_large = '{:,} bytes are too many for a thumbnail'
+        drawn: list[tuple[dict[str, Any], bytes]] = [
+            ({'error': value.error or too_large.format(value.size)}, b'') for value in values
+        ]
         small = [i for i, value in enumerate(values) if value.size <= MOST and not value.error]
-        for i in {*range(len(values))} - {*small}:
-            drawn[i] = {'error': values[i].error or f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
         async for batch in source.read_batches([values[i] for i in small]):
             # The next fan-out begins when the pictures of this one are made, and its bytes are released.
-            draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]
+            positions = [small[j] for j, _ in batch]
+            draws = [self._draw(values[small[j]].kind, data, side) for j, data in batch]
             batch.clear()
-            await gather(draws)
+            for position, one in zip(positions, await gather(draws), strict=True):
+                drawn[position] = one
             draws.clear()
         return drawn
 
-    async def _draw(
-        self, kind: str, data: bytes, side: int, drawn: list[tuple[dict[str, Any], bytes]], position: int
-    ) -> None:
+    async def _draw(self, kind: str, data: bytes, side: int) -> tuple[dict[str, Any], bytes]:
         try:
             image = await call_in(self._artists, picture, kind, data, side)
         except Exception as error:
-            drawn[position] = {'error': reason(error)}, b''
-            return
-        facts = {'media': image.media, 'width': image.width, 'height': image.height, 'note': image.note}
-        drawn[position] = facts, image.data
+            return {'error': reason(error)}, b''
+        return {'media': image.media, 'width': image.width, 'height': image.height, 'note': image.note}, image.data
 
     async def _plane(self, request: web.Request) -> web.StreamResponse:
         """Return a plane of an array as a picture, with its numbers, in the form of ``_pictures``."""
