@@ -32,11 +32,6 @@ class Plan:
     offset: Ints
     length: Ints
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """The spans to read, as (start, stop)."""
-        return list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
-
 
 def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
     """Validate byte ranges and return their bounds as int64 arrays.
@@ -69,10 +64,8 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
       The plan. Empty ranges cause no read.
 
     Raises:
-      InvalidArgumentError: for invalid ranges or a negative gap.
+      InvalidArgumentError: for invalid ranges.
     """
-    if max_gap < 0:
-        raise InvalidArgumentError(f'expected max_gap >= 0, got {max_gap}')
     left, right = check(starts, stops)
     length = right - left
     filled = length > 0
