@@ -110,24 +110,21 @@ class Bucket(Store):
                 if not item.is_dir:
                     yield Entry(item.key, False, item.size, item.modified)
 
-    async def has_root(self) -> bool:
-        """Return whether the bucket exists."""
-        return await self._has('')
-
     @abc.abstractmethod
     async def create_root(self) -> bool:
         """Create the bucket. Return False if it exists."""
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         if not key:
-            if not await self.has_root() and await self.create_root():
+            if not await self.has('') and await self.create_root():
                 return
-        elif exist_ok or not await self._has(key):
+        elif exist_ok or not await self.has(key):
             return
         if not exist_ok:
             raise AlreadyExistsError(f'{self.url(key)}: exists already', path=self.url(key))
 
-    async def _has(self, key: str) -> bool:
+    async def has(self, key: str) -> bool:
+        """Return whether an object, a folder or the bucket exists."""
         try:
             await self.stat(key)
         except NotFoundError:

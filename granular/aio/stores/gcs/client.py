@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.messages import Target
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
-from granular.aio.stores.gcs.listing import next_page
 from granular.aio.stores.gcs.replies import Resource, Rewrite
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
@@ -87,16 +87,24 @@ class GCSClient(Client):
         method: str,
         url: str,
         check: Callable[[Answer], T],
-        statuses: Collection[int],
+        statuses: Collection[int] = (200,),
         body: bytes = b'',
         headers: Mapping[str, str] = {},
     ) -> T:
-        """Send a request, and return what ``check`` makes of its answer (``Transport.call``)."""
+        """Send a request, and return what ``check`` makes of its answer (``Transport.call``).
 
-        async def make() -> Outgoing:
-            return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
+        Raises:
+          BucketNotFoundError: if the store answers with status 404, and ``statuses`` does not include it.
+        """
 
-        return await self.transport.call(make, self.recover, name, check, statuses=statuses)
+        def checked(answer: Answer) -> T:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                if 404 not in statuses:
+                    raise no_such_bucket(name, 'status 404', 404)
+            return check(answer)
+
+        return await self._call(name, method, url, lambda: (body, headers), checked, {*statuses, 404})
 
     async def send_upload(
         self,
@@ -109,10 +117,20 @@ class GCSClient(Client):
     ) -> T:
         """Send a request to an upload that was started; ``requests`` returns the body and headers of each attempt."""
         parts = urllib.parse.urlsplit(self.base)
+        url = f'{parts.scheme}://{parts.netloc}{session}'
+        return await self._call(name, method, url, requests, check, statuses)
 
+    async def _call(
+        self,
+        name: str,
+        method: str,
+        url: str,
+        requests: Callable[[], tuple[bytes | memoryview, Mapping[str, str]]],
+        check: Callable[[Answer], T],
+        statuses: Collection[int],
+    ) -> T:
         async def make() -> Outgoing:
             body, headers = requests()
-            url = f'{parts.scheme}://{parts.netloc}{session}'
             return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
 
         return await self.transport.call(make, self.recover, name, check, statuses=statuses)
@@ -131,10 +149,7 @@ class GCSClient(Client):
         name = self._store.url(key)
 
         def check(answer: Answer) -> Resource | None:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, name)
-                return None
-            return gcsreplies.resource_of(answer, name, key)
+            return None if answer.head.status == 404 else gcsreplies.resource_of(answer, name, key)
 
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT_FIELDS), check, (200, 404))
 
@@ -144,7 +159,7 @@ class GCSClient(Client):
             prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(limit),
             fields=_PAGE_FIELDS,
         )  # fmt: skip
-        return await self.send(listing.name, 'GET', url, functools.partial(next_page, listing), (200, 404))
+        return await self.send(listing.name, 'GET', url, functools.partial(gcsreplies.next_page, listing))
 
     async def delete(self, key: str, generation: str = '') -> None:
         """Delete an object, only in the given generation unless that is empty. A missing object is not an error."""
@@ -168,8 +183,6 @@ class GCSClient(Client):
             raise NotFoundError(f'{name}: no such object')
 
         def check(answer: Answer) -> Rewrite:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, name)
             if answer.head.status in (404, 412):
                 raise ObjectChangedError(f'{name}: it was replaced or deleted while it was being copied')
             rewrite = gcsreplies.rewrite_of(answer, name, target)
@@ -196,21 +209,8 @@ class GCSClient(Client):
                 )
             token, copied = rewrite.token, max(copied, rewrite.copied)
 
-    async def has_bucket(self) -> bool:
-        """Return whether the bucket exists."""
-        name, bucket = self._store.root, self._store.bucket
-
-        def check(answer: Answer) -> bool:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, name)
-                return False
-            gcsreplies.bucket_of(answer, name, bucket)
-            return True
-
-        return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quote(bucket)}'), check, (200, 404))
-
     async def create_bucket(self) -> bool:
-        """Create the bucket. Return False if it was created meanwhile."""
+        """Create the bucket. Return False if it exists."""
         name, bucket = self._store.root, self._store.bucket
         if not self._login.project and self._login.credentials is not None:
             raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
@@ -223,12 +223,7 @@ class GCSClient(Client):
 
         url = self._url('/storage/v1/b', project=self._login.project)
         headers = {'Content-Type': 'application/json'}
-        if await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers):
-            return True
-        # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
-        if not await self.has_bucket():
-            raise StoreError(f'{name}: the store reports that the bucket exists, and that it does not')
-        return False
+        return await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers)
 
 
 def is_emulator(endpoint: str) -> bool:

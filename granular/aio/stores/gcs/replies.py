@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from granular._redact import hidden
 from granular.aio.http.transport import Answer
 from granular.aio.stores.errors import quote_body
+from granular.aio.stores.listing import Item, Listing, Page
 from granular.errors import BadReplyError
 
 WRITER: Final = 'granular-writer'
@@ -85,6 +86,22 @@ def resource_of(answer: Answer, name: str, key: str) -> Resource:
     return resource
 
 
+def next_page(listing: Listing, answer: Answer) -> Page:
+    """Parse and check the next page of a listing."""
+    name = listing.name
+    value = document(answer, name)
+    fields = ('items', 'prefixes', 'nextPageToken')
+    if value.get('kind', 'storage#objects') != 'storage#objects' or not any(key in value for key in ('kind', *fields)):
+        raise BadReplyError(f'{name}: expected a listing, got {quote_body(answer.body)}')
+    items, folders, token = (value.get(key, default) for key, default in zip(fields, ([], [], ''), strict=True))
+    lists = isinstance(items, list) and isinstance(folders, list) and all(isinstance(item, str) for item in folders)
+    if not lists or not isinstance(token, str):
+        raise BadReplyError(f'{name}: expected items, prefixes and a token, got {quote_body(answer.body)}')
+    resources = [parse_resource(item, name) for item in items]
+    objects = [Item(item.name, item.size, item.modified, item.name.endswith('/')) for item in resources]
+    return listing.accept(Page(objects, folders, token))
+
+
 def check_missing(answer: Answer, name: str) -> None:
     """Check that an answer with status 404 comes from the store: only the store may report an object as missing.
 
@@ -106,8 +123,6 @@ def check_deleted(answer: Answer, name: str) -> None:
 
     Emulators send a 200 with a JSON null. Any other 200 does not come from the store.
     """
-    if answer.head.status == 404:
-        check_missing(answer, name)
     if answer.head.status == 200 and answer.body.strip() != b'null':
         raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {quote_body(answer.body)}')
 

@@ -13,7 +13,7 @@ from granular.aio.stores.clients import Bucket
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
-from granular.errors import NotFoundError
+from granular.errors import NotFoundError, StoreError
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _DELETIONS: Final = 100  # at a time
@@ -74,11 +74,13 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
 
         return GCSWriter(self, await self.client(), key, new)
 
-    async def has_root(self) -> bool:
-        return await (await self.client()).has_bucket()
-
     async def create_root(self) -> bool:
-        return await (await self.client()).create_bucket()
+        if await (await self.client()).create_bucket():
+            return True
+        # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
+        if not await self.has(''):
+            raise StoreError(f'{self.root}: the store reports that the bucket exists, and that it does not')
+        return False
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Literal
 
-from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
@@ -78,23 +77,15 @@ class GCSWriter(PartWriter):
         def check(answer: Answer) -> Resource | Refusal:
             if answer.head.status == 412:
                 return 'exists'
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, self._name)
-                raise no_such_bucket(self._name, 'status 404', 404)
             return self._matching(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
         await self._publish(
-            len(data), lambda: self._client.send(self._name, 'POST', url, check, (200, 201, 404, 412), body, headers)
+            len(data), lambda: self._client.send(self._name, 'POST', url, check, (200, 201, 412), body, headers)
         )
 
     async def start(self) -> None:
         def check(answer: Answer) -> str | None:
-            if answer.head.status == 412:
-                return None
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, self._name)
-                raise no_such_bucket(self._name, 'status 404', 404)
-            return gcsreplies.session_of(answer, self._name)
+            return None if answer.head.status == 412 else gcsreplies.session_of(answer, self._name)
 
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}
         session = await self._client.send(
@@ -102,7 +93,7 @@ class GCSWriter(PartWriter):
             'POST',
             self._client.uploads(uploadType='resumable', **self._condition),
             check,
-            (200, 201, 404, 412),
+            (200, 201, 412),
             json.dumps(self._resource).encode(),
             headers,
         )
