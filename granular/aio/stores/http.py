@@ -90,14 +90,10 @@ class HTTPStore(RemoteStore['HTTPClient']):
 class HTTPClient(Client):
     """Client of a host under one event loop."""
 
-    def __init__(self, store: HTTPStore) -> None:
-        super().__init__()
-        self._store = store
-
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         path, mark, query = key.partition('?')
-        url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
-        return url, self._store.options.get('headers', {})
+        url = f'{self.store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
+        return url, self.store.options.get('headers', {})
 
     async def call(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
         """Send a request other than a range read, with the redirects, retries and limits of reads."""

@@ -306,15 +306,17 @@ class HubClient(Client):
       sizes: the sizes of the files that were looked up.
     """
 
+    store: HubStore
+
     def __init__(self, store: HubStore, token: str | None) -> None:
-        super().__init__()
-        self._store, self.token = store, token
+        super().__init__(store)
+        self.token = token
         self._headers = {} if token is None else {'Authorization': f'Bearer {token}'}
         self._looking: dict[str, asyncio.Lock] = {}
         self.sizes: dict[str, int] = {}
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        return self._store.address_of(key), self._headers
+        return self.store.address_of(key), self._headers
 
     async def call(self, method: str, url: str, name: str, check: Any, *, body: bytes = b'') -> Any:
         """Call the API of the Hub."""
@@ -347,7 +349,7 @@ class HubClient(Client):
 
     async def _find_server(self, key: str) -> None:
         """Find the server and the size of a file, so that each read of a range does not have to."""
-        target, name = Target.of(*await self.sign(key)), self._store.url(key)
+        target, name = Target.of(*await self.sign(key)), self.store.url(key)
         commit = key[1:].partition('/')[0]
 
         def check(answer: Answer) -> tuple[Target, int | None]:

@@ -38,7 +38,8 @@ class Client(abc.ABC):
 
     transport: Transport
 
-    def __init__(self) -> None:
+    def __init__(self, store: 'RemoteStore[Any]') -> None:
+        self.store = store
         self._ready: dict[str, tuple[float, Target]] = {}
         self._swept = time.monotonic()  # when expired requests were last removed
         self._renewing: asyncio.Future[bool] | None = None
@@ -70,10 +71,6 @@ class Client(abc.ABC):
             self._swept = now
             self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < _SIGNED_FOR}
         self._ready[key] = (now, signed)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
 
     async def find_credentials(self) -> bool:
         """Look for credentials again, off the event loop. Return False if there are none to look for."""
@@ -179,7 +176,7 @@ class RemoteStore(ClientStore[C]):
         client.transport = Transport(
             self.config, without_user(self.root), self.version_header, self.is_bucket, self.tls_verify
         )
-        opened.on_close(client.aclose)
+        opened.on_close(client.transport.aclose)
         return client
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:

@@ -36,9 +36,8 @@ class GCSClient(Client):
     """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, store: RemoteStore[Any]) -> None:
-        super().__init__()
+        super().__init__(store)
         self._token_lock = asyncio.Lock()
-        self._store = store
         self.base: str = endpoints.check(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
@@ -57,7 +56,7 @@ class GCSClient(Client):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         # Accept gzip, so that the store does not decompress a gzip object: byte ranges refer to the stored bytes.
         headers = {'Accept-Encoding': 'gzip', **await self._headers()}
-        return self._url(f'/download/storage/v1/b/{_quote(self._store.bucket)}/o/{_quote(key)}', alt='media'), headers
+        return self._url(f'/download/storage/v1/b/{_quote(self.store.bucket)}/o/{_quote(key)}', alt='media'), headers
 
     async def find_credentials(self) -> bool:
         if self._login.credentials is None:
@@ -138,15 +137,15 @@ class GCSClient(Client):
     def objects(self, key: str | None = None, suffix: str = '', **query: str) -> str:
         """Return the URL of an object's description, or of the list of all objects."""
         item = '' if key is None else f'/{_quote(key)}'
-        return self._url(f'/storage/v1/b/{_quote(self._store.bucket)}/o{item}{suffix}', **query)
+        return self._url(f'/storage/v1/b/{_quote(self.store.bucket)}/o{item}{suffix}', **query)
 
     def uploads(self, **query: str) -> str:
         """Return the URL to which new objects are sent."""
-        return self._url(f'/upload/storage/v1/b/{_quote(self._store.bucket)}/o', **query)
+        return self._url(f'/upload/storage/v1/b/{_quote(self.store.bucket)}/o', **query)
 
     async def find_object(self, key: str) -> Resource | None:
         """Request the description of an object; return None if it does not exist."""
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def check(answer: Answer) -> Resource | None:
             return None if answer.head.status == 404 else gcsreplies.resource_of(answer, name, key)
@@ -163,7 +162,7 @@ class GCSClient(Client):
 
     async def delete(self, key: str, generation: str = '') -> None:
         """Delete an object, only in the given generation unless that is empty. A missing object is not an error."""
-        name = self._store.url(key)
+        name = self.store.url(key)
         check = functools.partial(gcsreplies.check_deleted, name=name)
         url = self.objects(key, ifGenerationMatch=generation)
         await self.send(name, 'DELETE', url, check, (200, 204, 404, 412) if generation else (200, 204, 404))
@@ -177,7 +176,7 @@ class GCSClient(Client):
           BadReplyError: if the copy has another size or checksum.
           StoreError: if the copy makes no progress.
         """
-        name = self._store.url(source)
+        name = self.store.url(source)
         original = await self.find_object(source)
         if original is None:
             raise NotFoundError(f'{name}: no such object')
@@ -195,7 +194,7 @@ class GCSClient(Client):
                 )
             return rewrite
 
-        rewrite_to = f'/rewriteTo/b/{_quote(self._store.bucket)}/o/{_quote(target)}'
+        rewrite_to = f'/rewriteTo/b/{_quote(self.store.bucket)}/o/{_quote(target)}'
         token, copied, stalled = '', -1, 0
         while True:
             url = self.objects(source, rewrite_to, ifSourceGenerationMatch=original.generation, rewriteToken=token)
@@ -203,7 +202,7 @@ class GCSClient(Client):
             if rewrite.resource is not None:
                 return
             stalled = 0 if rewrite.copied > copied else stalled + 1
-            if stalled >= self._store.config.attempts:
+            if stalled >= self.store.config.attempts:
                 raise StoreError(
                     f'{name}: {rewrite.copied} of {original.size} bytes copied, no progress after {stalled} requests'
                 )
@@ -211,7 +210,7 @@ class GCSClient(Client):
 
     async def create_bucket(self) -> bool:
         """Create the bucket. Return False if it exists."""
-        name, bucket = self._store.root, self._store.bucket
+        name, bucket = self.store.root, self.store.bucket
         if not self._login.project and self._login.credentials is not None:
             raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
 

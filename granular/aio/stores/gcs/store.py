@@ -72,7 +72,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.gcs.writing import GCSWriter
 
-        return GCSWriter(self, await self.client(), key, new)
+        return GCSWriter(await self.client(), key, new)
 
     async def create_root(self) -> bool:
         if await (await self.client()).create_bucket():

@@ -13,7 +13,6 @@ from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.replies import WRITER, Resource
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
-from granular.aio.stores.remote import RemoteStore
 from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
@@ -36,16 +35,16 @@ class GCSWriter(PartWriter):
     object decides: this writer has published it if it has the token, the size and the checksum of what was sent.
 
     Args:
-      store: the bucket.
-      client: its client under the running event loop.
+      client: the client of the bucket under the running event loop.
       key: the object.
       new: True if an existing object is an error.
     """
 
-    def __init__(self, store: RemoteStore[GCSClient], client: GCSClient, key: str, new: bool) -> None:
-        super().__init__(store.config.part_size, parallel=1)
-        self._name, self._key, self._new = store.url(key), key, new
-        self._client, self._config = client, store.config
+    def __init__(self, client: GCSClient, key: str, new: bool) -> None:
+        self._config = client.store.config
+        super().__init__(self._config.part_size, parallel=1)
+        self._client, self._key, self._new = client, key, new
+        self._name = client.store.url(key)
         self._token = uuid.uuid4().hex
         self._session = ''
         self._offset = 0  # bytes that the store has

@@ -54,9 +54,8 @@ class S3Client(Client):
     region: str
 
     def __init__(self, store: RemoteStore[Any]) -> None:
-        super().__init__()
+        super().__init__(store)
         s3options.check(store.root, store.options)
-        self._store = store
         options = store.options
         self.endpoint, self.region, _ = store.endpoint
         self._credentials = credentials_of(store.root, options)
@@ -70,9 +69,7 @@ class S3Client(Client):
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:
-        return s3options.address(
-            self._store.root, self.endpoint, self.region, s3options.addressing(self._store.options)
-        )
+        return s3options.address(self.store.root, self.endpoint, self.region, s3options.addressing(self.store.options))
 
     # --- signing
 
@@ -96,7 +93,7 @@ class S3Client(Client):
         from granular.aio.stores.s3.signing import UNSIGNED, Signer
 
         payload = UNSIGNED if body and url.startswith('https:') else await _sha256(body)
-        with botocore_errors(self._store.url(key)):
+        with botocore_errors(self.store.url(key)):
             frozen = await self._credentials.frozen()
         request = AWSRequest(method, url, headers=headers)
         Signer(frozen, self.region, self._skew, payload).add_auth(request)
@@ -110,7 +107,7 @@ class S3Client(Client):
         if self.endpoint or not _REGION.fullmatch(region):
             return False
         if region != self.region:
-            logger.info('%s is in region %s, not %s', self._store.root, region, self.region)
+            logger.info('%s is in region %s, not %s', self.store.root, region, self.region)
             self.region = region
             self._base = self._address()
         return True
@@ -123,15 +120,11 @@ class S3Client(Client):
         self._skew = skew
         side = 'behind' if skew > datetime.timedelta(0) else 'ahead of'
         logger.warning(
-            "%s: this machine's clock is %s %s the store's: signing by the store's", self._store.root, abs(skew), side
+            "%s: this machine's clock is %s %s the store's: signing by the store's", self.store.root, abs(skew), side
         )
         return True
 
     # --- requests
-
-    def name(self, key: str) -> str:
-        """Return the address of an object, for error messages."""
-        return self._store.url(key)
 
     async def call(
         self,
@@ -150,7 +143,7 @@ class S3Client(Client):
         Raises:
           NotFoundError: if S3 itself answers with status 404, and ``statuses`` does not include it.
         """
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def checked(answer: Answer) -> T:
             if answer.head.status == 404 and 404 not in statuses:
@@ -169,7 +162,7 @@ class S3Client(Client):
         Raises:
           NotFoundError: if the object does not exist.
         """
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def check(answer: Answer) -> ObjectMetadata:
             status = answer.head.status
@@ -205,7 +198,7 @@ class S3Client(Client):
 
     async def create_bucket(self) -> None:
         """Create the bucket, and verify that it exists."""
-        name = self._store.root
+        name = self.store.root
 
         def check(answer: Answer) -> None:
             # The bucket may have been created by an earlier attempt whose reply was lost.
@@ -226,7 +219,7 @@ class S3Client(Client):
 
     async def delete_one(self, key: str, version: str | None = None) -> None:
         """Delete an object, only in the given version unless that is None. A missing object is not an error."""
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def check(answer: Answer) -> None:
             if answer.head.status == 404 and code_of(answer.body) == 'NoSuchBucket':
@@ -243,7 +236,7 @@ class S3Client(Client):
         """Delete objects in one request. Missing objects are not an error."""
         if not keys:
             return
-        name, body = self._store.url(keys[0]), delete_body(keys)
+        name, body = self.store.url(keys[0]), delete_body(keys)
         await self.call(
             'POST',
             '',

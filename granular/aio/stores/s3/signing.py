@@ -3,7 +3,7 @@
 import datetime
 from typing import Any
 
-from botocore.auth import EMPTY_SHA256_HASH, SIGV4_TIMESTAMP, S3SigV4Auth
+from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 
 UNSIGNED = 'UNSIGNED-PAYLOAD'
@@ -19,9 +19,7 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
       payload: the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
     """
 
-    def __init__(
-        self, credentials: Any, region: str, skew: datetime.timedelta, payload: str = EMPTY_SHA256_HASH
-    ) -> None:
+    def __init__(self, credentials: Any, region: str, skew: datetime.timedelta, payload: str) -> None:
         super().__init__(credentials, 's3', region)
         self._skew, self._payload = skew, payload
 

@@ -76,7 +76,7 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.s3.writing import S3Writer
 
-        return S3Writer(self, await self.client(), key, new)
+        return S3Writer(await self.client(), key, new)
 
     async def create_root(self) -> bool:
         await (await self.client()).create_bucket()
@@ -98,7 +98,7 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         from granular.aio.stores.s3.uploads import uploads
 
-        async for upload in uploads(self, await self.client(), key):
+        async for upload in uploads(await self.client(), key):
             yield upload
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -109,5 +109,5 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.s3.copying import copy_object
 
-        await copy_object(self, await self.client(), source, target)
+        await copy_object(await self.client(), source, target)
         return True
