@@ -268,6 +268,10 @@ class Store(abc.ABC):
         """Read as ``read_many`` does, but from the store itself, replacing these bytes in its caches."""
         return await self.read_many(requests)
 
+    async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
+        """Read as ``read_many`` does, without the block cache."""
+        return await self.read_many(requests)
+
     async def check_version(self, key: str, version: str) -> None:
         """Check that a file currently has the given version.
 

@@ -213,9 +213,7 @@ class HubStore(RemoteStore['HubClient']):
             (request,) = await self._pinned([Request(key, [], [])])
             await super().read_into(request.key, start, stop, version, target, largest)
 
-    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
-        if uncached:  # for the block cache, whose requests have passed through here
-            return await super().read_many(requests, uncached)
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
         with self._explained(client):
             pinned = await self._pinned(requests)

@@ -3,7 +3,7 @@
 import abc
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from granular._redact import without_user
@@ -197,9 +197,9 @@ class RemoteStore(ClientStore[C]):
         # Any status will do: only the Date header is used.
         return await client.transport.call(make, client.recover, self.url(key), _date, statuses=range(200, 500))
 
-    def _cache(self) -> 'BlockCache | None':
-        """Return the block cache on the local disk; None if there is none."""
-        if not self.config.cache_dir:
+    def _cache(self, versions: Iterable[str | None] = ()) -> 'BlockCache | None':
+        """Return the block cache on the local disk; None without, or if one of the versions does not prove content."""
+        if not self.config.cache_dir or any(version is None or stands_in(version) for version in versions):
             return None
         from granular.aio.stores.block_cache.cache import cache_of
 
@@ -210,7 +210,7 @@ class RemoteStore(ClientStore[C]):
     ) -> None:
         # Read in steps: a table may be larger than the memory limit of requests in flight.
         wave = self.config.memory // 2
-        if version is not None and not stands_in(version) and self._cache() is not None:
+        if self._cache([version]) is not None:
             for at in range(start, stop, wave):
                 end = min(at + wave, stop)
                 target[at - start : end - start] = (await self.read_many([Request(key, [at], [end], version)]))[0]
@@ -238,11 +238,13 @@ class RemoteStore(ClientStore[C]):
             await offload(cache.forget, self.fingerprint, requests)
         return await self.read_many(requests)
 
-    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
-        """Read as ``Store.read_many``; with ``uncached``, without the block cache."""
-        cache = None if uncached else self._cache()
-        if cache is not None and not any(stands_in(request.version) for request in requests):
-            return await cache.read_many(self, self.fingerprint, requests)
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+        cache = self._cache(request.version for request in requests)
+        if cache is not None:
+            return await cache.read_many(self, requests)
+        return await self.read_uncached(requests)
+
+    async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
         largest, download = self.merge.max_request, client.transport.download
         values: list[bytes] = []
