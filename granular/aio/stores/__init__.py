@@ -57,7 +57,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             )
         if options:
             raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
-        return LocalStore('', config), local_key(_expand_user(path if match is None else match[2]))
+        return LocalStore('', config, {}), local_key(_expand_user(path if match is None else match[2]))
     check_text(path)
     scheme, rest = match[1].lower(), match[2]
     if not is_quoted(path):
@@ -101,11 +101,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
 
 
 def check_text(name: str) -> None:
-    """Check that a name for a store that is not a local disk can be encoded.
-
-    Raises:
-      InvalidArgumentError: if it has surrogates, as the names of local files may.
-    """
+    """Check that a name for a store that is not a local disk has no surrogates, as the names of local files may."""
     if not name.isascii():
         try:
             name.encode()
@@ -125,11 +121,7 @@ def _resolve_foreign(path: Any, config: IOConfig) -> tuple[Store, str]:
 
 
 def _expand_user(path: str) -> str:
-    """Expand a leading ``~`` or ``~user`` of a local path, as shells do.
-
-    Raises:
-      InvalidArgumentError: if there is no such user.
-    """
+    """Expand a leading ``~`` or ``~user`` of a local path, as shells do."""
     if not path.startswith('~'):
         return path
     expanded = os.path.expanduser(path)
@@ -140,11 +132,7 @@ def _expand_user(path: str) -> str:
 
 
 def local_key(path: str) -> str:
-    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link.
-
-    Raises:
-      InvalidArgumentError: if the system cannot have such a path.
-    """
+    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link."""
     if '\0' in path:
         raise InvalidArgumentError(f'{path!r:.200}: expected a path without null characters')
     if not path.isascii():

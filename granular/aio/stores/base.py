@@ -403,25 +403,6 @@ class Store(abc.ABC):
         return UnsupportedError(f'{self.url(key)}: this store does not support {operation}', path=self.url(key))
 
 
-class Folders:
-    """Derives folder entries from the sorted keys of a flat listing, each when the first key in it comes.
-
-    Args:
-      base: the folder that was listed.
-    """
-
-    def __init__(self, base: str) -> None:
-        self._base = len(base) + 1 if base else 0
-        self._last = ''
-
-    def of(self, key: str) -> list[Entry]:
-        """Return the folders above a key that contain no earlier key."""
-        ends = [i for i, char in enumerate(key) if char == '/' and i >= self._base]
-        new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
-        self._last = key
-        return new
-
-
 def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
     """Check the names of options.
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from granular.aio.runtime.loop_resources import Scope, peek_scope, scope
-from granular.aio.stores.base import Entry, Folders, Stat, Store
+from granular.aio.stores.base import Entry, Stat, Store
 from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError, NotFoundError, StoreError
@@ -62,11 +62,7 @@ class Bucket(Store):
     async def pages(
         self, key: str, prefix: str = '', delimiter: str = '', must_exist: bool = True
     ) -> AsyncIterator[Page]:
-        """Yield the pages of a listing.
-
-        Raises:
-          NotFoundError: if the folder must exist and is empty.
-        """
+        """Yield the pages of a listing; raise NotFoundError if the folder must exist and is empty."""
         listing = self._listing(key, prefix, delimiter)
         missing = must_exist and bool(key) and not prefix
         while not listing.ended:
@@ -77,11 +73,7 @@ class Bucket(Store):
             raise NotFoundError(f'{self.url(key)}: no such folder', path=self.url(key))
 
     async def stat_folder(self, key: str) -> Stat:
-        """Return the metadata of a folder, or of the bucket.
-
-        Raises:
-          NotFoundError: if it does not exist.
-        """
+        """Return the metadata of a folder, or of the bucket, which must exist."""
         listing = self._listing(key)
         while not listing.ended:
             page = await self.page(listing, 1)
@@ -102,11 +94,15 @@ class Bucket(Store):
                     yield Entry(item.key, False, item.size, item.modified)
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        folders = Folders(key)
+        last, base = '', len(key) + 1 if key else 0
         async for page in self.pages(key):
             for item in page.items:
-                for folder in folders.of(f'{item.path}/' if item.is_dir else item.key):
-                    yield folder
+                # The folders above it that contain no earlier key, which lists them.
+                path = f'{item.path}/' if item.is_dir else item.key
+                for end, char in enumerate(path):
+                    if char == '/' and end >= base and not last.startswith(path[: end + 1]):
+                        yield Entry(path[:end], True)
+                last = path
                 if not item.is_dir:
                     yield Entry(item.key, False, item.size, item.modified)
 
@@ -132,11 +128,7 @@ class Bucket(Store):
         return True
 
     async def delete_listed(self, key: str, must_exist: bool) -> int:
-        """List a folder once and delete what it contains. Return the number of objects.
-
-        Raises:
-          NotFoundError: if the folder must exist and is empty.
-        """
+        """List a folder once, as ``pages`` does, and delete what it contains. Return the number of objects."""
         count = 0
         async for page in self.pages(key, must_exist=must_exist):
             count += len(page.items)

@@ -105,11 +105,7 @@ class HTTPClient(Client):
 
 
 def _check_page(answer: Answer, name: str) -> Answer:
-    """Check that a page of links is complete: not empty, and closing its html tag if it opens one.
-
-    Raises:
-      BadReplyError: if it is empty or truncated.
-    """
+    """Check that a page of links is complete: not empty, and closing its html tag if it opens one."""
     body, headers = answer.body.lower(), answer.head.headers
     if not body.strip() and headers.get('content-type', 'text/html').startswith('text/html'):
         raise BadReplyError(f'{name}: expected a page of links, got an empty page')
@@ -121,10 +117,7 @@ def _check_page(answer: Answer, name: str) -> Answer:
 def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
     """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
-    Args:
-      page: the page.
-      url: its URL, after all redirects.
-      requested: the URL of the folder, as it was requested.
+    ``url`` is that of the page, after all redirects; ``requested`` that of the folder, as it was requested.
     """
     try:
         text = page.decode()

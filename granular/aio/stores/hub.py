@@ -327,10 +327,7 @@ class HubClient(Client):
 
     async def look_up(self, keys: Iterable[str]) -> None:
         """Find the servers that have the contents of files, unless they were found in the last minutes."""
-        missing = [key for key in keys if not self._is_found(key)]
-        if len(missing) == 1:
-            await self._look_up(missing[0])
-        elif missing:
+        if missing := [key for key in keys if not self._is_found(key)]:
             await for_each(missing, self._look_up, _AHEAD)
 
     def _is_found(self, key: str) -> bool:

@@ -9,14 +9,7 @@ _EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where m
 
 
 class Item(NamedTuple):
-    """An object in a listing.
-
-    Attributes:
-      key: its key.
-      size: its bytes.
-      modified: time of its last change, in seconds since the epoch; None if the listing does not report it.
-      is_dir: True if it marks a folder.
-    """
+    """An object in a listing, with the time of its last change as in ``Stat``; with ``is_dir``, it marks a folder."""
 
     key: str
     size: int
@@ -33,7 +26,6 @@ class Page(NamedTuple):
     """A page of a listing.
 
     Attributes:
-      items: the objects.
       folders: the beginnings of keys up to and including the delimiter.
       token: requests the next page; empty on the last one.
     """
@@ -51,10 +43,6 @@ class Listing:
       prefix: the beginning of all keys.
       delimiter: groups the keys that contain it after the prefix into folders; no folders if empty.
       ordered: True if the store lists keys and folders in the order of their bytes.
-
-    Attributes:
-      token: requests the next page; empty for the first one.
-      ended: True after the last page.
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str, ordered: bool) -> None:
@@ -69,8 +57,7 @@ class Listing:
     def accept(self, page: Page) -> Page:
         """Check the next page. Return it without a folder that the page before has, as pages of GCS may.
 
-        Raises:
-          BadReplyError: if it is not the next page. The listing is then unchanged, so that a retry can pass.
+        If it is not the next page (BadReplyError), the listing is unchanged, so that a retry can pass.
         """
         keys = [item.key for item in page.items]
         folders = [folder for folder in page.folders if folder != self._last_folder]

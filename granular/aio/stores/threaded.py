@@ -93,11 +93,7 @@ class ThreadedStore(Store):
         await self.call(keys[0] if keys else '', call_now)
 
     def check_unchanged(self, key: str, before: str, now: str) -> None:
-        """Check that a file still has its earlier version.
-
-        Raises:
-          ObjectChangedError: if it has another one.
-        """
+        """Check that a file still has its earlier version."""
         if before != now:
             raise changed(self.url(key), before, now)
 
@@ -125,11 +121,7 @@ class ThreadedWriter(ObjectWriter):
 
     @classmethod
     async def open(cls, store: ThreadedStore, key: str, new: bool) -> Self:
-        """Open a writer. A new file is opened now: most file systems then show it to other writers.
-
-        Raises:
-          AlreadyExistsError: if the file must be new and exists.
-        """
+        """Open a writer. A new file is opened now: most file systems then show it to other writers."""
         writer = cls(store, key)
 
         def create() -> Any:

@@ -13,17 +13,12 @@ from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
-from granular.aio.stores.azure.client import AzureClient, is_missing
+from granular.aio.stores.azure.client import AzureClient
 from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat
 from granular.aio.stores.clients import Bucket, ClientStore
 from granular.aio.stores.listing import Item, Listing, Page
 from granular.config import IOConfig, MiB
-from granular.errors import (
-    BadReplyError,
-    InvalidArgumentError,
-    NotFoundError,
-    StoreError,
-)
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
 
 _CONTAINER: Final = re.compile(r'[A-Za-z0-9$_-]+')
 _MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests itself
@@ -37,15 +32,7 @@ _FOLDER_MARKS: Final = ('hdi_isfolder', 'is_directory')
 
 
 class Blob(NamedTuple):
-    """A blob, or a blob that marks a folder.
-
-    Attributes:
-      name: its name.
-      size: its bytes.
-      modified: time of its last change, in seconds since the epoch.
-      etag: its version.
-      is_dir: True if it marks a folder.
-    """
+    """A blob; with ``is_dir``, one that marks a folder."""
 
     name: str
     size: int
@@ -175,7 +162,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
         reply = await client.call(name, request, stop - start)
         if reply is not None:
-            client.received(len(reply.data))
+            client.metrics.bytes += len(reply.data)
             if version is not None and reply.version != version:
                 raise changed(name, version, reply.version)
         return reply
@@ -216,38 +203,22 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         return ranges.split(start, stop, min(max(largest, self._largest), _MOST_READ))
 
     async def _find(self, key: str, version: str | None = None) -> Blob | None:
-        """Return a blob; None if there is none.
-
-        Raises:
-          NotFoundError: if there is no such container.
-          ObjectChangedError: if it does not have the given version.
-        """
+        """Return a blob; None if there is none. It must have the given version."""
         client, condition = await self.client(), _condition(version)
         blob = client.blob(key)
 
-        async def request() -> Blob | None:
-            from azure.core.exceptions import ResourceNotFoundError
+        async def request() -> Blob:
+            properties = await blob.get_blob_properties(**condition, **client.settings)
+            if not properties.etag or properties.size is None:
+                raise BadReplyError(
+                    f'{self.url(key)}: expected the ETag and the size of a blob, got none', path=self.url(key)
+                )
+            return _blob_of(properties)
 
-            try:
-                properties = await blob.get_blob_properties(**condition, **client.settings)
-                if not properties.etag or properties.size is None:
-                    raise BadReplyError(
-                        f'{self.url(key)}: expected the ETag and the size of a blob, got none', path=self.url(key)
-                    )
-                return _blob_of(properties)
-            except ResourceNotFoundError as error:
-                if is_missing(error):
-                    return None
-                raise
-
-        return await client.call(self.url(key), request)
+        return await client.call_existing(self.url(key), request)
 
     async def _file(self, key: str, version: str | None = None) -> Blob:
-        """Return a blob that is not a folder.
-
-        Raises:
-          NotFoundError: if there is none.
-        """
+        """Return a blob that must exist."""
         blob = await self._find(key, version) if key else None
         if blob is None:
             raise NotFoundError(f'{self.url(key)}: no such blob', path=self.url(key))
@@ -313,17 +284,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def _delete(self, key: str) -> None:
         client = await self.client()
         blob = client.blob(key)
-
-        async def request() -> None:
-            from azure.core.exceptions import ResourceNotFoundError
-
-            try:
-                await blob.delete_blob(**client.settings)
-            except ResourceNotFoundError as error:
-                if not is_missing(error):
-                    raise
-
-        await client.call(self.url(key), request)
+        await client.call_existing(self.url(key), lambda: blob.delete_blob(**client.settings))
 
     async def delete_listed(self, key: str, must_exist: bool) -> int:
         mark = await self._find(key) if key else None

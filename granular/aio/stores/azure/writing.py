@@ -20,19 +20,13 @@ class AzureWriter(PartWriter):
     The blob's metadata contain a token of its writer: if the reply to an attempt was lost, the existing blob is this
     writer's if it has the token. Azure deletes the blocks of an aborted upload after a week.
 
-    Args:
-      client: the client of the container under the running event loop.
-      key: the blob.
-      name: its address, for errors.
-      config: the settings.
-      new: True if an existing blob is an error.
+    With ``new``, an existing blob is an error.
     """
 
     def __init__(self, client: AzureClient, key: str, name: str, config: IOConfig, new: bool) -> None:
         super().__init__(config.part_size, config.upload_concurrency)
         self._client, self._name, self._new = client, name, new
         self._token = uuid.uuid4().hex
-        self._count = 0
         self._blob: Any = client.blob(key)
         self._metadata = {WRITER: self._token}
 
@@ -40,8 +34,6 @@ class AzureWriter(PartWriter):
         """Do nothing: the first block starts an upload."""
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        self._count = max(self._count, number + 1)
-
         async def request() -> None:
             block = self._block(number)
             # A stream, because aiohttp warns of large bodies of bytes.
@@ -59,7 +51,7 @@ class AzureWriter(PartWriter):
             from azure.core import MatchConditions
             from azure.storage.blob import BlobBlock
 
-            blocks = [BlobBlock(self._block(number)) for number in range(self._count)]
+            blocks = [BlobBlock(self._block(number)) for number in range(self._parts)]
             condition = {'match_condition': MatchConditions.IfMissing} if self._new else {}
             await self._blob.commit_block_list(blocks, metadata=self._metadata, **condition, **self._client.settings)
 

@@ -46,14 +46,6 @@ class Blocks:
     Args:
       path: the folder, created if it does not exist.
       limit: maximum bytes on the disk of all packs.
-
-    Attributes:
-      folder: its files.
-      objects: the objects that its blocks belong to.
-      packs: the files that hold the blocks.
-
-    Raises:
-      AccessDeniedError: if the folder belongs to another user, or contains symbolic links.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -187,11 +179,7 @@ class Blocks:
 
 
 def open_existing(path: str) -> Blocks:
-    """Open the block cache in a folder that has one.
-
-    Raises:
-      NotFoundError: if it has none.
-    """
+    """Open the block cache in a folder, which must have one."""
     if not os.path.exists(os.path.join(path, VERSION, 'table')):
         raise NotFoundError(f'{path}: is not the cache_dir of a block cache')
     return Blocks(path, 0)

@@ -77,12 +77,7 @@ BlockId = tuple[int, int]
 
 
 class BlockCache:
-    """A cache of blocks in one folder, for the objects of any stores.
-
-    Args:
-      folder: the local folder.
-      limit: maximum bytes on the disk.
-    """
+    """A cache of blocks in one folder, of at most ``limit`` bytes on the disk, for the objects of any stores."""
 
     def __init__(self, folder: str, limit: int) -> None:
         self._blocks = Blocks(folder, limit)
@@ -325,8 +320,6 @@ class _Fetch:
     """The blocks that one read fetches.
 
     Attributes:
-      upstream: the store to fetch them from.
-      names: the blocks.
       claimed: runs of them that this process has claimed.
       blocks: the blocks that arrived, and those that other reads of this process fetched.
     """

@@ -22,7 +22,6 @@ class CachedObject:
     """A registered version of an object.
 
     Attributes:
-      size: its bytes.
       entries: the position of its entries in the table, in words of 8 bytes.
       first_lock: the position of its first block among the locks of blocks in flight.
       seed: 63 bits of its identity; the sum of the seed and a block number is the mark of that block.
@@ -93,11 +92,7 @@ class Objects:
         return CachedObject(record.size, record.entries, record.digest)
 
     def _read(self, name: str) -> ObjectRecord:
-        """Read an object record.
-
-        Raises:
-          ValueError: if the file has none.
-        """
+        """Read an object record; raise ValueError if the file has none."""
         fd = open_file(name, os.O_RDONLY, self._folder.objects)
         try:
             content = os.read(fd, _RECORD)

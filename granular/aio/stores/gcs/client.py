@@ -19,13 +19,7 @@ from granular.aio.stores.gcs.auth import Login, log_in
 from granular.aio.stores.gcs.replies import Resource, Rewrite
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
-from granular.errors import (
-    BadReplyError,
-    InvalidArgumentError,
-    NotFoundError,
-    ObjectChangedError,
-    StoreError,
-)
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
 
 _OBJECT_FIELDS: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
 _PAGE_FIELDS: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
@@ -168,14 +162,7 @@ class GCSClient(Client):
         await self.send(name, 'DELETE', url, check, (200, 204, 404, 412) if generation else (200, 204, 404))
 
     async def copy(self, source: str, target: str) -> None:
-        """Copy the current generation of an object within the bucket.
-
-        Raises:
-          NotFoundError: if the source does not exist.
-          ObjectChangedError: if the source is replaced or deleted during the copy.
-          BadReplyError: if the copy has another size or checksum.
-          StoreError: if the copy makes no progress.
-        """
+        """Copy the current generation of an object within the bucket, and compare size and checksum."""
         name = self.store.url(source)
         original = await self.find_object(source)
         if original is None:

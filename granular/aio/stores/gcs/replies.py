@@ -1,7 +1,7 @@
 """Answers of Google Cloud Storage's JSON API, parsed strictly: pure functions and values, no I/O.
 
 A reply with status 200 may come from a proxy, be truncated or hold an error document. A reply is rejected unless every
-field is what the API documents: https://cloud.google.com/storage/docs/json_api/v1.
+field is what the API documents (BadReplyError): https://cloud.google.com/storage/docs/json_api/v1.
 """
 
 import base64
@@ -33,8 +33,6 @@ class Resource(NamedTuple):
     """Description of an object.
 
     Attributes:
-      name: its key.
-      size: its bytes.
       generation: its version.
       modified: the time of its last change in seconds since the epoch; None if the answer does not report it.
       digests: its checksums in hexadecimal, by kind (:mod:`granular.aio.http.digests`).
@@ -50,13 +48,7 @@ class Resource(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """State of a copy within the store.
-
-    Attributes:
-      copied: bytes that the store has copied.
-      token: continues the copy; empty if it is complete.
-      resource: the copy, once it is complete.
-    """
+    """State of a copy within the store: the bytes copied, a token to continue, and the copy once it is complete."""
 
     copied: int
     token: str
@@ -64,11 +56,7 @@ class Rewrite(NamedTuple):
 
 
 def document(answer: Answer, name: str) -> Mapping[str, Any]:
-    """Return the JSON object in the body of an answer.
-
-    Raises:
-      BadReplyError: if the body is anything else, or an error document.
-    """
+    """Return the JSON object in the body of an answer, which must not be an error document."""
     try:
         value = json.loads(answer.body)
     except (ValueError, RecursionError):

@@ -13,12 +13,7 @@ from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.replies import WRITER, Resource
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
-from granular.errors import (
-    AlreadyExistsError,
-    BadReplyError,
-    GranularError,
-    StoreError,
-)
+from granular.errors import AlreadyExistsError, BadReplyError, GranularError, StoreError
 
 _BINARY: Final = 'application/octet-stream'
 _UPLOADED: Final = (200, 201, 308, 404, 410, 412)
@@ -34,10 +29,7 @@ class GCSWriter(PartWriter):
     The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
     object decides: this writer has published it if it has the token, the size and the checksum of what was sent.
 
-    Args:
-      client: the client of the bucket under the running event loop.
-      key: the object.
-      new: True if an existing object is an error.
+    With ``new``, an existing object is an error.
     """
 
     def __init__(self, client: GCSClient, key: str, new: bool) -> None:
@@ -220,11 +212,7 @@ class GCSWriter(PartWriter):
             raise
 
     def _matching(self, resource: Resource, size: int) -> Resource:
-        """Return the object if it has the size and checksum of what was sent.
-
-        Raises:
-          BadReplyError: if it differs.
-        """
+        """Return the object, which must have the size and checksum of what was sent."""
         digest, expected = resource.digests.get('crc32c'), f'{self._crc:08x}'
         if resource.size != size or digest != expected:
             raise BadReplyError(

@@ -10,7 +10,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, BinaryIO
 
 from granular.aio.reply import Reply, changed
@@ -20,7 +20,6 @@ from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, version_of
 from granular.aio.stores.local.locks import FolderLock, lock, remove_unlocked
-from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
 
@@ -36,9 +35,6 @@ class LocalStore(Store):
     local = True
     conditional = True
     versions_repeat = False
-
-    def __init__(self, root: str = '', config: IOConfig | None = None, options: Mapping[str, Any] = {}) -> None:
-        super().__init__(root, config or IOConfig(), options)
 
     def address(self, key: str) -> str:
         # A leading tilde would mean a user's home folder when the address is resolved again.
@@ -154,11 +150,7 @@ class LocalStore(Store):
         await offload_whole(call)
 
     async def lock_folder(self, key: str) -> FolderLock:
-        """Acquire the exclusive right to write in a folder.
-
-        Raises:
-          AlreadyExistsError: if another writer holds it.
-        """
+        """Acquire the exclusive right to write in a folder."""
 
         def call() -> FolderLock:
             with translated(key):
@@ -229,17 +221,10 @@ class LocalStore(Store):
 def _clock(folder: str) -> float:
     """Return the modification time of a file created in a folder now: network file servers have their own clocks."""
     try:
-        try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except (OSError, AttributeError):  # file systems without unnamed files
-            with tempfile.TemporaryFile(dir=folder) as file:
-                return os.fstat(file.fileno()).st_mtime
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
     except OSError:  # a folder without write permission
         return time.time()
-    try:
-        return os.fstat(fd).st_mtime
-    finally:
-        os.close(fd)
 
 
 def _make_folders(key: str, parents: bool, exist_ok: bool) -> list[str]:
@@ -300,10 +285,8 @@ def _read_ranges(file: OpenFile, key: str, starts: Any, stops: Any) -> list[byte
             data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
             replies.append(data if len(data) == stop - start else file.read_exactly(key, start, stop))
         if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
-            done = len(replies)
-            return replies + map_threads_now(
-                functools.partial(_read_nth, file, key, starts, stops, done), len(starts) - done
-            )
+            rest = functools.partial(_read_nth, file, key, starts, stops, len(replies))
+            return replies + map_threads_now(rest, len(starts) - len(replies))
     return replies
 
 

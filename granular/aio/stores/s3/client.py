@@ -26,13 +26,7 @@ from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
 from granular.aio.stores.s3.listing import next_page, query_of
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
-from granular.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    BadReplyError,
-    GranularError,
-    NotFoundError,
-)
+from granular.errors import AccessDeniedError, AlreadyExistsError, BadReplyError, GranularError, NotFoundError
 
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
@@ -157,11 +151,7 @@ class S3Client(Client):
         return await self.transport.call(make, self.recover, name, checked, statuses={*statuses, 404}, limit=limit)
 
     async def head(self, key: str) -> ObjectMetadata:
-        """Request the metadata of an object (HEAD).
-
-        Raises:
-          NotFoundError: if the object does not exist.
-        """
+        """Request the metadata of an object, which must exist (HEAD)."""
         name = self.store.url(key)
 
         def check(answer: Answer) -> ObjectMetadata:

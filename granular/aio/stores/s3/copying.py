@@ -30,13 +30,7 @@ _CARRIED: Final = (
 
 
 async def copy_object(client: S3Client, source: str, target: str) -> None:
-    """Copy an object within the bucket.
-
-    Raises:
-      NotFoundError: if the source does not exist.
-      ObjectChangedError: if the source is replaced during the copy.
-      StoreError: if the copy has another size.
-    """
+    """Copy an object within the bucket; the copy has its current version and size."""
     await _Copier(client, source, target, await client.head(source)).copy()
 
 

@@ -19,11 +19,7 @@ _NAMESPACE: Final = 'http://s3.amazonaws.com/doc/2006-03-01/'
 
 
 def parse(body: bytes, name: str, tag: str) -> ElementTree.Element:
-    """Return the root of an XML document, which must have the given tag; namespaces are stripped from all tags.
-
-    Raises:
-      BadReplyError: if the body is not XML, declares entities, or has another root.
-    """
+    """Return the root of an XML document, which must have the given tag; namespaces are stripped from all tags."""
     expected = f'{name}: expected the XML document {tag}'
     try:
         text = body.decode()

@@ -24,13 +24,7 @@ def query_of(listing: Listing, limit: int) -> list[tuple[str, str]]:
 
 
 def next_page(listing: Listing, answer: Answer) -> Page:
-    """Parse and check the next page.
-
-    Raises:
-      BadReplyError: if the reply is not the next page of this listing.
-      NotFoundError: if the bucket does not exist.
-      StoreError: if the bucket was deleted during the listing.
-    """
+    """Parse and check the next page of a listing."""
     name = listing.name
     if answer.head.status == 404:
         if code_of(answer.body) != 'NoSuchBucket':

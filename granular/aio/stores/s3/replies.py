@@ -1,7 +1,7 @@
 """Replies of S3 about objects, without I/O.
 
-Each reply is checked against its request: proxies answer requests with an empty 200 or an HTML page, and S3 itself may
-send an error document with status 200.
+Each reply is checked against its request (BadReplyError): proxies answer requests with an empty 200 or a page of HTML,
+and S3 itself may send an error document with status 200.
 """
 
 import base64
@@ -57,11 +57,7 @@ class Part(NamedTuple):
 
 
 def metadata_of(head: Head, name: str) -> ObjectMetadata:
-    """Parse the reply to HEAD.
-
-    Raises:
-      BadReplyError: if it has no length, or neither an ETag nor a time, which every object of a bucket has.
-    """
+    """Parse the reply to HEAD, which has a length, and an ETag or a time, for every object of a bucket."""
     version, date = head.headers.get('etag') or None, head.headers.get('last-modified')
     if head.length is None or (version is None and date is None):
         lacking = 'a length' if head.length is None else 'an ETag or a time'
@@ -82,11 +78,7 @@ def is_encrypted(headers: Mapping[str, str]) -> bool:
 
 
 def check_empty(answer: Answer, name: str) -> None:
-    """Check the reply to a request that has no result.
-
-    Raises:
-      BadReplyError: if it has a body.
-    """
+    """Check that the reply to a request without a result has no body."""
     if answer.body.strip():
         raise BadReplyError(f'{name}: expected no body, got {quote(answer.body.strip())}')
 
@@ -102,11 +94,7 @@ def missing_error(answer: Answer, name: str) -> GranularError:
 
 
 def written_etag(answer: Answer, name: str) -> str:
-    """Return the ETag in the reply to an object or a part that was sent.
-
-    Raises:
-      BadReplyError: if the reply has no ETag, or has a body.
-    """
+    """Return the ETag in the reply to an object or a part that was sent."""
     etag = answer.head.headers.get('etag', '')
     if answer.body.strip() or not etag:
         raise BadReplyError(f'{name}: expected the ETag of the data sent, got {quote(answer.body.strip())}')
@@ -114,11 +102,7 @@ def written_etag(answer: Answer, name: str) -> str:
 
 
 def copied_part(answer: Answer, name: str, tag: str) -> Part:
-    """Return the ETag and checksum in the reply to an object or a part that was copied.
-
-    Raises:
-      BadReplyError: if the reply is not a document with the given root tag and an ETag.
-    """
+    """Return the ETag and checksum in the reply to an object or a part that was copied: a document with that root."""
     root = parse(answer.body.strip(), name, tag)
     etag = text_of(root, 'ETag', name).strip()
     if not etag:
@@ -151,12 +135,7 @@ def _check_key(root: ElementTree.Element, name: str, key: str) -> None:
 
 
 def check_deleted(answer: Answer, name: str, keys: Sequence[str]) -> None:
-    """Check that all objects of a deletion were deleted.
-
-    Raises:
-      BadReplyError: if the reply does not report the outcome for each key.
-      StoreError: if some objects were not deleted.
-    """
+    """Check that the reply to a deletion reports for each object that it was deleted."""
     root, requested = parse(answer.body, name, 'DeleteResult'), set(keys)
     deleted = {text_of(element, 'Key', name) for element in root.findall('Deleted')}
     errors = {text_of(element, 'Key', name): element.findtext('Code') or '' for element in root.findall('Error')}

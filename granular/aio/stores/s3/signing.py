@@ -10,13 +10,9 @@ UNSIGNED = 'UNSIGNED-PAYLOAD'
 
 
 class Signer(S3SigV4Auth):  # type: ignore[misc]
-    """botocore's signer with a clock offset.
+    """botocore's signer, for a clock that is ahead by ``skew``.
 
-    Args:
-      credentials: the access key, the secret, and a token or None.
-      region: the region of the bucket.
-      skew: the time by which the store's clock is ahead.
-      payload: the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
+    ``payload`` is the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
     """
 
     def __init__(self, credentials: Any, region: str, skew: datetime.timedelta, payload: str) -> None:

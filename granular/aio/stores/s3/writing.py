@@ -75,11 +75,7 @@ class S3Writer(PartWriter):
     The object's metadata contains a token of its writer. If a reply leaves the outcome open, the token, size and
     checksum of the object in the store decide; no object is reported as written without a comparison.
 
-    Args:
-      client: the client of the bucket under the running event loop.
-      key: the object.
-      new: True if the object must not exist yet.
-      headers: of the object, in addition to those of the options.
+    With ``new``, the object must not exist yet. It has the given headers and those of the options.
     """
 
     def __init__(self, client: S3Client, key: str, new: bool, headers: Mapping[str, str] = {}) -> None:
@@ -318,11 +314,7 @@ class S3Writer(PartWriter):
             )
 
     async def _verify(self, metadata: ObjectMetadata) -> None:
-        """Compare the object in the store with what was written.
-
-        Raises:
-          StoreError: if its size or checksum differs.
-        """
+        """Compare size and checksum of the object in the store with what was written."""
         self.version = metadata.version
         digests, crc = metadata.content_info(self._client.etag_is_md5).digests, f'{self._crc:08x}'
         if metadata.size == self._size:
