@@ -29,9 +29,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
     Raises:
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
-      InvalidArgumentError: for a ``path`` of another type, an address without a bucket or host, or with credentials
-        in it, a misspelled address, a local path with options, settings that are no ``IOConfig``, an unknown
-        ``~user``, or a ``fs`` that cannot be used.
+      InvalidArgumentError: for any other argument that cannot be used, such as an address with credentials in it.
     """
     if not isinstance(config, IOConfig):
         raise InvalidArgumentError(f'config: expected a granular.IOConfig, got {type(config).__name__}')

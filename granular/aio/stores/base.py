@@ -222,8 +222,7 @@ class Store(abc.ABC):
     async def now(self, key: str) -> float:
         """Return the current time of the clock behind the store's modification times, in seconds since the epoch.
 
-        Args:
-          key: a file or folder, because the file systems of one machine may have different clocks.
+        The file systems of one machine may have different clocks: it is that of the given file or folder.
         """
         return time.time()
 
@@ -273,20 +272,11 @@ class Store(abc.ABC):
         return await self.read_many(requests)
 
     async def check_version(self, key: str, version: str) -> None:
-        """Check that a file currently has the given version.
-
-        Raises:
-          ObjectChangedError: if it has another version.
-          NotFoundError: if it does not exist.
-        """
+        """Check that a file currently has the given version; raise ObjectChangedError if it has another one."""
         await self.read(key, 0, 1, version)
 
     def check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
-        """Return the first byte of a read and the one after its last.
-
-        Raises:
-          OutOfRangeError: if the object ends before.
-        """
+        """Return the first byte of a read and the one after its last, or raise OutOfRangeError."""
         first = max(0, size + start) if start < 0 else start
         end = size if stop is None else stop
         if first > size or end > size:
@@ -297,18 +287,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def stat(self, key: str) -> Stat:
-        """Return the metadata of a file or folder.
-
-        Raises:
-          NotFoundError: if neither exists.
-        """
+        """Return the metadata of a file or folder; raise NotFoundError if neither exists."""
 
     async def content_info(self, key: str) -> ContentInfo:
-        """Return the size, version and checksums that the store reports for a file.
-
-        Raises:
-          NotFoundError: if it does not exist.
-        """
+        """Return the size, version and checksums that the store reports for a file, which must exist."""
         return ContentInfo((await self.stat(key)).size, None, {})
 
     def digest_kind(self, size: int) -> str:
@@ -317,14 +299,9 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        """Yield the entries of a folder, page by page.
+        """Yield the entries of a folder, page by page; raise NotFoundError if there is no such folder.
 
-        Args:
-          key: the folder.
-          prefix: the beginning of the names to list; a store that cannot filter by it yields all.
-
-        Raises:
-          NotFoundError: if there is no such folder.
+        ``prefix`` is the beginning of the names to list; a store that cannot filter by it yields all.
         """
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
@@ -404,11 +381,7 @@ class Store(abc.ABC):
 
 
 def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
-    """Check the names of options.
-
-    Raises:
-      InvalidArgumentError: if one is unknown.
-    """
+    """Check that the names of options are known."""
     if unknown := sorted(set(options) - {*known, LENT}):
         raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}')
 

@@ -20,11 +20,31 @@ class ClientStore(Store, Generic[C]):
     conditional = True
     variables: tuple[str, ...] = ()
     """Environment variables from which a client takes credentials that the options do not give."""
+    naming: tuple[str, ...] = ('endpoint_url',)
+    """Options that only select the endpoint."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         # Part of the identity: a client that was created under another environment must not be reused.
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
+        self.endpoint: Any = self._find_endpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle the endpoint, so that it stays the same under another environment.
+        kind, (root, config, options) = super().__reduce__()
+        return kind, (root, config, {**options, **self._endpoint_options()})
+
+    def _identity(self) -> tuple[Any, ...]:
+        options = {name: value for name, value in self.options.items() if name not in self.naming}
+        return self.root, self.config, options, self.endpoint, self._environment
+
+    def _find_endpoint(self) -> Any:
+        """Return the server that the options and the current environment select."""
+        return self.root
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        """Return the options that select the same server in any environment."""
+        return {}
 
     @abc.abstractmethod
     async def _open_client(self, opened: Scope) -> C:

@@ -28,7 +28,6 @@ class S3Endpoint(NamedTuple):
 
     Attributes:
       url: its URL; None for Amazon's own, which follows from the region and the bucket's name.
-      region: the region of its signatures.
       account: digest of the settings that select the credentials, because servers of other vendors may have a bucket of
         the same name for each account; empty for Amazon's own.
     """

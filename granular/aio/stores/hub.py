@@ -49,11 +49,7 @@ _SIZES: Final = 65536
 
 
 def split(address: str) -> tuple[str, str]:
-    """Return the root of an address, which names a repository and perhaps a revision, and the key in it.
-
-    Raises:
-      InvalidArgumentError: if it does not name a repository.
-    """
+    """Return the root of an address, which names a repository and perhaps a revision, and the key in it."""
     match = _ADDRESS.fullmatch(address.partition('://')[2].rstrip('/'))
     if match is None or (match['kind'] is None and match['id'].partition('/')[0] in _KINDS):
         raise InvalidArgumentError(
@@ -72,7 +68,6 @@ class HubStore(RemoteStore['HubClient']):
     """
 
     option_names = ('endpoint_url', 'tls_verify', 'token')
-    is_bucket = False
     variables = ('HF_TOKEN', 'HF_TOKEN_PATH', 'HF_HOME')
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
@@ -224,11 +219,7 @@ class HubStore(RemoteStore['HubClient']):
             return await super().read_many([request._replace(version=version) for request, version in pairs])
 
     async def _with_version(self, request: Request, size: int | None) -> Request:
-        """Return the request with the version of the file, which no page of a proxy has.
-
-        Raises:
-          OutOfRangeError: if the file ends before one of the ranges.
-        """
+        """Return the request, whose ranges must be in the file, with its version, which no page of a proxy has."""
         if request.version is not None or not size:
             return request
         for start, stop in zip(request.starts, request.stops, strict=True):
@@ -297,12 +288,7 @@ class HubStore(RemoteStore['HubClient']):
 
 
 class HubClient(Client):
-    """Client of a repository under one event loop.
-
-    Attributes:
-      token: the token that is sent; None without.
-      sizes: the sizes of the files that were looked up.
-    """
+    """Client of a repository under one event loop, with the sizes of the files that were looked up."""
 
     store: HubStore
 
@@ -404,13 +390,13 @@ def _parsed(answer: Answer, kind: type, name: str) -> Any:
 
 
 def _entries(answer: Answer, name: str) -> list[Entry]:
-    return [_entry(info, name) for info in _parsed(answer, list, name)]
-
-
-def _entry(info: Any, name: str) -> Entry:
-    match info:
-        case {'type': 'directory', 'path': str(path)}:
-            return Entry(path, True)
-        case {'type': 'file', 'path': str(path), 'size': int(size)} if 0 <= size < 1 << 63:
-            return Entry(path, False, size)
-    raise BadReplyError(f'{name}: expected the type, path and size of a file, got {info!r:.200}')
+    entries = []
+    for info in _parsed(answer, list, name):
+        match info:
+            case {'type': 'directory', 'path': str(path)}:
+                entries.append(Entry(path, True))
+            case {'type': 'file', 'path': str(path), 'size': int(size)} if 0 <= size < 1 << 63:
+                entries.append(Entry(path, False, size))
+            case _:
+                raise BadReplyError(f'{name}: expected the type, path and size of a file, got {info!r:.200}')
+    return entries

@@ -20,7 +20,7 @@ from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.base import Request
-from granular.aio.stores.clients import ClientStore
+from granular.aio.stores.clients import Bucket, ClientStore
 from granular.config import IOConfig
 from granular.errors import BadReplyError
 
@@ -137,35 +137,15 @@ class RemoteStore(ClientStore[C]):
 
     version_header = 'ETag'
     """Reply header that identifies the version of an object."""
-    is_bucket = True
-    """True if each object has a version, and redirects to other servers are not followed."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         self.tls_verify: bool | str = verify_of(root, self.options)
-        self.endpoint: Any = self._find_endpoint()
 
     @property
     def bucket(self) -> str:
         """Name of the bucket or host."""
         return self.root.partition('://')[2]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle the endpoint, so that it stays the same under another environment.
-        kind, (root, config, options) = super().__reduce__()
-        return kind, (root, config, {**options, **self._endpoint_options()})
-
-    def _identity(self) -> tuple[Any, ...]:
-        options = {name: value for name, value in self.options.items() if name != 'endpoint_url'}
-        return self.root, self.config, options, self.endpoint, self._environment
-
-    def _find_endpoint(self) -> Any:
-        """Return the server that the options and the current environment select."""
-        return self.root
-
-    def _endpoint_options(self) -> dict[str, Any]:
-        """Return the options that select the same server in any environment."""
-        return {}
 
     @abc.abstractmethod
     async def make_client(self) -> C:
@@ -174,7 +154,7 @@ class RemoteStore(ClientStore[C]):
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
         client.transport = Transport(
-            self.config, without_user(self.root), self.version_header, self.is_bucket, self.tls_verify
+            self.config, without_user(self.root), self.version_header, isinstance(self, Bucket), self.tls_verify
         )
         opened.on_close(client.transport.aclose)
         return client

@@ -15,13 +15,7 @@ from granular.aio.stores.azure.account import Account
 from granular.aio.stores.lent import LENT, current, on_its_loop
 from granular.aio.stores.threaded import third_party_error
 from granular.config import IOConfig, MiB
-from granular.errors import (
-    AccessDeniedError,
-    BadReplyError,
-    BucketNotFoundError,
-    GranularError,
-    InvalidArgumentError,
-)
+from granular.errors import AccessDeniedError, BadReplyError, BucketNotFoundError, GranularError, InvalidArgumentError
 from granular.metrics import counters
 
 T = TypeVar('T')

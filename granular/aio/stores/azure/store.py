@@ -25,8 +25,6 @@ _MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests
 _PAGE: Final = 1000  # names in a page of a listing
 _DELETIONS: Final = 100  # concurrent deletions
 _POLL: Final = 0.1  # seconds between two questions for the state of a copy
-# Options that are part of the account.
-_NAMING: Final = ('endpoint_url', 'account_host', 'account_name')
 # Blobs that stand for folders, as hierarchical accounts and Hadoop mark them.
 _FOLDER_MARKS: Final = ('hdi_isfolder', 'is_directory')
 
@@ -57,31 +55,27 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     option_names = OPTIONS
     versions_repeat = False
     variables = VARIABLES
+    naming = ('endpoint_url', 'account_host', 'account_name')
     noun = 'blobs'
     ordered = property(lambda self: False)
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
-        super().__init__(root, config, options)
         self._container, at, _ = root.partition('://')[2].partition('@')
         if not _CONTAINER.fullmatch(self._container):
             reason = 'pass credentials as options, not in the address' if at else 'expected a container'
             raise InvalidArgumentError(f'{root.partition("://")[0]}://...: {reason}')
-        self._account = find_account(root, self.options)
+        super().__init__(root, config, options)
         protect(secrets_of(self._account.login))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle the account, so that it stays the same under another environment.
-        kind, (root, config, options) = super().__reduce__()
-        options.pop('account_host', None)
-        endpoint = self._account.endpoint
-        return kind, (root, config, {**options, 'endpoint_url': endpoint} if endpoint else options)
+    def _find_endpoint(self) -> str:
+        self._account = find_account(self.root, self.options)
+        return self._account.endpoint
 
-    def _identity(self) -> tuple[Any, ...]:
-        options = {name: value for name, value in self.options.items() if name not in _NAMING}
-        return self.root, self.config, options, self._account.endpoint, self._environment
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {'endpoint_url': self.endpoint} if self.endpoint else {}
 
     def _space(self) -> str:
-        return self._account.endpoint
+        return str(self.endpoint)
 
     async def _open_client(self, opened: Scope) -> AzureClient:
         # Importing adlfs and logging in is slow: keep both off the event loop.

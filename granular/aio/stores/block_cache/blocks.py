@@ -155,16 +155,6 @@ class Blocks:
         if self._words[entry]:  # writing to a page of the table without disk space would kill the process
             self._words[entry] = 0
 
-    # --- blocks in flight
-
-    def claim(self, cached: CachedObject, first: int, count: int) -> bool:
-        """Claim blocks for fetching. Return False if another process holds one of them."""
-        return self.folder.block_locks.lock(cached.first_lock + first, count)
-
-    def release(self, cached: CachedObject, first: int, count: int) -> None:
-        """Release claimed blocks."""
-        self.folder.block_locks.unlock(cached.first_lock + first, count)
-
     # --- inspection
 
     def usage(self) -> Iterator[tuple[str, int, int]]:

@@ -62,6 +62,11 @@ class BlockRun(NamedTuple):
     length: int
 
     @property
+    def first_lock(self) -> int:
+        """The position of its first block among the locks of blocks in flight."""
+        return self.cached.first_lock + self.first
+
+    @property
     def start(self) -> int:
         """The position of its first byte in the object."""
         return self.first << SHIFT
@@ -81,6 +86,7 @@ class BlockCache:
 
     def __init__(self, folder: str, limit: int) -> None:
         self._blocks = Blocks(folder, limit)
+        self._locks = self._blocks.folder.block_locks
         self._in_flight: dict[BlockId, _Fetch] = {}
         self._registering: dict[tuple[str, str, str], concurrent.futures.Future[None]] = {}
         self._paused = 0.0  # time until which no blocks are added, by the monotonic clock
@@ -256,7 +262,7 @@ class BlockCache:
 
     def _claim(self, fetch: '_Fetch', runs: Iterable[BlockRun]) -> list[BlockRun]:
         """Claim blocks for fetching. Returns the runs of which no other process holds a block."""
-        claimed = [run for run in runs if self._blocks.claim(run.cached, run.first, run.length)]
+        claimed = [run for run in runs if self._locks.lock(run.first_lock, run.length)]
         fetch.claimed.update(claimed)
         return claimed
 
@@ -264,7 +270,7 @@ class BlockCache:
         """Release those of the blocks that are claimed."""
         for run in fetch.claimed.intersection(runs):
             fetch.claimed.discard(run)
-            self._blocks.release(run.cached, run.first, run.length)
+            self._locks.unlock(run.first_lock, run.length)
 
     def _has_all(self, run: BlockRun) -> bool:
         return all(self._blocks.has(run.cached, run.first + i) for i in range(run.length))

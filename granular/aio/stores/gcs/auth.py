@@ -84,9 +84,8 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
         return Login(root, lambda: fs.credentials.credentials, project, timeout)
     if options.get('anon') and token not in (None, 'anon'):
         raise InvalidArgumentError(f'{root}: expected anon=True or a token, got both')
-    if options.get('anon') or token == 'anon':
-        return Login(root, lambda: None, project, timeout)
-    if token is None and emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
+    emulated = emulated and token is None and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS')
+    if emulated or options.get('anon') or token == 'anon':
         return Login(root, lambda: None, project, timeout)
     for module in ('google.auth', 'google.auth.credentials', 'google.auth.transport.requests'):
         import_extra(module, 'gcs', 'credentials for gs:// need google-auth')

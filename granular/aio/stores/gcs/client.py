@@ -146,6 +146,12 @@ class GCSClient(Client):
 
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT_FIELDS), check, (200, 404))
 
+    async def get_object(self, key: str) -> Resource:
+        """Request the description of an object, which must exist."""
+        if (resource := await self.find_object(key)) is None:
+            raise NotFoundError(f'{self.store.url(key)}: no such object', path=self.store.url(key))
+        return resource
+
     async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names."""
         url = self.objects(
@@ -164,9 +170,7 @@ class GCSClient(Client):
     async def copy(self, source: str, target: str) -> None:
         """Copy the current generation of an object within the bucket, and compare size and checksum."""
         name = self.store.url(source)
-        original = await self.find_object(source)
-        if original is None:
-            raise NotFoundError(f'{name}: no such object')
+        original = await self.get_object(source)
 
         def check(answer: Answer) -> Rewrite:
             if answer.head.status in (404, 412):

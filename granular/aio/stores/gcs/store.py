@@ -13,7 +13,7 @@ from granular.aio.stores.clients import Bucket
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
-from granular.errors import NotFoundError, StoreError
+from granular.errors import StoreError
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _DELETIONS: Final = 100  # at a time
@@ -57,10 +57,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         return await self.stat_folder(key)
 
     async def content_info(self, key: str) -> ContentInfo:
-        client = await self.client()
-        resource = await client.find_object(key)
-        if resource is None:
-            raise NotFoundError(f'{self.url(key)}: no such object', path=self.url(key))
+        resource = await (await self.client()).get_object(key)
         return ContentInfo(resource.size, resource.generation, resource.digests)
 
     def digest_kind(self, size: int) -> str:

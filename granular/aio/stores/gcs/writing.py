@@ -6,7 +6,7 @@ import random
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
@@ -38,18 +38,12 @@ class GCSWriter(PartWriter):
         self._client, self._key, self._new = client, key, new
         self._name = client.store.url(key)
         self._token = uuid.uuid4().hex
+        self._condition = {'ifGenerationMatch': '0'} if new else {}
+        # Description of the object, sent along with its data.
+        self._resource = {'name': key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
         self._session = ''
         self._offset = 0  # bytes that the store has
         self._crc = 0  # CRC32C of all bytes passed to ``send`` or ``put``
-
-    @property
-    def _condition(self) -> dict[str, str]:
-        return {'ifGenerationMatch': '0'} if self._new else {}
-
-    @property
-    def _resource(self) -> dict[str, Any]:
-        """Description of the object, sent along with its data."""
-        return {'name': self._key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
 
     async def put(self, data: bytes) -> None:
         self._crc = await extend_crc(0, data)

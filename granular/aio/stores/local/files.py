@@ -53,12 +53,7 @@ class OpenFile(Descriptor):
         return owner
 
     def fill(self, key: str, start: int, target: memoryview) -> None:
-        """Read from ``start`` on until ``target`` is full.
-
-        Raises:
-          OutOfRangeError: if the file ends before that.
-          ObjectChangedError: if the file was overwritten in place.
-        """
+        """Read from ``start`` on until ``target`` is full."""
         done = 0
         while done < len(target):
             count = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)
@@ -73,10 +68,7 @@ class OpenFile(Descriptor):
         """Check that all bytes read before this call are of the version that was opened.
 
         A file that grew, or got other links, rights or owners, still has that version if its former end is unchanged,
-        because its writer appends.
-
-        Raises:
-          ObjectChangedError: if the file was overwritten in place.
+        because its writer appends; one that was overwritten in place has not.
         """
         info, seen = os.fstat(self.fd), self._seen
         if info.st_ctime_ns != seen.st_ctime_ns or info.st_mtime_ns != seen.st_mtime_ns or info.st_size != seen.st_size:

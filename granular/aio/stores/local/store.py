@@ -10,8 +10,8 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import running_loop
@@ -22,6 +22,8 @@ from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files,
 from granular.aio.stores.local.locks import FolderLock, lock, remove_unlocked
 from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
+
+T = TypeVar('T')
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -129,46 +131,32 @@ class LocalStore(Store):
         """Open a file for appending after its first ``size`` bytes; later bytes are cut off."""
 
         def call() -> BinaryIO:
-            with translated(key):
-                file = open(key, 'ab')  # noqa: SIM115
-                if lock(file.fileno()) is False:
-                    file.close()
-                    raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
-                if file.tell() != size:
-                    file.truncate(size)
+            file = open(key, 'ab')  # noqa: SIM115
+            if lock(file.fileno()) is False:
+                file.close()
+                raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
+            if file.tell() != size:
+                file.truncate(size)
             return file
 
-        return await offload_whole(call, undo=operator.methodcaller('close'))
+        return await _run(key, call, undo=operator.methodcaller('close'))
 
     async def truncate(self, key: str, size: int) -> None:
         """Cut off all but the first ``size`` bytes of a file."""
-
-        def call() -> None:
-            with translated(key):
-                os.truncate(key, size)
-
-        await offload_whole(call)
+        await _run(key, lambda: os.truncate(key, size))
 
     async def lock_folder(self, key: str) -> FolderLock:
         """Acquire the exclusive right to write in a folder."""
-
-        def call() -> FolderLock:
-            with translated(key):
-                return FolderLock(key)
-
-        return await offload_whole(call, undo=FolderLock.release)
+        return await _run(key, lambda: FolderLock(key), undo=FolderLock.release)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         from granular.aio.stores.local.writing import sync
 
         def call() -> None:
-            with translated(key):
-                for folder in _make_folders(
-                    key, parents, exist_ok
-                ):  # a dataset only survives a power cut if the folders on its path do
-                    sync(os.path.dirname(folder))
+            for folder in _make_folders(key, parents, exist_ok):
+                sync(os.path.dirname(folder))  # a dataset only survives a power cut if the folders on its path do
 
-        await offload_whole(call)
+        await _run(key, call)
 
     async def delete(self, keys: Sequence[str]) -> None:
         def call() -> None:
@@ -191,24 +179,22 @@ class LocalStore(Store):
 
     async def delete_empty(self, key: str) -> bool:
         def call() -> bool:
-            with translated(key):
-                try:
-                    os.rmdir(key)
-                except OSError as error:
-                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                        raise
-                    return False
+            try:
+                os.rmdir(key)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    raise
+                return False
             return True
 
-        return await offload_whole(call)
+        return await _run(key, call)
 
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
             files.forget(key)
-            with translated(key):
-                shutil.rmtree(key)
+            shutil.rmtree(key)
 
-        await offload_whole(call)
+        await _run(key, call)
 
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.local.writing import copy_file
@@ -216,6 +202,16 @@ class LocalStore(Store):
         stopped = threading.Event()
         await offload_whole(copy_file, source, target, stopped, stop=stopped.set)
         return True
+
+
+async def _run(key: str, call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """Run a call that changes files, with errors that name the path."""
+
+    def translating() -> T:
+        with translated(key):
+            return call()
+
+    return await offload_whole(translating, undo=undo)
 
 
 def _clock(folder: str) -> float:

@@ -23,7 +23,6 @@ from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.credentials import botocore_errors, credentials_of
 from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
-from granular.aio.stores.s3.listing import next_page, query_of
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
 from granular.errors import AccessDeniedError, AlreadyExistsError, BadReplyError, GranularError, NotFoundError
@@ -183,7 +182,7 @@ class S3Client(Client):
 
     async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
-        query, check = query_of(listing, limit), functools.partial(next_page, listing)
+        query, check = s3replies.query_of(listing, limit), functools.partial(s3replies.next_page, listing)
         return await self.call('GET', '', check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
 
     async def create_bucket(self) -> None:
@@ -224,8 +223,6 @@ class S3Client(Client):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects in one request. Missing objects are not an error."""
-        if not keys:
-            return
         name, body = self.store.url(keys[0]), delete_body(keys)
         await self.call(
             'POST',

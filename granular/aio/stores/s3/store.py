@@ -87,13 +87,11 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         if len(keys) == 1:
             await client.delete_one(keys[0])
             return
-        keys = list(dict.fromkeys(keys))
-        for key in keys:
-            if not is_writable(key):
-                await client.delete_one(key)
-        keys = [key for key in keys if is_writable(key)]
-        for i in range(0, len(keys), _BATCH):
-            await client.delete_many(keys[i : i + _BATCH])
+        writable = [key for key in dict.fromkeys(keys) if is_writable(key)]
+        for key in set(keys).difference(writable):
+            await client.delete_one(key)
+        for i in range(0, len(writable), _BATCH):
+            await client.delete_many(writable[i : i + _BATCH])
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         from granular.aio.stores.s3.uploads import uploads

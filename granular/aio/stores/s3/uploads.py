@@ -10,7 +10,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Upload
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
-from granular.aio.stores.s3.documents import NameDecoder, code_of, is_truncated, number_of, parse, text_of, time_of
+from granular.aio.stores.s3.documents import code_of, is_truncated, name_decoder, number_of, parse, text_of, time_of
 from granular.config import MiB
 from granular.errors import BadReplyError
 
@@ -75,7 +75,7 @@ def uploads_page(answer: Answer, name: str, prefix: str, before: Markers | None)
       before: the markers by which this page was requested.
     """
     root = parse(answer.body, name, 'ListMultipartUploadsResult')
-    decode, truncated, uploads = NameDecoder(root, name).decode, is_truncated(root, name), []
+    decode, truncated, uploads = name_decoder(root, name), is_truncated(root, name), []
     for element in root.findall('Upload'):
         key = decode(text_of(element, 'Key', name))
         if not key.startswith(prefix):
