@@ -104,27 +104,28 @@ class Bucket(Store):
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         marked: set[str] = set()  # folders that an object marks, which are listed with what is in them as well
         async for page in self.pages(key, prefix, '/'):
-            marks = [item.path for item in page.items if item.is_dir and item.path != key]
+            marks = [item.key.removesuffix('/') for item in page.items if item.is_dir]
+            marks = [mark for mark in marks if mark != key]
             for folder in dict.fromkeys([*(folder[:-1] for folder in page.folders), *marks]):
                 if folder not in marked:
                     yield Entry(folder, True)
             marked.update(marks)
             for item in page.items:
                 if not item.is_dir:
-                    yield Entry(item.key, False, item.size, item.modified)
+                    yield item
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
         last, base = '', len(key) + 1 if key else 0
         async for page in self.pages(key):
             for item in page.items:
                 # The folders above it that contain no earlier key, which lists them.
-                path = f'{item.path}/' if item.is_dir else item.key
+                path = f'{item.key.removesuffix("/")}/' if item.is_dir else item.key
                 for end, char in enumerate(path):
                     if char == '/' and end >= base and not last.startswith(path[: end + 1]):
                         yield Entry(path[:end], True)
                 last = path
                 if not item.is_dir:
-                    yield Entry(item.key, False, item.size, item.modified)
+                    yield item
 
     @abc.abstractmethod
     async def create_root(self) -> bool:

@@ -60,7 +60,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
         if 'content-encoding' in headers:
             # The length may be that of the compressed transfer.
             try:
-                size = (await client.read(key, name, 0, 1, None)).size
+                size = (await client.read(key, 0, 1, None)).size
             except OutOfRangeError:
                 size = None
         if size is None:

@@ -3,34 +3,22 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from granular.aio.stores.base import Entry
 from granular.errors import BadReplyError
 
 _EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where many versions were deleted
-
-
-class Item(NamedTuple):
-    """An object in a listing, with the time of its last change as in ``Stat``; with ``is_dir``, it marks a folder."""
-
-    key: str
-    size: int
-    modified: float | None
-    is_dir: bool
-
-    @property
-    def path(self) -> str:
-        """The key without the final slash by which many tools mark folders."""
-        return self.key.removesuffix('/')
 
 
 class Page(NamedTuple):
     """A page of a listing.
 
     Attributes:
+      items: the objects; folders among them are objects that mark a folder, whose keys may end in a slash.
       folders: the beginnings of keys up to and including the delimiter.
       token: requests the next page; empty on the last one.
     """
 
-    items: Sequence[Item]
+    items: Sequence[Entry]
     folders: Sequence[str]
     token: str
 

@@ -114,11 +114,9 @@ class Client(abc.ABC):
         finally:
             self._renewing = None
 
-    async def read(
-        self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
-    ) -> Reply:
-        """Read one byte range of an object, into the given buffer or into new bytes."""
-        return await self.transport.read(self, self.transport.download(key, name, start, stop, version, into))
+    async def read(self, key: str, start: int, stop: int | None, version: str | None) -> Reply:
+        """Read one byte range of an object."""
+        return await self.transport.read(self, self.transport.download(key, self.store.url(key), start, stop, version))
 
 
 def _date(answer: Answer) -> float:
@@ -161,7 +159,7 @@ class RemoteStore(ClientStore[C]):
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()
-        reply = await client.read(key, self.url(key), start, stop, version)
+        reply = await client.read(key, start, stop, version)
         if reply.version is not None and self.config.cache_dir:
             from granular.aio.stores.block_cache.versions import note
 

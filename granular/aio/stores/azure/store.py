@@ -14,9 +14,9 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
 from granular.aio.stores.azure.client import AzureClient
-from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat
+from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat
 from granular.aio.stores.clients import Bucket, ClientStore
-from granular.aio.stores.listing import Item, Listing, Page
+from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig, MiB
 from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
 
@@ -242,7 +242,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             items = [] if page is None else [item async for item in page]
             blobs = [_blob_of(item) for item in items if hasattr(item, 'etag')]
             found = Page(
-                [Item(blob.name, 0 if blob.is_dir else blob.size, blob.modified, blob.is_dir) for blob in blobs],
+                [Entry(blob.name, blob.is_dir, 0 if blob.is_dir else blob.size, blob.modified) for blob in blobs],
                 [item.name for item in items if not hasattr(item, 'etag')],
                 pages.continuation_token or '',
             )

@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from granular._redact import hidden
 from granular.aio.http.transport import Answer
+from granular.aio.stores.base import Entry
 from granular.aio.stores.errors import quote_body
-from granular.aio.stores.listing import Item, Listing, Page
+from granular.aio.stores.listing import Listing, Page
 from granular.errors import BadReplyError
 
 WRITER: Final = 'granular-writer'
@@ -86,7 +87,7 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     if not lists or not isinstance(token, str):
         raise BadReplyError(f'{name}: expected items, prefixes and a token, got {quote_body(answer.body)}')
     resources = [parse_resource(item, name) for item in items]
-    objects = [Item(item.name, item.size, item.modified, item.name.endswith('/')) for item in resources]
+    objects = [Entry(item.name, item.name.endswith('/'), item.size, item.modified) for item in resources]
     return listing.accept(Page(objects, folders, token))
 
 

@@ -166,7 +166,7 @@ class S3Client(Client):
             if not coding_of(metadata.headers.get('content-encoding', '')) or not metadata.size:
                 return metadata
             # The length may be that of a transfer that a proxy would compress.
-            return metadata._replace(size=(await self.read(key, name, 0, 1, metadata.version)).size)
+            return metadata._replace(size=(await self.read(key, 0, 1, metadata.version)).size)
 
         try:
             return await attempt()

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
-from granular.aio.stores.base import ContentInfo
-from granular.aio.stores.listing import Item, Listing, Page
+from granular.aio.stores.base import ContentInfo, Entry
+from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.s3.documents import (
     code_of,
     is_truncated,
@@ -112,7 +112,7 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     for element in root.findall('Contents'):
         key = decode(text_of(element, 'Key', name))
         modified = None if element.find('LastModified') is None else time_of(element, 'LastModified', name)
-        items.append(Item(key, number_of(element, 'Size', name), modified, key.endswith('/')))
+        items.append(Entry(key, key.endswith('/'), number_of(element, 'Size', name), modified))
     folders = [decode(text_of(element, 'Prefix', name)) for element in root.findall('CommonPrefixes')]
     # Ceph counts only the keys, not the folders.
     counts = (len(items) + len(folders), len(items))
