@@ -51,14 +51,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upload:
-    """An unfinished multipart upload.
-
-    Attributes:
-      key: the object that it would create.
-      id: the upload id that the store assigned.
-      size: total bytes of its parts.
-      modified: time of its last change, in seconds since the epoch.
-    """
+    """An unfinished multipart upload of an object, with the size of its parts and the time of its last change."""
 
     key: str
     id: str
@@ -97,10 +90,7 @@ class Stat:
 class ContentInfo:
     """Size, version and checksums of a file's content, as the store reports them.
 
-    Attributes:
-      size: its bytes.
-      version: as in ``Stat``.
-      digests: its checksums by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
+    The checksums are by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
     """
 
     size: int

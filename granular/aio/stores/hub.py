@@ -123,7 +123,7 @@ class HubStore(RemoteStore['HubClient']):
     def address_of(self, key: str) -> str:
         """Return the URL of a pinned key."""
         commit, _, path = key[1:].partition('/')
-        return f'{self.endpoint}/{self._repository}/resolve/{commit}/{_quoted(path)}'
+        return f'{self.endpoint}/{self._repository}/resolve/{commit}/{urllib.parse.quote(path, safe="/~-_.")}'
 
     async def _pin(self) -> str:
         """Return the commit that is read, looked up at the first call."""
@@ -198,7 +198,7 @@ class HubStore(RemoteStore['HubClient']):
                     if reply.size == size:
                         return reply
                     received = f'{reply.size}'
-                client.forget(request.key)
+                client.sizes.pop(request.key, None)  # it is looked up again
         raise BadReplyError(f'{name}: expected a file of {size} bytes, got {received}')
 
     async def read_into(
@@ -368,14 +368,6 @@ class HubClient(Client):
                 self.remember(key, target)
                 return
         raise BadReplyError(f'{name}: more than {_REDIRECTS} redirections')
-
-    def forget(self, key: str) -> None:
-        """Look a file up again before it is read."""
-        self.sizes.pop(key, None)
-
-
-def _quoted(path: str) -> str:
-    return urllib.parse.quote(path, safe='/~-_.')
 
 
 def _parsed(answer: Answer, kind: type, name: str) -> Any:

@@ -33,10 +33,8 @@ class CacheFolder:
 
     Attributes:
       path: the folder of this version of the format.
-      objects: descriptor of the folder of object records.
-      packs: descriptor of the folder of packs.
-      table: the mapped table.
-      words: the words of the table.
+      objects, packs: descriptors of the folders of object records and of packs.
+      table, words: the mapped table, and its words.
       block_locks: one byte lock for each block in flight.
 
     Raises:

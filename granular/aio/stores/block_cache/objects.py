@@ -70,14 +70,8 @@ class Objects:
 
     def find(self, store: str, key: str, version: str, size: int) -> CachedObject | None:
         """Return a version of an object that any process has registered; None if there is none."""
-        cached = self.peek(store, key, version, size)
-        if cached is None:
-            cached = self._load(store, key, version, size)
-            if cached is not None:
-                self._objects[store, key, version] = cached
-        return cached
-
-    def _load(self, store: str, key: str, version: str, size: int) -> CachedObject | None:
+        if (cached := self.peek(store, key, version, size)) is not None:
+            return cached
         name = _file_name(store, key, version)
         try:
             record = self._read(name)
@@ -89,7 +83,8 @@ class Objects:
         if record.size != size or record.digest != _digest(store, key, version, size) or not self._owns_area(record):
             self._folder.log_damage(name, 'the object record does not match the object, or its area of the table')
             return None
-        return CachedObject(record.size, record.entries, record.digest)
+        cached = self._objects[store, key, version] = CachedObject(record.size, record.entries, record.digest)
+        return cached
 
     def _read(self, name: str) -> ObjectRecord:
         """Read an object record; raise ValueError if the file has none."""
