@@ -8,6 +8,7 @@ import granular
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.transport import Answer
 from granular.aio.stores import endpoints
+from granular.aio.stores.base import Entry
 from granular.aio.stores.listing import Listing
 from granular.aio.stores.s3 import documents, uploads
 from granular.aio.stores.s3 import options as s3options
@@ -54,7 +55,7 @@ def test_pages_are_parsed():
     raw = '<EncodingType>url</EncodingType><Prefix>in/a+b</Prefix>'
     assert listed(page(raw + contents('in/a%2Bb')), prefix='in/a+b') == ['in/a+b']
     item = s3replies.next_page(Listing(NAME, '', '', True), answer(page(contents('a', size='12')))).items[0]
-    assert item == ('a', 12, datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp(), False)
+    assert item == Entry('a', False, 12, datetime.datetime(2026, 11, 21, 20, 26, 37, tzinfo=datetime.UTC).timestamp())
 
 
 BAD_PAGES = {

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from granular._redact import hidden, is_quoted
@@ -98,11 +98,11 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             return FsspecStore(base, config, options, fs), f'{scheme}://{rest}'.removeprefix(base).strip('/')
 
 
-def check_text(name: str) -> None:
-    """Check that a name for a store that is not a local disk has no surrogates, as the names of local files may."""
+def check_text(name: str, encode: Callable[[str], bytes] = str.encode) -> None:
+    """Check that a name can be encoded: that of a local file may have surrogates, which no other store takes."""
     if not name.isascii():
         try:
-            name.encode()
+            encode(name)
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f'{hidden(name)!r:.200}: is not valid Unicode: {error.reason}') from None
 
@@ -133,10 +133,6 @@ def local_key(path: str) -> str:
     """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link."""
     if '\0' in path:
         raise InvalidArgumentError(f'{path!r:.200}: expected a path without null characters')
-    if not path.isascii():
-        try:
-            os.fsencode(path)
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f'{path!r:.200}: is not valid Unicode: {error.reason}') from None
+    check_text(path, os.fsencode)
     parts = [part for part in path.split('/') if part not in ('', '.')]
     return ('/' if path.startswith('/') else '') + '/'.join(parts) or '.'
