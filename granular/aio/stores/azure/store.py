@@ -255,7 +255,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.azure.writing import AzureWriter
 
-        return AzureWriter(await self.client(), key, self.url(key), self.config, new)
+        return AzureWriter(self, await self.client(), key, new)
 
     async def create_root(self) -> bool:
         client = await self.client()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import secrets
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
@@ -26,18 +25,13 @@ Refusal = Literal['exists', 'ended']
 class GCSWriter(PartWriter):
     """A resumable upload, whose parts are sent in sequence, or a single request if one part is enough.
 
-    The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
-    object decides: this writer has published it if it has the token, the size and the checksum of what was sent.
-
-    With ``new``, an existing object is an error.
+    If the reply to an attempt may have been lost, the existing object decides: this writer has published it if it has
+    the token, the size and the checksum of what was sent.
     """
 
     def __init__(self, client: GCSClient, key: str, new: bool) -> None:
-        self._config = client.store.config
-        super().__init__(self._config.part_size, parallel=1)
-        self._client, self._key, self._new = client, key, new
-        self._name = client.store.url(key)
-        self._token = uuid.uuid4().hex
+        super().__init__(client.store, key, new, parallel=1)
+        self._client = client
         self._condition = {'ifGenerationMatch': '0'} if new else {}
         # Description of the object, sent along with its data.
         self._resource = {'name': key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}

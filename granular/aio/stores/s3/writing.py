@@ -4,7 +4,6 @@ import base64
 import hashlib
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -72,18 +71,13 @@ async def _checksums_of(data: bytes) -> tuple[bytes, int]:
 class S3Writer(PartWriter):
     """A multipart upload, or a single put if one part is enough.
 
-    The object's metadata contains a token of its writer. If a reply leaves the outcome open, the token, size and
-    checksum of the object in the store decide; no object is reported as written without a comparison.
-
-    With ``new``, the object must not exist yet. It has the given headers and those of the options.
+    If a reply leaves the outcome open, the token, size and checksum of the object in the store decide; no object is
+    reported as written without a comparison. It has the given headers and those of the options.
     """
 
     def __init__(self, client: S3Client, key: str, new: bool, headers: Mapping[str, str] = {}) -> None:
-        config = client.store.config
-        super().__init__(config.part_size, config.upload_concurrency)
-        self._client, self._key, self._new = client, key, new
-        self._name = client.store.url(key)
-        self._token = uuid.uuid4().hex
+        super().__init__(client.store, key, new)
+        self._client = client
         self._headers = {**client.written_headers, **headers, WRITER: self._token}
         self._size = self._crc = 0
         self._etag = ''  # expected ETag, if ETags are MD5s
