@@ -5,7 +5,7 @@ import contextlib
 import errno
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from granular._redact import hidden
 from granular.aio.reply import Reply, changed
@@ -73,7 +73,13 @@ class ThreadedStore(Store):
             yield entry
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        return await ThreadedWriter.open(self, key, new)
+        def create() -> Any:
+            if self.exists_now(key):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+            return self.open_now(key)
+
+        # A new file is opened now: most file systems then show it to other writers.
+        return ThreadedWriter(self, key, await self.call(key, create) if new else None)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         def call_now() -> None:
@@ -113,25 +119,10 @@ class ThreadedWriter(ObjectWriter):
     A file that is to be replaced is opened with the first megabyte, or the end, because opening may empty it.
     """
 
-    def __init__(self, store: ThreadedStore, key: str) -> None:
-        self._store, self._key = store, key
-        self._file: Any = None
+    def __init__(self, store: ThreadedStore, key: str, file: Any) -> None:
+        self._store, self._key, self._file = store, key, file
         self._buffer = bytearray()
         self._size = 0
-
-    @classmethod
-    async def open(cls, store: ThreadedStore, key: str, new: bool) -> Self:
-        """Open a writer. A new file is opened now: most file systems then show it to other writers."""
-        writer = cls(store, key)
-
-        def create() -> Any:
-            if store.exists_now(key):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            return store.open_now(key)
-
-        if new:
-            writer._file = await store.call(key, create)
-        return writer
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
