@@ -3,7 +3,7 @@
 import abc
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from granular._redact import without_user
@@ -216,11 +216,9 @@ class RemoteStore(ClientStore[C]):
             await offload(cache.forget, self.fingerprint, requests)
         return await self.read_many(requests)
 
-    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
+    def read_many(self, requests: Sequence[Request]) -> Coroutine[Any, Any, list[bytes]]:
         cache = self._cache(request.version for request in requests)
-        if cache is not None:
-            return await cache.read_many(self, requests)
-        return await self.read_uncached(requests)
+        return self.read_uncached(requests) if cache is None else cache.read_many(self, requests)
 
     async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
