@@ -250,7 +250,7 @@ class ReadRows(Read):
 
     def sliced(self, part: slice) -> Stream:
         # As in Grain, whole files are selected: their rows are not counted before they are read.
-        return self.replaced(source=_replace_rows(self.source, rows_of(self.source).of_files(part)))
+        return self.over([_replace_rows(self.source, rows_of(self.source).of_files(part))])
 
     def in_part(self, part: ShardOptions) -> Stream:
         return self.sliced(slice(part.shard_index, None, part.shard_count))
@@ -319,7 +319,7 @@ class ReadingRows(Flow):
         if self._inner is None:
             await ensure_event_loop()
             layout = await self._rows.open()
-            read = self._read.replaced(source=_replace_rows(self._read.source, self._rows.renewed()))
+            read = self._read.replaced(parents=(_replace_rows(self._read.source, self._rows.renewed()),))
             chunk = self._rows.chunk()
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))

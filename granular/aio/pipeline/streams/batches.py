@@ -1,7 +1,7 @@
 """Batches of consecutive elements."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,23 +21,22 @@ class BatchOf(Stream):
     """Batches of consecutive elements."""
 
     transparent = True
-    drop_remainder: bool
 
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self.size: int = check_integer('batch_size', size, 1)
         refuse_coroutine_function(batch_fn)
         self.drop_remainder, self.fn = drop_remainder, batch_fn or stack
 
     def length(self) -> int:
-        elements = self.parents[0].length()
-        return cast(int, elements // self.size if self.drop_remainder else -(-elements // self.size))
+        elements = self.parent.length()
+        return elements // self.size if self.drop_remainder else -(-elements // self.size)
 
     def index_of(self, state: Any) -> int:
-        index: int = self.parents[0].index_of(state)
-        if index == self.parents[0].length():
+        index = self.parent.index_of(state)
+        if index == self.parent.length():
             return self.length()
         if index % self.size:
             raise StateError(
@@ -47,10 +46,10 @@ class BatchOf(Stream):
         return min(self.length(), index // self.size)
 
     def state_at(self, index: int) -> Any:
-        return self.parents[0].state_at(min(index * self.size, self.parents[0].length()))
+        return self.parent.state_at(min(index * self.size, self.parent.length()))
 
     def flow(self) -> Flow:
-        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn, self.describe())
+        return Batching(self.parent.flow(), self.size, self.drop_remainder, self.fn, self.describe())
 
     def describe(self) -> str:
         batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
@@ -102,9 +101,9 @@ class Rebatching(Flow):
 
     kind = 'rebatch'
 
-    def __init__(self, parents: Sequence[Flow], size: int, drop: bool, description: str) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._held, self._size, self._drop = Held(parents[0], description, self.kind), size, drop
+    def __init__(self, parent: Flow, size: int, drop: bool, description: str) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._held, self._size, self._drop = Held(parent, description, self.kind), size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0

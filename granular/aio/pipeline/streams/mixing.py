@@ -17,7 +17,7 @@ class Zipped(Stream):
     """Tuples of the elements of several streams."""
 
     def __init__(self, parents: Sequence[Stream], strict: bool) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(*parents)
         self._strict = strict
 
     def length(self) -> int:
@@ -97,7 +97,7 @@ class Mixed(Stream):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
     def __init__(self, parents: Sequence[Stream], weights: Sequence[int]) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(*parents)
         self._weights = tuple(weights)
 
     def length(self) -> int:

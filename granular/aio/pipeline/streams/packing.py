@@ -31,10 +31,10 @@ class Packing(Flow):
 
     kind = 'pack'
 
-    def __init__(self, parents: Sequence[Flow], recipe: Recipe) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
+    def __init__(self, parent: Flow, recipe: Recipe) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
         self._recipe, self._features, self._turns = recipe, recipe.features, Turns.of(recipe.shard)
-        self._held = Held(parents[0], recipe.description, self.kind, last=True)
+        self._held = Held(parent, recipe.description, self.kind, last=True)
         self._keeps_host = False
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}

@@ -21,7 +21,7 @@ class Prefetched(Unchanged):
         self._size = size
 
     def flow(self) -> Flow:
-        return Prefetching(self.parents[0].flow(), self._size)
+        return Prefetching(self.parent.flow(), self._size)
 
     def describe(self) -> str:
         return f'prefetch({self._size})'

@@ -1,6 +1,6 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -37,12 +37,7 @@ _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick a
 class Read(Stream):
     """The elements of a source, read ahead in chunks."""
 
-    source: Source
-    options: ReadOptions
-    allow_nones: bool
-    shard: ShardOptions
-    workers: MultiprocessingOptions | None
-    filters: DatasetOptions
+    workers: MultiprocessingOptions | None = None
 
     def __init__(
         self,
@@ -51,24 +46,25 @@ class Read(Stream):
         allow_nones: bool = False,
         shard: ShardOptions | None = None,
         on_error: OnError = 'raise',
-        workers: MultiprocessingOptions | None = None,
-        filters: DatasetOptions | None = None,
     ) -> None:
-        self.parents: tuple[Any, ...] = (source,)
-        self.source, self.options, self.allow_nones = source, as_read_options(options), allow_nones
-        self.shard, self.workers, self.filters = as_shard(shard), workers, filters or DatasetOptions()
-        self.turns = Turns.of(self.shard)
+        super().__init__(source)
+        self.options, self.allow_nones, self.shard = as_read_options(options), allow_nones, as_shard(shard)
         self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
-        # Hosts do not advance equally if elements are dropped, after which others come in their place.
-        self.drops: bool = self.on_error != 'raise' or (source.sparse and not allow_nones)
 
-    def replaced(self, **changes: Any) -> 'Read':
-        """Return a copy with some arguments changed."""
-        arguments = {
-            'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
-            'on_error': self.on_error, 'workers': self.workers, 'filters': self.filters,
-        }  # fmt: skip
-        return type(self)(**{**arguments, **changes})
+    @property
+    def source(self) -> Source:
+        """The source that is read."""
+        return cast(Source, self.parents[0])
+
+    @property
+    def turns(self) -> Turns:
+        """The turns of the hosts that share the source."""
+        return Turns.of(self.shard)
+
+    @property
+    def drops(self) -> bool:
+        """Whether elements are dropped: hosts do not advance equally, as others come in their place."""
+        return self.on_error != 'raise' or (self.source.sparse and not self.allow_nones)
 
     @property
     def hosts(self) -> int:
@@ -81,13 +77,13 @@ class Read(Stream):
         return self.replaced(workers=options)
 
     def with_options(self, options: DatasetOptions) -> Stream:
-        return self.replaced(filters=options)
+        return self.replaced(dataset_options=options)
 
     def sliced(self, part: slice) -> Stream:
-        return self.replaced(source=Slice(self.source, part))
+        return self.over([Slice(self.source, part)])
 
     def in_part(self, part: ShardOptions) -> Stream:
-        return self.replaced(source=part_of(self.source, part))
+        return self.over([part_of(self.source, part)])
 
     def sharded(self, part: ShardOptions) -> Stream:
         # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
@@ -99,8 +95,7 @@ class Read(Stream):
     def at_epoch(self, epoch: int) -> Stream:
         length = len(self.source)
         check_finite(self.source, f'epoch {epoch}', 'leave out repeat(), or call it of the stream')
-        part = slice(epoch * length, (epoch + 1) * length)
-        return self.replaced(source=Slice(Repeat(self.source, None), part))
+        return self.over([Slice(Repeat(self.source, None), slice(epoch * length, (epoch + 1) * length))])
 
     def roots(self) -> 'list[Read]':
         return [self]
@@ -167,7 +162,8 @@ class Reading(Flow):
         self._later = elements.after_handled(read.source)
         self._turns, options = read.turns, read.options
         self._stride = self._turns.stride
-        self._keeps_host, self._alone = read.drops, self._turns.count == 1
+        self._drops = self._keeps_host = read.drops
+        self._alone = self._turns.count == 1
         self._length, self._start = len(read.source), 0  # hosts take turns from the start to the end of the length
         self._ended = False
         weight = _weight(read.source)
@@ -196,7 +192,7 @@ class Reading(Flow):
         self.ahead.stop = self._turns.stop(0, self._length)
         self._elements, self._bytes = 0, 0  # elements include those that are left
         drops = read.source.sparse and not read.allow_nones
-        self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
+        self._check = FilterCheck(read.dataset_options, _filters_of(read.source)) if drops else None
 
     @property
     def hosts(self) -> int:
@@ -204,7 +200,7 @@ class Reading(Flow):
 
     @property
     def even(self) -> bool:
-        return self.hosts == 1 or (not self._read.drops and self._turns.even(self._length - self._start))
+        return self.hosts == 1 or (not self._drops and self._turns.even(self._length - self._start))
 
     @property
     def in_step(self) -> bool:
@@ -328,7 +324,7 @@ class Reading(Flow):
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        if self._read.drops:
+        if self._drops:
             stage = _filters_of(self._read.source) if self._read.on_error == 'raise' else 'on_error'
             terms = terms.of(f'to_iter_dataset, after {stage}', 'to_iter_dataset, elements dropped', False)
         position = self._turns.at(state, terms)

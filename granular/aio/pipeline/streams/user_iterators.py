@@ -25,7 +25,7 @@ class Iterated(Stream):
     def __init__(
         self, dataset: Any, parents: Sequence[Stream], rebuild: 'Callable[[Any, Sequence[Stream]], Iterated]'
     ) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(*parents)
         self._dataset, self._rebuild = dataset, rebuild
 
     def over(self, parents: Sequence[Any]) -> Stream:
