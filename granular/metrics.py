@@ -10,7 +10,6 @@ buckets and hosts (never keys, queries or users), outcomes, and stages of pipeli
 """
 
 import dataclasses
-import itertools
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -269,9 +268,8 @@ timing: Final = Timing()
 local_files: Final = counters.store('file')
 """The metrics of local files: counted after a read."""
 
-_workers: dict[int, Metrics] = {}  # the last report of each worker process that lives
+_workers: dict['Reports', Metrics] = {}  # the last report of each worker process that lives
 _ended: Final = Metrics()  # the sum of the reports of those that have ended
-_numbers: Final = itertools.count()
 _lock: threading.Lock = threading.Lock()
 
 
@@ -382,18 +380,15 @@ def samples() -> Iterator[Sample]:
 class Reports:
     """The reports of a worker process, in the process that started it."""
 
-    def __init__(self) -> None:
-        self._number = next(_numbers)
-
     def take(self, report: Metrics) -> None:
         """Take the snapshot of the worker, which replaces the one before."""
         with _lock:
-            _workers[self._number] = report
+            _workers[self] = report
 
     def end(self) -> None:
         """Keep the counters of a worker that has ended."""
         with _lock:
-            if (last := _workers.pop(self._number, None)) is not None:
+            if (last := _workers.pop(self, None)) is not None:
                 _ended.add(last, gauges=False)
 
 

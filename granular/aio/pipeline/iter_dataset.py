@@ -242,8 +242,7 @@ class IterDataset(Chain, Generic[Element_co]):
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        stage = Staged(self._stream, description, Rebatching, batch_size, drop_remainder, description)
-        return self._of(stage)
+        return self._of(Staged(self._stream, description, Rebatching, batch_size, drop_remainder))
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
@@ -343,7 +342,7 @@ class IterDataset(Chain, Generic[Element_co]):
           DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
             dtype or shape. It names the number of the element in the stream.
         """
-        recipe = Recipe.of(
+        recipe = Recipe(
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip

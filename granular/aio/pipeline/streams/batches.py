@@ -9,7 +9,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.stacking import combine, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.user_functions import refuse_coroutine_function
@@ -63,8 +63,8 @@ class Batching(Flow):
         self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any], description: str
     ) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._stage, self._count, self._resumed = description, 0, ''
         self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
+        self._counter = Counter(description, 'batch')
         self.calls_functions: bool = fn is not stack
 
     async def next(self) -> Any:
@@ -80,19 +80,13 @@ class Batching(Flow):
             elements.append(element)
         if not elements or (self._drop and len(elements) < self._size):
             return END
-        try:
-            batch = await stacked(self._fn, elements)
-        except Exception as error:
-            error.add_note(f'while computing batch {self._count}{self._resumed}, in {self._stage}')
-            raise
-        self._count += 1
-        return batch
+        return await self._counter.count(stacked(self._fn, elements))
 
     def state(self) -> Any:
         return self._parent.state()
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        self._count, self._resumed = 0, ' since a state was restored'
+        self._counter.restart()
         await self._parent.restore(state, terms)
 
 
@@ -101,9 +95,9 @@ class Rebatching(Flow):
 
     kind = 'rebatch'
 
-    def __init__(self, parent: Flow, size: int, drop: bool, description: str) -> None:
+    def __init__(self, parent: Flow, stage: str, size: int, drop: bool) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._held, self._size, self._drop = Held(parent, description, self.kind), size, drop
+        self._held, self._size, self._drop = Held(parent, stage, self.kind), size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0

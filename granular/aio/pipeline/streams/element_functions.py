@@ -11,11 +11,11 @@ from granular.aio.pipeline.nodes.elements import generator
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.filtered import FilterCheck
-from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
+from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.runtime.threads import offload
 from granular.errors import StateError
 from granular.indexing import Seed
 
@@ -104,25 +104,25 @@ class Applying(Flow):
         self._key = None if stage.seed is None else np.random.Philox(stage.seed).state['state']['key']
 
     async def next(self) -> Any:
-        call = self._counter.call
+        count = self._counter.count
         while True:
             element = await self._parent.next()
             if element is END:
                 return END
             index, self._count = self._count, self._count + 1
             if self._name == 'filter':
-                kept = await call(self._fn, element)
+                kept = await count(offload(self._fn, element))
                 self._check.count(not kept)
                 if kept:
                     return element
             elif element is None:
                 return None
             elif self._name == 'map_with_index':
-                return await call(self._fn, index, element)
+                return await count(offload(self._fn, index, element))
             elif self._name == 'random_map':
-                return await call(self._fn, element, generator(self._key, index))
+                return await count(offload(self._fn, element, generator(self._key, index)))
             else:
-                return await call(self._fn, element)
+                return await count(offload(self._fn, element))
 
     def state(self) -> Any:
         if self._name in ('map', 'filter'):
@@ -150,11 +150,10 @@ class FlatMapping(Flow):
     kind = 'flat_map'
     calls_functions = True
 
-    def __init__(self, parent: Flow, fn: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(self, parent: Flow, stage: str, fn: Callable[[Any], Sequence[Any]]) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._fn, self._stage = fn, f'flat_map({name_of(fn)})'
-        self._held = Held(parent, self._stage, self.kind)
-        self._counter = Counter(self._stage)
+        self._fn, self._stage = fn, stage
+        self._held, self._counter = Held(parent, stage, self.kind), Counter(stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
 
@@ -176,7 +175,7 @@ class FlatMapping(Flow):
         return part
 
     async def _parts(self, element: Any) -> list[Any]:
-        return elements.parts_of(await self._counter.call(self._fn, element), self._stage)
+        return elements.parts_of(await self._counter.count(offload(self._fn, element)), self._stage)
 
     def state(self) -> Any:
         place = self._next_index if self._computed is None or self._next_index < len(self._computed) else 0

@@ -19,19 +19,12 @@ from granular.errors import StateError
 
 
 class InterleaveSettings(NamedTuple):
-    """The settings of an interleave.
+    """The settings of an interleave."""
 
-    Attributes:
-      cycle: number of streams that are open at a time.
-      threads: number of threads that make datasets.
-      make_buffer: number of datasets that are made and opened before their turn.
-      iter_buffer: number of elements of each stream that are computed ahead.
-    """
-
-    cycle: int
-    threads: int
-    make_buffer: int
-    iter_buffer: int
+    cycle: int  # streams that are open at a time
+    threads: int  # threads that make datasets
+    make_buffer: int  # datasets that are made and opened before their turn
+    iter_buffer: int  # elements of each stream that are computed ahead
 
 
 class Interleaved(Stream):
@@ -66,13 +59,7 @@ class Interleaved(Stream):
 
 
 class InterleavedSource(Interleaved):
-    """Elements of several streams in turn, which are made one by one from the datasets of a source.
-
-    Args:
-      source: the datasets.
-      settings: the settings.
-      convert: returns the stream of a dataset and its number.
-    """
+    """Elements of several streams in turn. A function makes them one by one, of the datasets of a source."""
 
     def __init__(self, source: Source, settings: InterleaveSettings, convert: Callable[[int, Any], Stream]) -> None:
         super().__init__([source], settings)
@@ -130,7 +117,6 @@ class Interleaving(Flow):
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: list[tuple[int, str]] = []
         self._terms = FREE  # those under which the saved streams continue
-        self._keeps_host = False
         self._hosts = stage.hosts  # those that share the streams; 0 until one is made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
@@ -150,10 +136,6 @@ class Interleaving(Flow):
     def in_step(self) -> bool:
         return super().in_step and not self._uneven
 
-    def keep_host(self) -> None:
-        self._keeps_host = True
-        super().keep_host()
-
     def bind(self, token: object) -> None:
         self._token = self._ahead.token = token
 
@@ -167,7 +149,7 @@ class Interleaving(Flow):
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
-        if self._keeps_host or not flow.even:
+        if self.keeps_host or not flow.even:
             flow.keep_host()
         self._started.add(flow)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
@@ -199,7 +181,7 @@ class Interleaving(Flow):
 
     async def _first_turn(self, number: int) -> Flow | None:
         """Return the stream with a number, which is open and had no turn yet."""
-        flow: Any
+        flow: Flow | None
         if number in self._saved or number != self._ahead.position:
             flow = await self._made_now(number)
             if flow is not None and number in self._saved:
@@ -214,17 +196,17 @@ class Interleaving(Flow):
         if flow is not None:
             self._flows[number] = flow
             self._hosts = max(self._hosts, flow.hosts)
-        return flow  # type: ignore[no-any-return]
+        return flow
 
     async def _made_now(self, number: int) -> Flow | None:
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
         ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
         try:
             with of_reading():
-                flow: Any = await ahead.take()
+                flow: Flow | None = await ahead.take()
         finally:
             await ahead.aclose()
-        return flow  # type: ignore[no-any-return]
+        return flow
 
     async def _close(self, flows: Sequence[Flow]) -> None:
         """Close streams, and add up their counters."""

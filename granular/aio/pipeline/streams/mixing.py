@@ -189,8 +189,7 @@ class NamedMix(Mixed):
         return {'parents': states, 'count': index, 'weights': dict(zip(self._names, self._weights, strict=True))}
 
     def flow(self) -> Flow:
-        flows = {name: parent.flow() for name, parent in zip(self._names, self.parents, strict=True)}
-        return NamedMixing(flows, self._weights, self._lines(), self.describe())
+        return NamedMixing(self)
 
     def describe(self) -> str:
         weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
@@ -205,17 +204,12 @@ class NamedMixing(Mixing):
 
     adapts = True
 
-    def __init__(
-        self,
-        parents: Mapping[str, Flow],
-        weights: Sequence[int],
-        lines: Mapping[str, Sequence[str]],
-        description: str,
-    ) -> None:
-        super().__init__(list(parents.values()), weights)
-        self._named, self._lines, self._description = parents, lines, description
-        self._starts = {name: parent.state() for name, parent in parents.items()}
-        self._own = dict(zip(parents, weights, strict=True))
+    def __init__(self, stage: NamedMix) -> None:
+        super().__init__([parent.flow() for parent in stage.parents], stage._weights)
+        self._named = dict(zip(stage._names, self.parents, strict=True))
+        self._own = dict(zip(stage._names, stage._weights, strict=True))
+        self._lines, self._description = stage._lines(), stage.describe()
+        self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
 
     def state(self) -> Any:
@@ -235,11 +229,7 @@ class NamedMixing(Mixing):
         self._current, self._count, self._ended = current, count, False
 
     def _chosen(self, state: Mapping[str, Any], terms: Terms) -> Mapping[str, int]:
-        """Return the weights to continue with.
-
-        Raises:
-          StateError: if a later stage needs others.
-        """
+        """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""
         saved = state.get('weights')
         if terms.weights == 'own' or saved == self._own:
             return self._own

@@ -1,5 +1,6 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -11,8 +12,7 @@ from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, check_finite, part_of
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.position import FREE, Terms, Turns
-from granular.aio.pipeline.streams.filtered import FilterCheck
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import FilterCheck, Flow
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
@@ -147,41 +147,34 @@ class _ChunkTask:
 
 
 class Reading(Flow):
-    """Reads a source.
+    """Reads a source. Its state is the position in the ``Turns`` of the shards, which take turns from there on."""
 
-    Its state is the position in the ``Turns`` of the shards, which take turns from there on.
-    """
-
-    errors: Errors
-
-    _workers: 'Workers | None'
+    _workers: 'Workers | None' = None
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
         self.calls_functions: bool = callable(read.on_error)
         self._later = elements.after_handled(read.source)
-        self._turns, options = read.turns, read.options
-        self._stride = self._turns.stride
-        self._drops = self._keeps_host = read.drops
-        self._alone = self._turns.count == 1
+        self.turns, options = read.turns, read.options
+        self._stride = self.turns.stride
+        self._drops = self.keeps_host = read.drops
+        self._alone = self.turns.count == 1
         self._length, self._start = len(read.source), 0  # hosts take turns from the start to the end of the length
         self._ended = False
         weight = _weight(read.source)
         self._chunk_size = max(1, chunk // weight)
-        task = _ChunkTask(read.source, self._turns)
-        self._workers = None
-        depth = _CHUNKS
-        if read.workers is not None and read.workers.num_workers:
+        task = _ChunkTask(read.source, self.turns)
+        compute: Callable[..., Coroutine[Any, Any, list[Any]]] = task.compute
+        self._deepest = _CHUNKS
+        if (workers := read.workers) is not None and workers.num_workers:
             from granular.aio.execution.workers import Workers
 
-            workers = read.workers
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
-            depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
-        compute = task.compute if self._workers is None else self._workers.compute
+            compute = self._workers.compute
+            self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
         self.ahead: Prefetch[list[Any]] = Prefetch(
             compute, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
-        self._deepest = depth
         # The bytes of the largest element, and until one is read, of a stored one; 0 if neither is known.
         self._largest = int(read.source.stored_nbytes() or 0)
         self._measured = False
@@ -189,25 +182,18 @@ class Reading(Flow):
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
         self._plain = False  # True if all elements of the chunk are returned as they are
-        self.ahead.stop = self._turns.stop(0, self._length)
+        self.ahead.stop = self.turns.stop(0, self._length)
         self._elements, self._bytes = 0, 0  # elements include those that are left
-        drops = read.source.sparse and not read.allow_nones
-        self._check = FilterCheck(read.dataset_options, _filters_of(read.source)) if drops else None
-
-    @property
-    def hosts(self) -> int:
-        return self._turns.count
+        filters = read.source.sparse and not read.allow_nones
+        self._check = FilterCheck(read.dataset_options, _filters_of(read.source)) if filters else None
 
     @property
     def even(self) -> bool:
-        return self.hosts == 1 or (not self._drops and self._turns.even(self._length - self._start))
+        return self._alone or (not self._drops and self.turns.even(self._length - self._start))
 
     @property
     def in_step(self) -> bool:
         return self.even or self._position() <= self._length
-
-    def keep_host(self) -> None:
-        self._keeps_host = True
 
     def stats(self) -> dict[str, float]:
         ready, in_flight = self.ahead.counts()
@@ -260,7 +246,7 @@ class Reading(Flow):
                     self._elements -= 1
                     continue
                 if self._later:
-                    element = await elements.replaced(self._later, element, self._position() + self._turns.offset)
+                    element = await elements.replaced(self._later, element, self._position() + self.turns.offset)
             if self._check is not None:
                 self._check.count(element is None)
             rest.pop()
@@ -317,7 +303,7 @@ class Reading(Flow):
     def state(self) -> Any:
         # At the end, shards may have read different numbers of elements.
         at = self._length if self._ended else min(self._length, self._position())
-        return at if self._alone else self._turns.state(at, self._keeps_host)
+        return at if self._alone else self.turns.state(at, self.keeps_host)
 
     def _position(self) -> int:
         rest = len(self._chunk_rest)
@@ -327,13 +313,13 @@ class Reading(Flow):
         if self._drops:
             stage = _filters_of(self._read.source) if self._read.on_error == 'raise' else 'on_error'
             terms = terms.of(f'to_iter_dataset, after {stage}', 'to_iter_dataset, elements dropped', False)
-        position = self._turns.at(state, terms)
+        position = self.turns.at(state, terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             self._start = position
-            self.ahead.stop = self._turns.stop(position, self._length)  # first: interrupted, it is set again
+            self.ahead.stop = self.turns.stop(position, self._length)  # first: interrupted, it is set again
             await self._seek(position)
 
     async def _seek(self, position: int) -> None:

@@ -142,9 +142,9 @@ class Caching(Flow):
 
     kind = 'cache'
 
-    def __init__(self, parent: Flow) -> None:
+    def __init__(self, parent: Flow, stage: str) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._held = parent, Held(parent, 'cache()', self.kind)
+        self._parent, self._stage, self._held = parent, stage, Held(parent, stage, self.kind)
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0
@@ -180,11 +180,11 @@ class Caching(Flow):
         if type(state) is int:  # of version 1
             if state and self._parent.adapts:
                 raise StateError(
-                    'cache(): an earlier release saved the state, without the weights of mixes: continue with that '
-                    'release, or from the start of an epoch'
+                    f'{self._stage}: an earlier release saved the state, without the weights of mixes: continue with '
+                    f'that release, or from the start of an epoch'
                 )
             if state:
-                judge_unnamed_hosts('cache()', self._parent.hosts)
+                judge_unnamed_hosts(self._stage, self._parent.hosts)
             state = {'parent': self._held.before, 'place': state}
         place, own = number_of(state, 'place'), self._held.before
         rewinds = not place and not terms.held

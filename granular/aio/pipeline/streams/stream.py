@@ -153,7 +153,10 @@ class SeededStream(Unchanged):
 
 
 class Staged(Stream):
-    """A stage whose flow is created by a function of that of its parent; ``shards`` share its elements."""
+    """A stage whose flow is created by a function of that of its parent, the description and further arguments.
+
+    ``shards`` share its elements.
+    """
 
     def __init__(
         self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any, shards: int = 1
@@ -166,7 +169,7 @@ class Staged(Stream):
         return super().hosts * self._shards
 
     def flow(self) -> Flow:
-        return self._start(self.parent.flow(), *self._args)
+        return self._start(self.parent.flow(), self._description, *self._args)
 
     def describe(self) -> str:
         return self._description

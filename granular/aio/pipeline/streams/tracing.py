@@ -62,24 +62,17 @@ def trace_of(stage: Stream) -> DatasetOptions | None:
 
 
 class Traced(Unchanged):
-    """A stage that is timed.
-
-    Args:
-      stage: the stage, over stages that are timed.
-      debug: True to log its elements.
-      untraced: the stage as it was, which describes it.
-    """
+    """A stage over stages that are timed, which is timed, too; ``untraced`` is the stage as it was."""
 
     def __init__(self, stage: Stream, debug: bool, untraced: Stream) -> None:
         super().__init__(stage)
         self._debug, self.untraced = debug, untraced
 
     def flow(self) -> Flow:
-        return Tracing(self.parents[0], self._debug)
+        return Tracing(self.parent, self._debug)
 
     def describe(self) -> str:
-        description: str = self.parents[0].describe()
-        return description
+        return self.parent.describe()
 
 
 class Tracing(Flow):

@@ -14,12 +14,9 @@ from granular.errors import InvalidArgumentError
 
 
 class Iterated(Stream):
-    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``.
+    """The elements of an iterable of the user's, which reads the parents itself.
 
-    Args:
-      dataset: the iterable, which reads its streams itself.
-      parents: the streams.
-      rebuild: returns the stage of a copy of the iterable that reads other streams.
+    Iterators have ``get_state`` and ``set_state``; ``rebuild`` returns the stage of a copy that reads other streams.
     """
 
     def __init__(
