@@ -10,7 +10,7 @@ from granular.aio.fields.navigation import Disposable
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.threads import offload
-from granular.errors import InvalidArgumentError, UnknownKeyError
+from granular.errors import UnknownKeyError
 from granular.indexing import Ints, indices_of
 
 Ctx = dict[str, Any]
@@ -116,16 +116,6 @@ async def labels_of(dataset: Fields, field: str) -> filters.Labels:
             labels = await read_labels(read, len(dataset), field)
         dataset.known_labels[field] = labels
     return dataset.known_labels[field]
-
-
-def default_label(dataset: Fields) -> str:
-    """Return the field of the labels where none is named: ``label``, or ``class``, which is KappaData's name. Raise
-    ``InvalidArgumentError`` if the dataset has both.
-    """
-    names = dataset.fields or ()
-    if 'class' in names and 'label' in names:
-        raise InvalidArgumentError(f"{dataset.describe()}: has fields 'class' and 'label': pass field= to choose one")
-    return 'class' if 'class' in names else 'label'
 
 
 def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:

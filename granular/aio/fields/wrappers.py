@@ -11,7 +11,7 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import fields_of, original
-from granular.aio.fields.interface import Ctx, Fields, default_label, labels_of
+from granular.aio.fields.interface import Ctx, Fields, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
 from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled
@@ -235,11 +235,15 @@ class ShuffleWrapper(IndexWrapper):
 class _ByLabel(IndexWrapper):
     """Datapoints selected by their labels."""
 
-    _field: str
-
     def __init__(self, dataset: Any, field: str | None) -> None:
         super().__init__(dataset)
-        self._field = default_label(self.parents[0]) if field is None else field
+        if field is None:
+            names = self.parents[0].fields or ()
+            if 'class' in names and 'label' in names:
+                shown = self.parents[0].describe()
+                raise InvalidArgumentError(f"{shown}: has fields 'class' and 'label': pass field= to choose one")
+            field = 'class' if 'class' in names else 'label'  # KappaData's name, or that of most datasets
+        self._field = field
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:

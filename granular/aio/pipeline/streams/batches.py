@@ -49,7 +49,7 @@ class BatchOf(Stream):
         return self.parent.state_at(min(index * self.size, self.parent.length()))
 
     def flow(self) -> Flow:
-        return Batching(self.parent.flow(), self.size, self.drop_remainder, self.fn, self.describe())
+        return Batching(self.parent.flow(), self)
 
     def describe(self) -> str:
         batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
@@ -59,13 +59,11 @@ class BatchOf(Stream):
 class Batching(Flow):
     """Batches of consecutive elements."""
 
-    def __init__(
-        self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any], description: str
-    ) -> None:
+    def __init__(self, parent: Flow, stage: BatchOf) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
-        self._counter = Counter(description, 'batch')
-        self.calls_functions: bool = fn is not stack
+        self._parent, self._size, self._drop, self._fn = parent, stage.size, stage.drop_remainder, stage.fn
+        self._counter = Counter(stage.describe(), 'batch')
+        self.calls_functions: bool = stage.fn is not stack
 
     async def next(self) -> Any:
         elements: list[Any] = []

@@ -33,7 +33,7 @@ class Zipped(Stream):
         return {'parents': [parent.state_at(index) for parent in self.parents], 'count': index}
 
     def flow(self) -> Flow:
-        return Zipping([parent.flow() for parent in self.parents], self._strict)
+        return Zipping(self)
 
     def describe(self) -> str:
         return f'zip of {len(self.parents)}{"" if self._strict else ", strict=False"}'
@@ -42,9 +42,9 @@ class Zipped(Stream):
 class _Combining(Flow):
     """A stage that takes elements from several streams. Its state is theirs, and the number of its elements."""
 
-    def __init__(self, parents: Sequence[Flow]) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._count = 0
+    def __init__(self, stage: Stream) -> None:
+        self.parents: tuple[Flow, ...] = tuple(parent.flow() for parent in stage.parents)
+        self._count, self._ended = 0, False
 
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
@@ -53,15 +53,15 @@ class _Combining(Flow):
         count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
             await parent.restore(parent_state, terms)
-        self._count = count
+        self._count, self._ended = count, False
 
 
 class Zipping(_Combining):
     """Tuples of the elements of several streams."""
 
-    def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
-        super().__init__(parents)
-        self._strict, self._ended = strict, False
+    def __init__(self, stage: Zipped) -> None:
+        super().__init__(stage)
+        self._strict = stage._strict
 
     async def next(self) -> Any:
         if self._ended:
@@ -134,7 +134,7 @@ class Mixed(Stream):
         return {'parents': states, 'count': index}
 
     def flow(self) -> Flow:
-        return Mixing([parent.flow() for parent in self.parents], self._weights)
+        return Mixing(self)
 
     def describe(self) -> str:
         return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
@@ -143,10 +143,10 @@ class Mixed(Stream):
 class Mixing(_Combining):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
-    def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
-        super().__init__(parents)
+    def __init__(self, stage: Mixed) -> None:
+        super().__init__(stage)
         self._mixed: Sequence[Flow] = self.parents
-        self._weights, self._ended = weights, False
+        self._weights = stage._weights
 
     async def next(self) -> Any:
         if self._ended:
@@ -157,10 +157,6 @@ class Mixing(_Combining):
         self._ended = element is END
         self._count += not self._ended
         return element
-
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        await super().restore(state, terms)
-        self._ended = False
 
 
 class NamedMix(Mixed):
@@ -205,7 +201,7 @@ class NamedMixing(Mixing):
     adapts = True
 
     def __init__(self, stage: NamedMix) -> None:
-        super().__init__([parent.flow() for parent in stage.parents], stage._weights)
+        super().__init__(stage)
         self._named = dict(zip(stage._names, self.parents, strict=True))
         self._own = dict(zip(stage._names, stage._weights, strict=True))
         self._lines, self._description = stage._lines(), stage.describe()
