@@ -114,7 +114,7 @@ class Flow(abc.ABC):
     @property
     def hosts(self) -> int:
         """The number of hosts that share the elements; 0 if it is not known before the stage begins."""
-        return max((parent.hosts for parent in self.parents), default=1) * self.turns.count
+        return max((flow.hosts for flow in self.inputs()), default=1) * self.turns.count
 
     @property
     def in_step(self) -> bool:

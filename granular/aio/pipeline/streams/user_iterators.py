@@ -56,10 +56,6 @@ class Iterating(Flow):
         for flow in self.inputs():
             flow.keep_host()
 
-    @property
-    def hosts(self) -> int:
-        return max((flow.hosts for flow in self.inputs()), default=1)
-
     def inputs(self) -> Sequence[Flow]:
         return _flows_of(self._iterator)
 
