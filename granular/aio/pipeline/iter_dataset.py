@@ -15,7 +15,7 @@ from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, DATASETS_ALONE, ITERATORS_ALONE, answering
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
-from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
+from granular.aio.pipeline.streams.interleaving import Interleaved, InterleavedSource, InterleaveSettings
 from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
@@ -148,7 +148,7 @@ class IterDataset(Chain, Generic[Element_co]):
         if isinstance(datasets, list | tuple):
             stage = Interleaved(_streams(datasets), settings)
         else:
-            stage = Interleaved([nodes.Wrapped(datasets)], settings, _stream)
+            stage = InterleavedSource(nodes.Wrapped(datasets), settings, _stream)
         if not len(stage):
             raise InvalidArgumentError('expected one dataset or more, got none')
         return cls._of(stage)
@@ -200,7 +200,7 @@ class IterDataset(Chain, Generic[Element_co]):
     def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
-        return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))
+        return IterDataset(Staged(self._stream, f'flat_map({name_of(method)})', FlatMapping, method))
 
     @overload
     def batch(
@@ -242,8 +242,7 @@ class IterDataset(Chain, Generic[Element_co]):
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        stage = Staged([self._stream], description, Rebatching, batch_size, drop_remainder, description)
-        return self._of(stage)
+        return self._of(Staged(self._stream, description, Rebatching, batch_size, drop_remainder))
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
@@ -273,7 +272,7 @@ class IterDataset(Chain, Generic[Element_co]):
         The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
         elements before it again. Do not modify the elements: each epoch returns the same objects.
         """
-        return self._of(Staged([self._stream], 'cache()', Caching))
+        return self._of(Staged(self._stream, 'cache()', Caching))
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -343,12 +342,12 @@ class IterDataset(Chain, Generic[Element_co]):
           DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
             dtype or shape. It names the number of the element in the stream.
         """
-        recipe = Recipe.of(
+        recipe = Recipe(
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
         shards = recipe.shard.shard_count
-        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe, shards=shards))
+        return IterDataset(Staged(self._stream, recipe.description, Packing, recipe, shards=shards))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute the elements of all previous operations ahead of the consumer.
@@ -434,9 +433,7 @@ class IterDataset(Chain, Generic[Element_co]):
         """
         if not isinstance(options, DatasetOptions):
             raise InvalidArgumentError(f'options: expected DatasetOptions, got {options!r:.100}')
-        stream = self._stream.with_options(options)
-        stream.__dict__['trace'] = options
-        return self._of(stream)
+        return self._of(self._stream.with_options(options))
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
         applied: IterDataset[Any] = super().apply(transformations)

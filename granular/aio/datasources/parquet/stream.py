@@ -250,7 +250,7 @@ class ReadRows(Read):
 
     def sliced(self, part: slice) -> Stream:
         # As in Grain, whole files are selected: their rows are not counted before they are read.
-        return self.replaced(source=_replace_rows(self.source, rows_of(self.source).of_files(part)))
+        return self.over([_replace_rows(self.source, rows_of(self.source).of_files(part))])
 
     def in_part(self, part: ShardOptions) -> Stream:
         return self.sliced(slice(part.shard_index, None, part.shard_count))
@@ -292,25 +292,21 @@ class ReadingRows(Flow):
     def __init__(self, read: Read) -> None:
         self._read, self._rows = read, rows_of(read.source)
         self._inner: tuple[_FileLayout, Reading] | None = None
-        self._turns, self._keeps_host = read.turns, read.drops
+        self.turns, self.keeps_host = read.turns, read.drops
         self._token: object = None
         self.calls_functions: bool = callable(read.on_error)
 
     @property
     def _start(self) -> Any:
-        return self._turns.state(self._rows.start(), self._keeps_host)
+        return self.turns.state(self._rows.start(), self.keeps_host)
 
     @property
     def hosts(self) -> int:
-        return self._turns.count
+        return self.turns.count
 
     @property
     def even(self) -> bool:
         return self.hosts == 1 if self._inner is None else super().even
-
-    def keep_host(self) -> None:
-        self._keeps_host = True
-        super().keep_host()
 
     def bind(self, token: object) -> None:
         self._token = token
@@ -319,13 +315,13 @@ class ReadingRows(Flow):
         if self._inner is None:
             await ensure_event_loop()
             layout = await self._rows.open()
-            read = self._read.replaced(source=_replace_rows(self._read.source, self._rows.renewed()))
+            read = self._read.replaced(parents=(_replace_rows(self._read.source, self._rows.renewed()),))
             chunk = self._rows.chunk()
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
             reading = Reading(read, chunk)
             reading.bind(self._token)
-            if self._keeps_host:
+            if self.keeps_host:
                 reading.keep_host()
             self._inner, self.parents = (layout, reading), (reading,)
         return self._inner

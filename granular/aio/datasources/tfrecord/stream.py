@@ -87,20 +87,13 @@ class _Reading(Flow):
     """Reads the records. The state is the position of the next record."""
 
     def __init__(self, files: _Files) -> None:
-        self._paths, self._turns, self._keeps_host = files.paths, Turns.of(files.shard), False
+        self._paths, self.turns = files.paths, Turns.of(files.shard)
         self._pieces: AsyncGenerator[bytes, None] | None = None
         self._seek(_START, 0)
 
     @property
-    def hosts(self) -> int:
-        return self._turns.count
-
-    @property
     def even(self) -> bool:
         return self.hosts == 1  # the number of records is not known
-
-    def keep_host(self) -> None:
-        self._keeps_host = True
 
     def _seek(self, state: Mapping[str, int], turn: int) -> None:
         self._turn = turn  # the position from which the hosts take the next turn
@@ -109,7 +102,7 @@ class _Reading(Flow):
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields above are of the last one
 
     async def next(self) -> Any:
-        turns = self._turns
+        turns = self.turns
         while True:
             while not self._rest:
                 if self._file == len(self._paths):
@@ -174,11 +167,11 @@ class _Reading(Flow):
 
     def state(self) -> Any:
         at = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
-        state = self._turns.state(at, self._keeps_host)
+        state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        at = self._turns.at(state, terms)
+        at = self.turns.at(state, terms)
         valid = isinstance(at, Mapping) and at.keys() == _START.keys()
         if not valid or not all(type(value) is int and value >= 0 for value in at.values()):
             raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
@@ -187,7 +180,7 @@ class _Reading(Flow):
         turn = at['position'] if at is state else number_of(state, 'turn')
         if at is state and terms.version == 1 and self.hosts > 1 and turn:
             judge_unnamed_hosts('TFRecordIterDataset', self.hosts)
-        if turn != self._turn or at != self._turns.at(self.state(), FREE):
+        if turn != self._turn or at != self.turns.at(self.state(), FREE):
             await self._stop()
             self._seek(at, turn)
 
