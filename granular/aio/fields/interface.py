@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Self, SupportsIndex
 
 from granular import filters
+from granular._other_names import Elementless
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.selection import read_labels
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, indices_of

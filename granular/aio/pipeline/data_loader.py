@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from granular._other_names import answering
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -11,11 +12,11 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.other_names import RANK_ARGUMENTS, answering
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
+    RANK_ARGUMENTS,
     MultiprocessingOptions,
     ReadOptions,
     ShardOptions,

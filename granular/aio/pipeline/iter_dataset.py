@@ -4,15 +4,15 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast, overload
 
+from granular._other_names import answering
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
-from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, DATASETS_ALONE, ITERATORS_ALONE, answering
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
@@ -25,6 +25,7 @@ from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
 from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
+    BATCH_ARGUMENTS,
     Chain,
     DatasetOptions,
     FlatMapFunction,
@@ -42,6 +43,13 @@ from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
+_OF_DATASETS: Final = dict.fromkeys(
+    (
+        'select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'fetch', 'get',
+        'to_iter_dataset',
+    ),
+    'call it before to_iter_dataset()',
+)  # fmt: skip
 
 
 class IterDataset(Chain, Generic[Element_co]):
@@ -61,8 +69,7 @@ class IterDataset(Chain, Generic[Element_co]):
     """
 
     _answers: ClassVar[Mapping[str, str]] = {
-        **DATASETS_ALONE,
-        **ITERATORS_ALONE,
+        **_OF_DATASETS,
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
     }

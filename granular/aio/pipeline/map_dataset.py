@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, T
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import answering
 from granular._typing import Element_co
 from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
@@ -18,15 +19,10 @@ from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
-from granular.aio.pipeline.other_names import (
-    BATCH_ARGUMENTS,
-    ITERATORS_ALONE,
-    RANK_ARGUMENTS,
-    STREAMS_ALONE,
-    answering,
-)
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
+    BATCH_ARGUMENTS,
+    RANK_ARGUMENTS,
     Chain,
     FlatMapFunction,
     IndexedFunction,
@@ -56,8 +52,10 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     _node: Source
     _answers: ClassVar[Mapping[str, str]] = {
-        **STREAMS_ALONE,
-        **ITERATORS_ALONE,
+        **dict.fromkeys(
+            ('limit', 'rebatch', 'cache', 'pack', 'interleave', 'prefetch', 'mp_prefetch'),
+            'call to_iter_dataset() before it',
+        ),
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',

@@ -8,11 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import answering
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
 from granular.aio.pipeline.nodes.source import Node, Source
-from granular.aio.pipeline.other_names import RANK_ARGUMENTS, answering
-from granular.aio.pipeline.transforms import ShardOptions, as_shard
+from granular.aio.pipeline.transforms import RANK_ARGUMENTS, ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError

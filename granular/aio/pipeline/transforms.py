@@ -2,14 +2,14 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 
 from granular._lazy import import_extra
+from granular._other_names import answering
 from granular._typing import In_contra, Out_co
-from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, SHARD_ARGUMENTS, Answering, answering
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer
@@ -17,6 +17,21 @@ from granular.indexing import check_integer
 In = TypeVar('In')
 Out = TypeVar('Out')
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
+
+# Names of other libraries, each with what to write instead.
+BATCH_ARGUMENTS: Final = {
+    'drop_last': 'drop_remainder',
+    'collate_fn': 'batch_fn',
+    'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
+}
+RANK_ARGUMENTS: Final = dict.fromkeys(
+    ('rank', 'world_size', 'num_replicas', 'shard_index', 'shard_count'),
+    'shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
+)
+_OF_ITERATORS: Final = dict.fromkeys(
+    ('get_state', 'set_state', 'state_dict', 'load_state_dict', 'set_next_index', 'stats', 'errors', 'close'),
+    'it belongs to an iterator: `with iter(stream) as iterator`',
+)
 
 
 class MapTransform(abc.ABC, Generic[In_contra, Out_co]):
@@ -249,7 +264,11 @@ def divided(options: MultiprocessingOptions, parts: int) -> MultiprocessingOptio
     return dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, parts)))
 
 
-@answering(**SHARD_ARGUMENTS)
+@answering(
+    **dict.fromkeys(('rank', 'index', 'shard_id', 'process_index'), 'shard_index'),
+    **dict.fromkeys(('world_size', 'num_replicas', 'num_shards', 'process_count'), 'shard_count'),
+    drop_last='drop_remainder',
+)
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
     """The part of the data that belongs to this process.
@@ -392,8 +411,20 @@ def operation_of(transformation: Any) -> str:
     return 'map'
 
 
-class Chain(Answering):
-    """What MapDataset and IterDataset have in common: descriptions of chains of operations."""
+class Chain:
+    """What MapDataset and IterDataset have in common: chains of operations, and answers to names of other methods."""
+
+    _answers: ClassVar[Mapping[str, str]]
+    """What to write instead, by name."""
+
+    if not TYPE_CHECKING:  # type checkers would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            answers = {**_OF_ITERATORS, **self._answers}
+            answer = f': {answers[name]}' if name in answers else ''
+            raise AttributeError(
+                f'{type(self).__name__!r} object has no attribute {name!r}{answer}', name=name, obj=self
+            )
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
         """Apply one transformation, or several in order."""

@@ -12,10 +12,10 @@ from typing import Any, Protocol, Self, SupportsIndex, TypeVar, cast, runtime_ch
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import Elementless
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.data_source import as_data_source
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
