@@ -107,24 +107,19 @@ class Cursor(Running):
         self._count += self._shown - left
         self._shown = left
 
-    async def _return(self) -> None:
-        """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
-        await self.flow.restore(self._before)
-        self._count, self._astray = self._count_before, False
-
     async def _begin(self, recipient: int) -> None:
         """Begin an operation for a thread, before the last element unless it was received."""
         if self._recipient == recipient:
             self._astray = True
         self._recipient = 0
         self.hide()
-        if self._astray:
-            await self._return()
+        if self._astray:  # the last move failed: go back so late that neither errors nor cancellations prevent it
+            await self.flow.restore(self._before)
+            self._count, self._astray = self._count_before, False
 
     async def _begin_move(self, recipient: int) -> None:
         await self._begin(recipient)
-        before = self.flow.mark()
-        self._before, self._count_before = before, self._count
+        self._before, self._count_before = self.flow.mark(), self._count
         self._astray, self._recipient = True, recipient
         self._moves += 1
 
@@ -248,6 +243,10 @@ class CursorHandle(abc.ABC):
         cursor: Cursor | None = getattr(self, '_cursor', None)  # none of a subclass
         return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'
 
+    def _cursor_for(self, method: str) -> Cursor:
+        """Return the cursor; of a subclass without one, raise an error that names the method."""
+        return self._cursor
+
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data."""
         return self._cursor.get_state()
@@ -277,7 +276,7 @@ class CursorHandle(abc.ABC):
           StateError: if the next element is between two numbers, because the stream resumed from a state of another
             number of shards, of another batch size, or of a mix of other streams or weights.
         """
-        return self._cursor.next_index()
+        return self._cursor_for('get_next_index').next_index()
 
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
@@ -331,7 +330,7 @@ class CursorHandle(abc.ABC):
         Raises:
           InvalidArgumentError: if the stages are not timed.
         """
-        return self._cursor.summary()
+        return self._cursor_for('execution_summary').summary()
 
     @property
     def errors(self) -> list[tuple[int, str]]:
