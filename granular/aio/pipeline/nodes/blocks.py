@@ -4,7 +4,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any, Final, Self
 
 import numpy as np
@@ -34,15 +34,13 @@ class BlockBuffer(Node):
         leaves the order unchanged. A warning is logged once.
     """
 
+    selects = True
+
     def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
         super().__init__(parent)
         self._block, self._memory = block, memory
         self._warned = False
         self._buffers = PerLoop(_Buffer)  # tasks of one event loop fill a buffer
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        source = self.parents[0].select(fields)
-        return None if source is None else type(self)(source, self._block, self._memory)
 
     def copy_over(self, *parents: Source) -> Self:
         (parent,) = parents

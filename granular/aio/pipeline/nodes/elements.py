@@ -36,14 +36,12 @@ NONE: Final = KeptNone()
 class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
+    divides = True
     _doing = 'transforming'
 
     @abc.abstractmethod
     def _call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
-
-    def over(self, parent: Source) -> Source:
-        return self.copy_over(parent)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chain: list[Element] = [self]
@@ -175,6 +173,8 @@ async def replaced(chain: Sequence[Element], replacement: Any, index: int) -> An
 class FlatMap(Node):
     """A fixed number of datapoints for each one: those that ``fn(datapoint)`` returns, and None for the rest."""
 
+    divides = True
+
     def __init__(self, parent: Source, fn: FlatMapFunction[Any, Any], max_fan_out: int) -> None:
         super().__init__(parent)
         self.fn, self._fan_out = method_of(fn, 'flat_map'), check_integer('max_fan_out', max_fan_out, 1)
@@ -182,9 +182,6 @@ class FlatMap(Node):
 
     def __len__(self) -> int:
         return min(sys.maxsize, self._fan_out * len(self.parents[0]))
-
-    def over(self, parent: Source) -> Source:
-        return self.copy_over(parent)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps, positions = np.divmod(np.asarray(indices, np.int64), self._fan_out)
@@ -285,6 +282,7 @@ def selected(source: Source, fields: Sequence[str]) -> Source:
 class Batch(Node):
     """Batches of consecutive datapoints, which are all fetched at once."""
 
+    divides = True
     size: int
     drop_remainder: bool
 
@@ -305,8 +303,8 @@ class Batch(Node):
     def __len__(self) -> int:
         return self._length
 
-    def over(self, parent: Source) -> Source:
-        return Batch(parent, self.size, self.drop_remainder, self.fn)
+    def copy_over(self, *parents: Source) -> 'Batch':
+        return Batch(parents[0], self.size, self.drop_remainder, self.fn)
 
     def stored_nbytes(self) -> float | None:
         stored = super().stored_nbytes()

@@ -8,7 +8,7 @@ import abc
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,6 +30,9 @@ ENDLESS: Final = sys.maxsize
 class IndexNode(Node):
     """A node that maps each index to an index of its source."""
 
+    divides = True
+    selects = True
+
     @abc.abstractmethod
     def _lookup(self, indices: Ints) -> Ints:
         """Return the indices in the source."""
@@ -37,13 +40,6 @@ class IndexNode(Node):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
         return await source.fetch(steps)
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        source = self.parents[0].select(fields)
-        return None if source is None else self.copy_over(source)
-
-    def over(self, parent: Source) -> Source:
-        return self.copy_over(parent)
 
 
 def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
@@ -167,6 +163,8 @@ def _epochs_of(steps: Ints, length: int) -> list[int]:
 class Slice(IndexNode):
     """A part of the source, given by a slice or by indices."""
 
+    divides = False  # its indices are those of the whole
+
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
         if not isinstance(part, slice):
@@ -183,9 +181,6 @@ class Slice(IndexNode):
     def __len__(self) -> int:
         return len(self._part)
 
-    def over(self, parent: Source) -> Source:
-        return Node.over(self, parent)  # its indices are those of the whole
-
     def _lookup(self, indices: Ints) -> Ints:
         check_not_empty(self, len(self), indices)
         epochs, positions = np.divmod(indices, len(self))
@@ -198,16 +193,11 @@ class Slice(IndexNode):
         part = self._part
         if isinstance(part, range):
             return f'[{part.start}:{part.stop}:{part.step}]'
-        return f'slice of {self._described_part}'
+        return f'slice of {len(part)} indices, CRC32C {self._checksum:08x}'
 
     @functools.cached_property
-    def _described_part(self) -> str:
-        return describe_indices(np.asarray(self._part))
-
-
-def describe_indices(indices: Ints) -> str:
-    """Return the number of indices and their checksum: other indices have another description."""
-    return f'{len(indices)} indices, CRC32C {crc32c(np.ascontiguousarray(indices, "<i8").tobytes()):08x}'
+    def _checksum(self) -> int:
+        return crc32c(np.ascontiguousarray(self._part, '<i8').tobytes())
 
 
 class Repeat(IndexNode):
@@ -276,9 +266,11 @@ def part_of(source: Source, part: ShardOptions) -> Source:
     """
     if isinstance(source, Wrapped):
         return Slice(source, slice(*part.split(len(source))))
-    if not isinstance(source, Node) or len(source.parents) != 1:
-        raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
-    return source.over(part_of(source.parents[0], part))
+    if isinstance(source, Node) and len(source.parents) == 1:
+        parent = part_of(source.parents[0], part)
+        if source.divides:
+            return source.copy_over(parent)
+    raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
 
 
 def default_seed(parents: Sequence[Any]) -> int | None:

@@ -1,6 +1,7 @@
 """Sources: the inputs of a pipeline, and the one protocol of all of its nodes, ``fetch`` of many indices."""
 
 import abc
+import contextlib
 import functools
 import inspect
 import operator
@@ -210,8 +211,8 @@ def convert(source: Any) -> Source:
 class _Adapter(Source):
     """An object of another type, wrapped as a source."""
 
-    def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
-        self._source, self._mask = source, mask
+    def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
+        self._source, self._method, self._mask = source, method, mask
         self.endless = not hasattr(source, '__len__')
         self._told = as_data_source(source)
         self.seed, self.sparse = self._told.seed, self._told.sparse
@@ -238,11 +239,17 @@ class _Adapter(Source):
         shown = type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
         return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
 
-    def _check_fields(self, fields: Sequence[str]) -> None:
-        known = _known_spec(self._source) if self._mask is None else self._mask
+    def select(self, fields: Sequence[str]) -> Self | None:
+        if not takes_mask(self._source):
+            return None
+        known: Any = self._mask
+        if known is None:
+            with contextlib.suppress(ClosedError):  # a reader that is not open yet
+                known = getattr(self._source, 'spec', None)
         if isinstance(known, Mapping | Sequence) and (unknown := sorted(set(fields) - set(known))):
             owner = 'the spec' if self._mask is None else 'an earlier select'
             raise UnknownKeyError(f'{self._source!r}: select has {unknown}, {owner} has {list(known)}')
+        return type(self)(self._source, self._method, tuple(fields))
 
     def stored_nbytes(self) -> float | None:
         size = self._told.nbytes(self._mask)
@@ -276,28 +283,14 @@ class _Adapter(Source):
 class Fetching(_Adapter):
     """An object with an async ``fetch``, such as a reader."""
 
-    def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
-        super().__init__(source, mask)
+    def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
+        super().__init__(source, method, mask)
         self._is_own = type(source).fetch.__module__.startswith('granular.')
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
         fetch = self._source.fetch
         return fetch(indices, **options) if self._is_own else _awaited(fetch, indices, options)
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        if not takes_mask(self._source):
-            return None
-        self._check_fields(fields)
-        return type(self)(self._source, tuple(fields))
-
-
-def _known_spec(source: Any) -> Any:
-    """Return the spec of a reader that is open; None for others."""
-    try:
-        return getattr(source, 'spec', None)
-    except ClosedError:
-        return None
 
 
 async def _awaited(
@@ -310,10 +303,6 @@ async def _awaited(
 class _Blocking(_Adapter):
     """An object with a blocking method that takes many indices."""
 
-    def __init__(self, source: Any, method: str, mask: Sequence[str] | None = None) -> None:
-        super().__init__(source, mask)
-        self._method = method
-
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         method = getattr(self._source, self._method)
         if self._mask is not None:
@@ -321,9 +310,8 @@ class _Blocking(_Adapter):
         return list(await offload(method, np.asarray(indices).tolist()))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        if self._method == 'fetch' and takes_mask(self._source):
-            self._check_fields(fields)
-            return type(self)(self._source, self._method, tuple(fields))
+        if takes_mask(self._source):
+            return super().select(fields)
         # A Hugging Face dataset then decodes the selected columns only.
         column_names = getattr(self._source, 'column_names', None)
         select_columns = getattr(self._source, 'select_columns', None)
@@ -336,10 +324,6 @@ class _Blocking(_Adapter):
 
 class _Called(_Adapter):
     """An object that returns one datapoint at a time."""
-
-    def __init__(self, source: Any, method: str) -> None:
-        super().__init__(source)
-        self._method = method
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices).tolist()
@@ -473,7 +457,15 @@ def check_not_empty(node: Source, length: int, indices: Ints) -> None:
 
 
 class Node(Source):
-    """A source that is computed from other sources."""
+    """A source that is computed from other sources.
+
+    Attributes:
+      divides: True if the stage over a contiguous part of its source is that part of the stage.
+      selects: True if its datapoints are those of its sources, which may be able to select fields.
+    """
+
+    divides = False
+    selects = False
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents
@@ -484,11 +476,11 @@ class Node(Source):
     def __len__(self) -> int:
         return len(self.parents[0])
 
-    def over(self, parent: Source) -> Source:
-        """Return the same stage over another source; raise ``InvalidArgumentError`` if it depends on more of its source
-        than the elements.
-        """
-        raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
+    def select(self, fields: Sequence[str]) -> Self | None:
+        if not self.selects:
+            return None
+        narrowed = [source for parent in self.parents if (source := parent.select(fields)) is not None]
+        return self.copy_over(*narrowed) if len(narrowed) == len(self.parents) else None
 
     def copy_over(self, *parents: Source) -> Self:
         """Return a copy of the stage over other sources."""
