@@ -1,5 +1,7 @@
 """Samplers: the datapoint and the random generator of each index, as in Google Grain."""
 
+import bisect
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -158,16 +160,16 @@ class SequentialSampler(IndexSampler):
 
 
 def _count_indices(sampler: Any) -> int:
-    """Return the number of indices of a sampler without a length, by bisection: later ones raise an IndexError."""
-    low, high = 0, ENDLESS
-    while low < high:
-        middle = (low + high) // 2
+    """Return the number of indices of a sampler without a length: later ones raise an IndexError."""
+
+    def is_beyond(index: int) -> bool:
         try:
-            call_user(sampler.__getitem__, middle)
-            low = middle + 1
+            call_user(sampler.__getitem__, index)
         except IndexError:
-            high = middle
-    return low
+            return True
+        return False
+
+    return bisect.bisect_left(range(ENDLESS), True, key=is_beyond)
 
 
 class Sampled(Node):
@@ -182,14 +184,12 @@ class Sampled(Node):
                     f'the sampler has num_records={sampler.num_records}, and the data source {len(source)} datapoints'
                 )
             self._length = sampler.shard_length
-        elif hasattr(sampler, '__len__'):
-            self._length = -(-max(0, len(sampler) - shard.shard_index) // shard.shard_count)
-        elif hasattr(sampler, '__getitem__'):
-            self._length = -(-max(0, _count_indices(sampler) - shard.shard_index) // shard.shard_count)
-        else:
+            return
+        if not hasattr(sampler, '__getitem__'):
             raise InvalidArgumentError(f'{type(sampler).__name__} is not a sampler: define __getitem__ and __len__')
-
-        if self._length and not isinstance(sampler, IndexSampler):
+        count = len(sampler) if hasattr(sampler, '__len__') else _count_indices(sampler)
+        self._length = -(-max(0, count - shard.shard_index) // shard.shard_count)
+        if self._length:
             self._check(shard.shard_index, call_user(sampler.__getitem__, shard.shard_index))
 
     def _check(self, number: int, entry: Any) -> None:
@@ -237,9 +237,7 @@ class Sampled(Node):
     @functools.cached_property
     def _description(self) -> str:
         kind: Any = type(self._sampler)
-        if kind.__repr__ is not object.__repr__:
-            return repr(self._sampler)
-        try:
-            return identity_of(self._sampler)  # the same in another process
-        except InvalidArgumentError:
-            return repr(self._sampler)
+        if kind.__repr__ is object.__repr__:
+            with contextlib.suppress(InvalidArgumentError):
+                return identity_of(self._sampler)  # the same in another process
+        return repr(self._sampler)
