@@ -175,11 +175,7 @@ class IterDataset(Chain, Generic[Element_co]):
         return IterDataset(Zipped(_streams(datasets), strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
-        """Set the seed of all later operations that are given none: each derives a seed of its own from it.
-
-        Args:
-          seed: integer >= 0 of any size, or a sequence of such integers.
-        """
+        """Set the seed of all later operations that are given none, as ``MapDataset.seed``."""
         return self._of(SeededStream(self._stream, check_seed(seed)))
 
     def map(self, transform: MapFunction[Element_co, T]) -> 'IterDataset[T]':
@@ -227,25 +223,13 @@ class IterDataset(Chain, Generic[Element_co]):
         drop_remainder: bool = False,
         batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> 'IterDataset[Any]':
-        """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
-
-        Args:
-          batch_size: elements per batch.
-          drop_remainder: True to drop a smaller last batch.
-          batch_fn: function from a list of elements to a batch, instead of stacking.
-        """
+        """Combine consecutive elements to batches, as ``MapDataset.batch``."""
         return IterDataset(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
         """Combine or split batches to batches of another size, along the first axis of each array.
 
-        ::
-
-            stream.batch(64).rebatch(100)
-
-        Args:
-          batch_size: rows per batch.
-          drop_remainder: True to drop a smaller last batch.
+        ``stream.batch(64).rebatch(100)`` yields batches of 100 rows; ``drop_remainder`` drops a smaller last one.
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
@@ -255,39 +239,28 @@ class IterDataset(Chain, Generic[Element_co]):
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
 
-        Args:
-          num_epochs: number of epochs, 1 or more; None to repeat forever. A stream without elements ends at once.
+        Without ``num_epochs``, it is repeated forever. A stream without elements ends at once.
         """
         if num_epochs is not None:
             num_epochs = check_integer('num_epochs', num_epochs, 1)
         return self._of(Repeated(self._stream, num_epochs))
 
     def limit(self, count: int) -> Self:
-        """End the stream after some elements.
-
-        Args:
-          count: number of elements, 1 or more.
-        """
+        """End the stream after ``count`` elements, 1 or more."""
         return self._of(Limited(self._stream, check_integer('count', count, 1)))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
 
-        ::
-
-            stream.map(decode).cache().repeat(10)
-
-        The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
-        elements before it again. Do not modify the elements: each epoch returns the same objects.
+        Each iterator keeps its own. One that continues from a state computes the elements before it again. Do not
+        modify the elements: each epoch returns the same objects.
         """
         return self._of(Staged([self._stream], 'cache()', Caching))
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
-        """Shuffle the elements within each window of consecutive elements.
+        """Shuffle the elements within each window of ``window_size`` consecutive elements.
 
-        Args:
-          window_size: elements per window.
-          seed: integer from 0 to 2**32 - 1; the order of a window depends on the seed and the number of the window.
+        The order of a window depends on its number and on the seed, an integer from 0 to 2**32 - 1.
         """
         window_size = check_integer('window_size', window_size, 1)
         seed = check_integer('seed', seed, 0, MAX_SEED)
@@ -358,11 +331,9 @@ class IterDataset(Chain, Generic[Element_co]):
         return IterDataset(Staged([self._stream], recipe.description, Packing, recipe, shards=shards))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
-        """Compute the elements of all previous operations ahead of the consumer.
+        """Compute ``buffer_size`` elements of all previous operations ahead of the consumer.
 
-        Args:
-          buffer_size: number of elements; 0 to compute each element on request. An iterator can change it:
-            ``iterator.set_prefetch_buffer_size(10)``.
+        With 0, each element is computed on request. ``iterator.set_prefetch_buffer_size(10)`` changes the number.
         """
         return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
@@ -382,17 +353,15 @@ class IterDataset(Chain, Generic[Element_co]):
 
         Args:
           options: number of processes, or all settings; by default a process per core.
-          worker_init_fn: function of the number of a process and their number, called when the process starts.
+          worker_init_fn: as that of :class:`MultiprocessingOptions`.
           sequential_slice: True if each process reads a contiguous part of the data sources, as in Google Grain. The
             elements then come from the processes in turn: order and states depend on the number of processes.
 
         Raises:
           InvalidArgumentError: if an argument is invalid, or a stage cannot be divided for ``sequential_slice``.
         """
-        if options is None:
-            options = CORES
         if not isinstance(options, MultiprocessingOptions):
-            options = MultiprocessingOptions(num_workers=options)
+            options = MultiprocessingOptions(CORES if options is None else options)
         if worker_init_fn is not None:
             options = dataclasses.replace(options, worker_init_fn=worker_init_fn)
         count = options.num_workers
@@ -402,9 +371,9 @@ class IterDataset(Chain, Generic[Element_co]):
             return self._of(self._stream.with_workers(options))
         parts = []
         for i in range(count):
-            initialize = (
-                None if options.worker_init_fn is None else functools.partial(_init, options.worker_init_fn, i, count)
-            )
+            initialize = options.worker_init_fn
+            if initialize is not None:
+                initialize = functools.partial(_init, initialize, i, count)
             own = dataclasses.replace(options, num_workers=1, worker_init_fn=initialize)
             parts.append(self._stream.in_part(ShardOptions(i, count)).with_workers(own))
         return self._of(Interleaved(parts, InterleaveSettings(count, count, count, 1)))

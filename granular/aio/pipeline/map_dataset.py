@@ -97,12 +97,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     @classmethod
     def source(cls, source: Any) -> Any:
-        """Create a dataset over a reader, a list, an array, or any other source.
-
-        ::
-
-            dataset = MapDataset.source([3, 1, 4]).map(lambda number: 2 * number)
-        """
+        """Create a dataset over a reader, a list, an array, or any other source."""
         return cls._of(nodes.Wrapped(source))
 
     @classmethod
@@ -163,18 +158,15 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
             reads many records with one request.
         """
-        return self._derive(
-            nodes.Shuffle(
-                self._node, order or Index(), check_integer('seed', self._seed_of(seed, 'shuffle'), 0, MAX_SEED)
-            )
-        )
+        seed = check_integer('seed', self._seed_of(seed, 'shuffle'), 0, MAX_SEED)
+        return self._derive(nodes.Shuffle(self._node, order or Index(), seed))
 
     def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
         """Shuffle the elements within each window of consecutive elements.
 
         Args:
           window_size: elements per window; the last window of an epoch may be smaller.
-          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. Each window has an order of its own.
+          seed: as for :meth:`shuffle`. Each window has an order of its own.
         """
         seed = check_integer('seed', self._seed_of(seed, 'window_shuffle'), 0, MAX_SEED)
         return self._derive(nodes.WindowShuffle(self._node, window_size, seed))
@@ -296,13 +288,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return self._derive(elements.selected(self._node, fields))
 
     @answering(**BATCH_ARGUMENTS)
-    def batch(
-        self,
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: Any = None,
-    ) -> Any:
+    def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> Any:
         """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
 
         Args:
@@ -346,8 +332,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             replacement, returns None to skip the element, or raises. Store errors are always raised, and so are those
             of later operations, which get replacements as any other element.
         """
-        read = Read(self._node, read_options, allow_nones, shard_options, on_error)
-        return IterDataset(read)
+        return IterDataset(Read(self._node, read_options, allow_nones, shard_options, on_error))
 
     # --- length and description
 

@@ -36,9 +36,7 @@ _LARGEST: Final = 1 << 1024
 
 
 def check_plain(state: Any, name: str = 'the state') -> None:
-    """Check that a state can be walked and shown, whatever it is a state of; raise ``StateError`` if it is nested
-    deeper than any pipeline, or holds an integer too long to be shown.
-    """
+    """Raise ``StateError`` for a state that is nested deeper than any, or holds an integer too long to be shown."""
     values = [state]
     for _ in range(_DEEPEST):
         for value in values:
@@ -130,15 +128,6 @@ FITS: Final[Mapping[str, Fit]] = {
     'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map, filter or flat_map instead'),
 }
 """What the states of each stage fit, by the name of the operation."""
-
-
-def table() -> str:
-    """Return ``FITS`` as the rows of the table in ``docs/states.md``."""
-    rows = []
-    for name, fit in FITS.items():
-        hosts = 'no' if not fit.in_step else f'unless it holds {fit.holds}' if fit.holds else 'yes'
-        rows.append(f'| {name} | {hosts} | {"yes" if fit.weights else "no"} | {fit.remedy} |\n')
-    return ''.join(rows)
 
 
 class Terms(NamedTuple):

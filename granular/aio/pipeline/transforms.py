@@ -16,6 +16,7 @@ from granular.indexing import check_integer
 
 In = TypeVar('In')
 Out = TypeVar('Out')
+Options = TypeVar('Options', 'ShardOptions', 'ReadOptions')
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 # Names of other libraries, each with what to write instead.
@@ -314,14 +315,11 @@ class NoSharding(ShardOptions):
 
 
 class ShardByJaxProcess(ShardOptions):
-    """The part of the data for this JAX process.
+    """The :class:`ShardOptions` of this JAX process.
 
     ::
 
         stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
-
-    Args:
-      drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
@@ -330,14 +328,11 @@ class ShardByJaxProcess(ShardOptions):
 
 
 class ShardByTorchRank(ShardOptions):
-    """The part of the data for this rank of ``torch.distributed``; the whole data if no process group is initialized.
+    """The :class:`ShardOptions` of this rank of ``torch.distributed``; of one part if no process group is initialized.
 
     ::
 
         stream = dataset.to_iter_dataset(shard_options=granular.ShardByTorchRank(drop_remainder=True))
-
-    Args:
-      drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
@@ -348,30 +343,20 @@ class ShardByTorchRank(ShardOptions):
 
 
 def as_shard(options: Any) -> ShardOptions:
-    """Return the argument ``shard_options``; None stands for the whole data. Options of Grain are converted.
-
-    Raises:
-      InvalidArgumentError: if it is neither.
-    """
-    if options is None:
-        return NoSharding()
-    if isinstance(options, ShardOptions):
-        return options
-    return ShardOptions(**_fields_of('shard_options', options, ShardOptions))
+    """Return the argument ``shard_options``; None stands for the whole data. Options of Grain are converted."""
+    return _as_options('shard_options', NoSharding() if options is None else options, ShardOptions)
 
 
 def as_read_options(options: Any) -> ReadOptions:
-    """Return the argument ``read_options``; None stands for the defaults. Raise ``InvalidArgumentError`` if it lacks a
-    field.
-    """
-    if options is None or isinstance(options, ReadOptions):
-        return options or ReadOptions()
-    return ReadOptions(**_fields_of('read_options', options, ReadOptions))
+    """Return the argument ``read_options``; None stands for the defaults. Options of Grain are converted."""
+    return _as_options('read_options', ReadOptions() if options is None else options, ReadOptions)
 
 
-def _fields_of(name: str, options: Any, kind: type[ShardOptions | ReadOptions]) -> dict[str, Any]:
+def _as_options(name: str, options: Any, kind: type[Options]) -> Options:
+    if isinstance(options, kind):
+        return options
     try:
-        return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
+        return kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
     except AttributeError:
         raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {options!r:.100}') from None
 
@@ -398,9 +383,7 @@ class RangeDataSource:
 
 
 def operation_of(transformation: Any) -> str:
-    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function. Raise
-    ``InvalidArgumentError`` if the object is not a transformation.
-    """
+    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function."""
     if isinstance(transformation, Batch):
         return 'batch'
     for name in ('map_with_index', 'random_map', 'flat_map', 'filter', 'map'):
