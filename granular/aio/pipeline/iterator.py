@@ -202,19 +202,6 @@ class Cursor(Running):
         """Return the counters of this iterator."""
         return {'elements': self.elements(), **self.flow.stats()}
 
-    def summary(self) -> list[StageSummary]:
-        """Return a summary of each stage."""
-        if not (stages := summary_of(self.flow)):
-            raise InvalidArgumentError(
-                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
-            )
-        return stages
-
-    @property
-    def errors(self) -> list[tuple[int, str]]:
-        """Index and message of failed elements, the last 1,000 of each source."""
-        return self.flow.failures()
-
     async def aclose(self) -> None:
         self.hide()
         await super().aclose()
@@ -330,12 +317,16 @@ class CursorHandle(abc.ABC):
         Raises:
           InvalidArgumentError: if the stages are not timed.
         """
-        return self._cursor_for('execution_summary').summary()
+        if not (stages := summary_of(self._cursor_for('execution_summary').flow)):
+            raise InvalidArgumentError(
+                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
+            )
+        return stages
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source."""
-        return self._cursor.errors
+        return self._cursor.flow.failures()
 
 
 class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):

@@ -136,11 +136,8 @@ def _combined(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequenc
 def _outline(datapoint: Any) -> str:
     if isinstance(datapoint, Mapping):
         return f'a dict of {sorted(map(str, datapoint))}'
-    return (
-        f'a {type(datapoint).__name__} of {len(datapoint)}'
-        if isinstance(datapoint, tuple | list)
-        else f'a {type(datapoint).__name__}'
-    )
+    size = f' of {len(datapoint)}' if isinstance(datapoint, tuple | list) else ''
+    return f'a {type(datapoint).__name__}{size}'
 
 
 def is_small(datapoints: Sequence[Any]) -> bool:
