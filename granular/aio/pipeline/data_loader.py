@@ -202,18 +202,12 @@ def load(
 
     Args:
       source: a reader, a list, or any other source with a length.
-      num_epochs: number of passes over the data; None to repeat it without end.
-      shuffle: True for another random order in each epoch, which requires a seed.
-      seed: seed of the order and of random transformations.
-      shard_options: part of the data for this process; by default all of it.
+      num_epochs, shuffle, seed, shard_options: as for :class:`IndexSampler`.
       transformations: functions, or objects with the methods of a transformation, applied to each datapoint.
       batch_size: datapoints per batch; None for single elements.
       drop_remainder: True to drop the last batch if it is smaller.
       worker_count: processes that read and compute; 0 or None to use threads of this process.
       read_options: limits of the read-ahead.
-
-    Raises:
-      InvalidArgumentError: if an argument is out of its range.
     """
     operations = list(transformations)
     if batch_size is not None:

@@ -269,9 +269,6 @@ class CursorHandle(abc.ABC):
     def set_next_index(self, index: int) -> Any:
         """Continue with an element, by its number; those before it are not computed, except in its shuffled window.
 
-        Args:
-          index: from 0 to the number of elements.
-
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
           OutOfRangeError: if there is no such element.
@@ -283,12 +280,9 @@ class CursorHandle(abc.ABC):
 
     @abc.abstractmethod
     def set_prefetch_buffer_size(self, buffer_size: int) -> Any:
-        """Change the number of elements that are computed ahead, while the stream is running.
+        """Change the number of elements that are computed ahead, while the stream is running; 0 to compute none ahead.
 
         It is that of the last ``prefetch`` of the stream, and without one that of its ``ReadOptions``.
-
-        Args:
-          buffer_size: number of elements; 0 to compute each element on request.
         """
 
     def stats(self) -> dict[str, float]:

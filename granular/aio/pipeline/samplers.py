@@ -139,10 +139,7 @@ class SequentialSampler(IndexSampler):
 
         loader = granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(len(reader)))
 
-    Args:
-      num_records: number of datapoints in the data source.
-      shard_options: part of the data for this process.
-      seed: seed of the random generators, as in :class:`IndexSampler`.
+    The arguments are those of :class:`IndexSampler`.
     """
 
     @answering(**RANK_ARGUMENTS)
@@ -193,7 +190,6 @@ class Sampled(Node):
             self._check(shard.shard_index, call_user(sampler.__getitem__, shard.shard_index))
 
     def _check(self, number: int, entry: Any) -> None:
-        """Check what the sampler returned for an index."""
         key, length = getattr(entry, 'record_key', None), len(self.parents[0])
         if not isinstance(key, int | np.integer) or not hasattr(entry, 'index'):
             raise InvalidArgumentError(

@@ -76,22 +76,17 @@ class Wrapped(IndexNode):
 
 
 def check_finite(source: Source, operation: str, remedy: str) -> None:
-    """Check that a source has an end, for an operation that needs its length; raise ``InvalidArgumentError`` if it is
-    repeated infinitely.
-    """
+    """Refuse a source that is repeated infinitely, for an operation that needs its length."""
     if len(source) >= ENDLESS:
         raise InvalidArgumentError(f'{operation}: the dataset is repeated infinitely: {remedy}')
 
 
-def check_length(length: int, operation: str) -> int:
-    """Return a length, which may not exceed that of an infinitely repeated dataset; raise ``InvalidArgumentError`` if
-    it does.
-    """
+def check_length(length: int, operation: str) -> None:
+    """Refuse a length that exceeds that of an infinitely repeated dataset."""
     if length > ENDLESS:
         raise InvalidArgumentError(
             f'{operation}: expected at most {ENDLESS} elements, got {length}: pass a smaller number'
         )
-    return length
 
 
 class Shuffle(IndexNode):
@@ -261,8 +256,10 @@ class Seeded(IndexNode):
 
 
 def part_of(source: Source, part: ShardOptions) -> Source:
-    """Return the same source over one of several contiguous parts of the data; raise ``InvalidArgumentError`` if a
-    stage selects or combines elements by their indices in the whole.
+    """Return the same source over one of several contiguous parts of the data.
+
+    Raises:
+      InvalidArgumentError: if a stage selects or combines elements by their indices in the whole.
     """
     if isinstance(source, Wrapped):
         return Slice(source, slice(*part.split(len(source))))
