@@ -190,11 +190,8 @@ class IterDataset(Chain, Generic[Element_co]):
         self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
-        if seed is None:
-            seed = self._stream.default_seed()
-        if seed is None:
-            raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return IterDataset(ElementFunction(self._stream, 'random_map', transform, check_seed(seed)))
+        seed = nodes.seed_of(seed, self._stream, 'random_map')
+        return IterDataset(ElementFunction(self._stream, 'random_map', transform, seed))
 
     def filter(self, transform: Predicate[Element_co]) -> Self:
         """Keep the elements for which a function returns True."""

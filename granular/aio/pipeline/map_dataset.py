@@ -35,7 +35,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.indexing import Ints, Seed, check_index, check_integer, check_seed, integers_of
+from granular.indexing import Ints, check_index, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
@@ -158,7 +158,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
             reads many records with one request.
         """
-        seed = check_integer('seed', self._seed_of(seed, 'shuffle'), 0, MAX_SEED)
+        seed = check_integer('seed', nodes.seed_of(seed, self._node, 'shuffle'), 0, MAX_SEED)
         return self._derive(nodes.Shuffle(self._node, order or Index(), seed))
 
     def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
@@ -168,7 +168,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           window_size: elements per window; the last window of an epoch may be smaller.
           seed: as for :meth:`shuffle`. Each window has an order of its own.
         """
-        seed = check_integer('seed', self._seed_of(seed, 'window_shuffle'), 0, MAX_SEED)
+        seed = check_integer('seed', nodes.seed_of(seed, self._node, 'window_shuffle'), 0, MAX_SEED)
         return self._derive(nodes.WindowShuffle(self._node, window_size, seed))
 
     def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
@@ -254,7 +254,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
             dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
         """
-        return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
+        return self._derive(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
 
     def flat_map(self, transform: FlatMapFunction[Any, Any], *, max_fan_out: int | None = None) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
@@ -344,13 +344,6 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
-
-    def _seed_of(self, seed: int | Sequence[int] | None, what: str) -> Seed:
-        if seed is None:
-            seed = nodes.default_seed([self._node])
-        if seed is None:
-            raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
-        return check_seed(seed)
 
 
 class MapDataset(MapOperations[Element_co]):

@@ -144,9 +144,6 @@ class Handled(Node):
 
     unlisted = True
 
-    def describe(self) -> str:
-        return self.parents[0].describe()
-
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         datapoints = await self.parents[0].fetch(indices)
         for datapoint in datapoints:

@@ -20,7 +20,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints, Seed, check_integer, integers_of
+from granular.indexing import Ints, Seed, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
@@ -70,9 +70,6 @@ class Wrapped(IndexNode):
 
     def _lookup(self, indices: Ints) -> Ints:
         return indices % self._length if self._length else indices
-
-    def describe(self) -> str:
-        return self.parents[0].describe()
 
 
 def check_finite(source: Source, operation: str, remedy: str) -> None:
@@ -270,24 +267,28 @@ def part_of(source: Source, part: ShardOptions) -> Source:
     raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
 
 
-def default_seed(parents: Sequence[Any]) -> int | None:
-    """Derive a seed for a random operation from the preceding ``seed`` nodes, as Grain does.
+def seed_of(seed: int | Sequence[int] | None, stage: Any, operation: str) -> Seed:
+    """Return the seed of a random operation after a stage; one of None is derived from earlier stages, as in Grain.
 
-    Uses the nearest ``seed`` on each path upstream, and its distance. Returns None if there is no such node.
+    It follows from the nearest ``seed`` on each path upstream, and its distance.
     """
+    if seed is not None:
+        return check_seed(seed)
     words: list[int] = []
-    level, depth = list(parents), 1
+    level, depth = [stage], 1
     while level:
-        seeds = [getattr(node, 'declared_seed', None) for node in level]
-        for seed in seeds:
+        declared = [getattr(node, 'declared_seed', None) for node in level]
+        for own in declared:
             # numpy up to 2.4 flattens nested sequences to the same words; 2.5 rejects them.
-            words += [] if seed is None else [*(seed if isinstance(seed, tuple) else (seed,)), depth]
+            words += [] if own is None else [*(own if isinstance(own, tuple) else (own,)), depth]
         level = [
             upstream
-            for node, seed in zip(level, seeds, strict=True)
-            if seed is None
+            for node, own in zip(level, declared, strict=True)
+            if own is None
             for parent in node.parents
             for upstream in (parent.parents if isinstance(parent, BlockBuffer) else (parent,))
         ]
         depth += 1
-    return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0]) if words else None
+    if not words:
+        raise InvalidArgumentError(f'{operation} requires a seed: pass seed=, or call seed() first')
+    return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0])

@@ -10,7 +10,6 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from granular.aio.pipeline.nodes.indices import default_seed
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
 from granular.errors import InvalidArgumentError
@@ -123,10 +122,6 @@ class Stream(abc.ABC):
           InvalidArgumentError: if its source has no next epoch.
         """
         return self._over_each(lambda parent: parent.at_epoch(epoch), f'has no epoch {epoch}')
-
-    def default_seed(self) -> int | None:
-        """Return the seed for a random operation after this stage, or None."""
-        return default_seed([self])
 
     def roots(self) -> list[Any]:
         """Return each ``Read`` that the stream starts from."""
