@@ -21,18 +21,13 @@ _SHOWN: Final = 5  # stages that differ, in a message
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths. A stage
-    that is traced has the description without it.
+    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths.
     """
     stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
         return [(depth, 'mix by name', '')]
-    out: list[tuple[int, str, str]] = []
-    if len(stage.parents) == 1:
-        out += iter_stages(stage.parents[0], depth, names)
-    else:
-        for parent in stage.parents:
-            out += iter_stages(parent, depth + 1, names)
+    below = depth if len(stage.parents) == 1 else depth + 1
+    out = [row for parent in stage.parents for row in iter_stages(parent, below, names)]
     description, length = stage.describe(), _length(stage)
     if getattr(stage, 'unlisted', False) and description == stage.parents[0].describe():
         return out

@@ -163,11 +163,7 @@ class Terms(NamedTuple):
         return Terms(stage, kind, held, fit.in_step and self.in_step, weights, self.version)
 
     def check_hosts(self, saved: int | None, own: int) -> None:
-        """Check that a state of some number of hosts, None if it names none, fits this pipeline's.
-
-        Raises:
-          StateError: if the terms exclude it.
-        """
+        """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
         if saved is None and self.version == 1 and (self.held or not self.in_step):
             judge_unnamed_hosts(self.stage, own)
         hosts = saved or 1
@@ -250,10 +246,9 @@ class Turns:
 
 
 def judge_unnamed_hosts(stage: str, hosts: int) -> None:
-    """Judge a state of version 1, which has no number of hosts, of a stage for which it matters.
+    """Raise ``StateError`` for a state of version 1, which has no number of hosts, of a stage for which it matters.
 
-    Raises:
-      StateError: if there are several hosts; one without others takes it for its own, and logs it.
+    A host without others takes it for its own, and logs it.
     """
     earlier = f'{stage}: an earlier release saved the state, without the number of hosts'
     if hosts > 1:
@@ -262,7 +257,6 @@ def judge_unnamed_hosts(stage: str, hosts: int) -> None:
 
 
 def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
-    """Return the message for a state of another number of hosts that the terms exclude."""
     fit = FITS[terms.kind]
     reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'
     later = _LATER if saved > 1 else 'continue on one host'

@@ -29,9 +29,8 @@ class BlockBuffer(Node):
     Args:
       parent: the source; index ``len + i`` belongs to the next epoch.
       block: datapoints per block.
-      memory: maximum number of bytes in buffered blocks; a block is freed when all of its datapoints were taken. Beyond
-        this limit, the oldest block is dropped and its datapoints are read again on request, which costs speed and
-        leaves the order unchanged. A warning is logged once.
+      memory: maximum number of bytes in buffered blocks. Beyond it, the oldest block is dropped, and its datapoints are
+        read again on request. A warning is logged once.
     """
 
     selects = True
@@ -49,7 +48,7 @@ class BlockBuffer(Node):
     async def read_ahead(self, order: Blocks, seed: int, steps: Ints, endless: bool) -> None:
         """Start to read the blocks that are needed one window after a batch, and after batches since the last call.
 
-        It has the order and the seed of the shuffle; ``endless`` if an epoch follows on that of the steps.
+        ``endless`` tells that an epoch follows on that of the steps.
         """
         buffer, length = await self._buffers.get(), len(self)
         least, most = int(steps.min()), int(steps.max())

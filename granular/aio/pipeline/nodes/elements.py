@@ -12,11 +12,7 @@ from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import is_small, stack
-from granular.aio.pipeline.transforms import (
-    FlatMapFunction,
-    Predicate,
-    RandomFunction,
-)
+from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Seed, check_integer, check_seed
@@ -215,13 +211,10 @@ def _part(parts: Any, position: int) -> Any:
 
 
 class Computed(Node):
-    """The datapoints that an indexable object computes, which reads its sources itself.
+    """The datapoints that an indexable object computes, which reads its sources, the parents, itself.
 
-    Args:
-      parents: the sources.
-      dataset: the object.
-      length: returns the number of datapoints; None for that of the first source.
-      rebuild: returns the stage of a copy of the object that reads other sources.
+    ``length`` returns their number, by default that of the first source; ``rebuild`` the stage of a copy of the object
+    that reads other sources.
     """
 
     def __init__(

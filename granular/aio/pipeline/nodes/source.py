@@ -28,12 +28,7 @@ from granular.aio.runtime.user_functions import (
     is_of_signal,
     refuse_coroutine_function,
 )
-from granular.errors import (
-    ClosedError,
-    InvalidArgumentError,
-    OutOfRangeError,
-    UnknownKeyError,
-)
+from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 from granular.indexing import Ints, indices_of
 from granular.metrics import counters, timing
 
@@ -146,10 +141,7 @@ class Source(abc.ABC):
 
 
 def all_stages(source: Source) -> list[Source]:
-    """Return a source and those before it, each once, in an order that depends on the pipeline alone.
-
-    Datasets of fields, which wrap others, are left out.
-    """
+    """Return a source and those before it, without datasets of fields, each once, in an order of the pipeline alone."""
     stages: dict[int, Source] = {}
     pending = [source]
     while pending:
