@@ -113,15 +113,13 @@ class Blocks:
         dataset = dataset.shuffle(seed=0, order=granular.shuffle.Blocks(block=64, window=512))
 
     The dataset is divided into ``window`` strata of equal length. Each window of an epoch consists of one block of each
-    stratum, drawn at random without replacement, and its datapoints are fully mixed by numpy's permutation: however the
-    dataset is sorted, each window represents all of it. One range request reads a whole block, and a source reads at
-    most one window ahead. Memory is that of a few windows' permutations, whatever the length, and any step can be
-    looked up independently. docs/performance.md shows how well it mixes.
+    stratum, drawn at random without replacement, and its datapoints are fully mixed: however the dataset is sorted,
+    each window represents all of it. One range request reads a whole block, and a source reads at most one window
+    ahead. Any step can be looked up independently. docs/performance.md shows how well it mixes.
 
     By default the settings follow the mean size of the source's datapoints, as they are stored: blocks of 64 and
     windows of 512, smaller powers of two if a window would take more than 256 MiB, first for the block. They are 64 and
-    256 if the source does not know its size. States of pipelines contain them, and a pipeline with other settings
-    refuses such a state.
+    256 if the size is unknown. A pipeline with other settings refuses a state.
 
     Args:
       block: number of neighbouring datapoints that are read together; None to choose it.

@@ -302,8 +302,7 @@ class IterDataset(Chain, Generic[Element_co]):
           meta_features: top-level keys without segment ids and positions, which are never split. A key that is not in
             ``length`` becomes a list with a value for each sequence in the row.
           max_segments: maximum number of sequences in a row.
-          split_long: True to cut a sequence that is longer than a row into parts of the length of a row; by default it
-            is an error.
+          split_long: True to cut a sequence that is longer than a row, instead of raising an error.
           shuffle_bins: True to shuffle the rows that are open together.
           seed: the order of shuffled rows depends on the seed and the number of earlier rows, as in Google Grain.
           alignment: sequences start at multiples of this integer. Like ``padding`` and ``bos``, one value for all
@@ -316,7 +315,6 @@ class IterDataset(Chain, Generic[Element_co]):
             ``to_iter_dataset(shard_options=...)``: each process then packs the sequences that it reads.
 
         Raises:
-          InvalidArgumentError: if an argument is invalid.
           DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
             dtype or shape. It names the number of the element in the stream.
         """
@@ -355,7 +353,7 @@ class IterDataset(Chain, Generic[Element_co]):
             elements then come from the processes in turn: order and states depend on the number of processes.
 
         Raises:
-          InvalidArgumentError: if an argument is invalid, or a stage cannot be divided for ``sequential_slice``.
+          InvalidArgumentError: if a stage cannot be divided for ``sequential_slice``.
         """
         if not isinstance(options, MultiprocessingOptions):
             options = MultiprocessingOptions(CORES if options is None else options)
@@ -396,15 +394,7 @@ class IterDataset(Chain, Generic[Element_co]):
         self._stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
 
     def with_options(self, options: DatasetOptions) -> Self:
-        """Set options of all previous operations, such as when a filter that drops most elements warns or raises.
-
-        ::
-
-            with iter(stream.with_options(granular.DatasetOptions(stage_timing=True))) as iterator:
-                next(iterator)
-                for row in iterator.execution_summary():
-                    print(row.stage, row.elements, row.seconds, row.wait_seconds)
-        """
+        """Set options of all previous operations, such as when a filter that drops most elements warns or raises."""
         if not isinstance(options, DatasetOptions):
             raise InvalidArgumentError(f'options: expected DatasetOptions, got {options!r:.100}')
         stream = self._stream.with_options(options)

@@ -148,10 +148,6 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
 
-        ::
-
-            dataset.shuffle(seed=0, order=granular.shuffle.Blocks())
-
         Args:
           seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. In ``shuffle(1000)``, 1000
             is the seed, not the size of a buffer: all elements are shuffled.
@@ -248,11 +244,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return self._derive(elements.MapWithIndex(self._node, transform))
 
     def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
-        """Apply a function to each element and a random generator, which depends only on seed and index.
+        """Apply a function to each element and a random generator: ``transform(element, rng)``.
 
-        ::
-
-            dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
+        The random numbers depend only on seed and index.
         """
         return self._derive(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
 
@@ -318,10 +312,6 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         on_error: OnError = 'raise',
     ) -> IterDataset[Element_co]:
         """Convert to an IterDataset, a stream of the elements with read-ahead.
-
-        ::
-
-            stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1000), on_error='skip').batch(64)
 
         Args:
           read_options: limits of the read-ahead.
