@@ -96,7 +96,8 @@ class DataLoader:
 
     Args:
       data_source: a reader, a list, or any other source.
-      sampler: order of the datapoints, such as an :class:`IndexSampler`.
+      sampler: order of the datapoints: an :class:`IndexSampler`, or an object with a :class:`RecordMetadata` for
+        each index, and an IndexError after the last. Without ``__len__``, the last index is found by bisection.
       operations: transformations: functions, or objects with ``map``, ``map_with_index``, ``random_map``, ``filter`` or
         ``flat_map``, and :class:`Batch`.
       worker_count: processes that read and compute; 0 to use threads of this process.

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,27 +38,6 @@ class RecordMetadata:
 
     def __str__(self) -> str:
         return f'RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng})'
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """Protocol of samplers: a RecordMetadata for each index, and an IndexError for all indices after the last.
-
-    Without ``__len__``, a :class:`DataLoader` finds the last index by bisection.
-
-    ::
-
-        class Reversed:
-            def __len__(self):
-                return 100
-
-            def __getitem__(self, index):
-                return granular.RecordMetadata(index, record_key=99 - index)
-    """
-
-    def __getitem__(self, index: int) -> RecordMetadata:
-        """Return the datapoint for an index."""
-        ...
 
 
 class IndexSampler:

@@ -15,7 +15,7 @@ from granular.aio.pipeline.nodes.stacking import is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Seed, check_integer, check_seed
+from granular.indexing import Seed, check_integer
 
 
 class KeptNone:
@@ -88,8 +88,8 @@ class RandomMap(Function):
 
     def __init__(self, parent: Source, fn: RandomFunction[Any, Any], seed: Seed) -> None:
         super().__init__(parent, fn)
-        self._seed = check_seed(seed)
-        self._key = np.random.Philox(self._seed).state['state']['key']
+        self._seed = seed
+        self._key = np.random.Philox(seed).state['state']['key']
 
     def _call(self, datapoint: Any, index: int) -> Any:
         return call_checked('random_map calls fn(element, rng)', self.fn, datapoint, generator(self._key, index))
