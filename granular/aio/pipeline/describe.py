@@ -1,6 +1,7 @@
 """Text descriptions of pipelines, one stage per line, from the source to the output."""
 
 import difflib
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -110,11 +111,10 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
     for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():
         if kind == 'equal':
             continue
-        for i in range(max(b - a, d - c)):
-            was = saved[a + i] if a + i < b else 'nothing'
-            now = current[c + i] if c + i < d else 'nothing'
+        pairs = itertools.zip_longest(saved[a:b], current[c:d], fillvalue='nothing')
+        for number, (was, now) in enumerate(pairs, c + 1):
             reason = _reason(was, now)
-            differences.append(f'stage {c + i + 1} was {was.strip()!r}, and is {now.strip()!r} in this one{reason}')
+            differences.append(f'stage {number} was {was.strip()!r}, and is {now.strip()!r} in this one{reason}')
     if differences:
         more = f'; and {len(differences) - _SHOWN} more stages' if len(differences) > _SHOWN else ''
         refuse_state(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}', strict)

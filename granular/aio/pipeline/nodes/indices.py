@@ -159,12 +159,11 @@ class Slice(IndexNode):
 
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
-        if not isinstance(part, slice):
-            check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
         self._part: range | Ints
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
         else:
+            check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
             indices = integers_of(part, 'slice')
             if ((indices < -len(parent)) | (indices >= len(parent))).any():
                 raise InvalidArgumentError(f'slice: expected indices from {-len(parent)} to {len(parent) - 1}')
