@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex
 
 from granular import filters
+from granular._other_names import Elementless
 from granular.aio.fields.navigation import Disposable
 from granular.aio.pipeline.nodes.selection import read_labels
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.threads import offload
 from granular.errors import UnknownKeyError
 from granular.indexing import Ints, indices_of

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Self, cast
 
-from granular.aio.pipeline.nodes.indices import default_seed
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
 from granular.errors import InvalidArgumentError
@@ -116,10 +115,6 @@ class Stream(abc.ABC):
     def at_epoch(self, epoch: int) -> 'Stream':
         """Return the stream of a later epoch, in which shuffled parts have a different order."""
         return self.over_each(methodcaller('at_epoch', epoch), f'has no epoch {epoch}')
-
-    def default_seed(self) -> int | None:
-        """Return the seed for a random operation after this stage, or None."""
-        return default_seed([self])
 
     def roots(self) -> list[Any]:
         """Return each ``Read`` that the stream starts from."""
