@@ -1,15 +1,14 @@
 """Data sources over files that are indexed once, when the source is opened."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Self, SupportsIndex, overload
 
 import numpy as np
 
 from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
-from granular.aio.datasources.header_scanner import Index
-from granular.aio.datasources.scanning import forget_indices
+from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.tasks import gather
@@ -98,35 +97,49 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         owners = np.searchsorted(self._stops, positions, side='right')
         return owners, positions - np.where(owners > 0, self._stops[owners - 1], 0)
 
-    async def _read_ranges(self, ranges: Mapping[int, tuple[Ints, Ints]]) -> dict[int, list[bytes]]:
-        """Read byte ranges concurrently: for each file, by its number, given where they begin and where they end.
+    async def _read_items(
+        self, owners: Ints, items: Ints, limits: Callable[[Index, Ints], tuple[Ints, Ints]]
+    ) -> list[bytes]:
+        """Read items of files concurrently: of the file with each number, the item with each number.
+
+        Args:
+          limits: returns where some items of a file begin and end.
 
         Raises:
           ObjectChangedError: if a file was replaced; its cached index is then removed.
         """
-        stores: dict[Store, list[int]] = {}
-        for owner in ranges:
-            stores.setdefault(self.paths[owner].store, []).append(owner)
-        reads = [
-            read_all(
-                store,
-                [Request(self.paths[owner].key, *ranges[owner], self._file_indices[owner].version) for owner in owners],
-            )
-            for store, owners in stores.items()
-        ]
+        used = np.unique(owners).tolist()
+        targets = [np.flatnonzero(owners == owner) for owner in used]
+        reads = []
+        for owner, own in zip(used, targets, strict=True):
+            path, index = self.paths[owner], self._file_indices[owner]
+            reads.append((path.store, Request(path.key, *limits(index, items[own]), index.version)))
+        out = [b''] * len(owners)
         try:
-            data = await gather(reads)
+            data = await read_files(reads)
         except ObjectChangedError:
-            await forget_indices(self.paths[owner] for owner in ranges)
+            await forget_indices(self.paths[owner] for owner in used)
             raise
-        return {
-            owner: list(file_data)
-            for owners, store_data in zip(stores.values(), data, strict=True)
-            for owner, file_data in zip(owners, store_data, strict=True)
-        }
+        for own, pieces in zip(targets, data, strict=True):
+            for target, piece in zip(own.tolist(), pieces, strict=True):
+                out[target] = piece
+        return out
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, all(path.store.local for path in self.paths)
+
+
+async def read_files(reads: Sequence[tuple[Store, Request]]) -> list[list[bytes]]:
+    """Read byte ranges of files concurrently, those of a store in one fan-out; return a list per request, in order."""
+    stores: dict[Store, list[int]] = {}
+    for i, (store, _) in enumerate(reads):
+        stores.setdefault(store, []).append(i)
+    data = await gather([read_all(store, [reads[i][1] for i in numbers]) for store, numbers in stores.items()])
+    out: list[list[bytes]] = [[] for _ in reads]
+    for numbers, store_data in zip(stores.values(), data, strict=True):
+        for i, pieces in zip(numbers, store_data, strict=True):
+            out[i] = pieces
+    return out
 
 
 class MaskedFiles(IndexedFiles[Index, Datapoint_co]):

@@ -1,13 +1,13 @@
 """Parses TFRecord files: their headers into an index, and their bytes, compressed or not, into records. No I/O."""
 
+import dataclasses
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from granular.aio.datasources.header_scanner import HeaderScanner
+from granular.aio.datasources.scanning import FileIndex, HeaderScanner
 from granular.config import GiB, KiB, MiB
 from granular.errors import CorruptError, CorruptRecordError, UnsupportedError
 from granular.formats.tfrecord import HEADER, OVERHEAD, check_data, parse_length
@@ -22,22 +22,22 @@ _GZIP_OR_ZLIB: Final = 47  # by the header
 _MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does not bound its records
 
 
-class Index(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index(FileIndex):
     """The records of a TFRecord file.
 
     Attributes:
-      size: bytes of the file.
-      version: its ETag or generation.
       stops: position after each record with its checksum, shape (records,).
     """
 
-    size: int
-    version: str | None
     stops: Ints
+
+    def __post_init__(self) -> None:
+        if (np.diff(self.stops, prepend=0) < OVERHEAD).any() or (self.stops[-1] if len(self.stops) else 0) != self.size:
+            raise ValueError('expected increasing positions up to the end of the file')
 
     @property
     def length(self) -> int:
-        """Number of records."""
         return len(self.stops)
 
     def limits(self, records: Ints) -> tuple[Ints, Ints]:
@@ -101,17 +101,6 @@ class Scanner(HeaderScanner[Index]):
 
     def index(self, size: int, version: str | None) -> Index:
         return Index(size, version, np.array(self._stops, np.int64))
-
-    @staticmethod
-    def to_tables(index: Index) -> tuple[Any, list[Ints]]:
-        return (index.size, index.version), [index.stops]
-
-    @staticmethod
-    def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
-        (size, version), (stops,) = head, tables
-        if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
-            raise ValueError('expected increasing positions up to the end of the file')
-        return Index(size, version, stops)
 
 
 class Records:
