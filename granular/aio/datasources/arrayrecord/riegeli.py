@@ -20,6 +20,7 @@ from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.formats.base import Buffer
 from granular.formats.highwayhash import highwayhash64
+from granular.formats.protobuf import Message
 from granular.indexing import Ints
 
 BLOCK: Final = 1 << 16
@@ -35,7 +36,7 @@ MAX_BYTES: Final = 4 << 30
 # The smallest zstd block has 4 bytes and decompresses to 128 KiB.
 _PART: Final = MiB  # bytes that brotli decompresses at a time
 _ZSTD_RATIO: Final = 1 << 15
-_VARINT: Final = 9  # bytes, of 63 bits
+_SIZE: Final = 9  # bytes of the size of a record
 _HASH: Final = 8
 _KEY: Final = np.frombuffer(b'Riegeli/records\n' * 2, '<u8').astype(np.uint64)
 
@@ -133,7 +134,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
     if not data:
         raise CorruptRecordError(f'{name}: has no data')
     compression = data[0]
-    length, begin = _varint(data, 1, name)
+    length, begin = message_of(data, name).varint(1, len(data))
     if length > len(data) - begin:
         raise CorruptRecordError(f'{name}: the sizes of its records take {length} of {len(data) - begin} bytes')
     if decoded > MAX_BYTES:
@@ -141,23 +142,23 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
     if decoded > max_bytes:
         raise CorruptRecordError(f'{name}: expected at most {max_bytes} bytes of records, got {decoded}')
     sizes = _decompress(
-        compression, data[begin : begin + length], None, min(_VARINT * records, max_bytes), f'{name}, sizes'
+        compression, data[begin : begin + length], None, min(_SIZE * records, max_bytes), f'{name}, sizes'
     )
     values = _decompress(compression, data[begin + length :], decoded, decoded, f'{name}, values')
     if records == 1:
-        size, end = _varint(sizes, 0, name)
+        size, end = message_of(sizes, name).varint(0, len(sizes))
         if size != decoded or end != len(sizes):
             raise CorruptRecordError(f'{name}: expected a record of {size} bytes, got {decoded}')
         return np.array([size]), values
-    each = varints(sizes, name)
+    each = message_of(sizes, name).varints(0, len(sizes))
     if len(each) != records:
         raise CorruptRecordError(f'{name}: has {records} records, but {len(each)} sizes')
     # Checked first, so that the sum cannot overflow.
-    if records and int(each.max()) > decoded:
-        raise CorruptRecordError(f'{name}: a record has {each.max()} bytes, all together {decoded}')
+    if (bad := (each < 0) | (each > decoded)).any():
+        raise CorruptRecordError(f'{name}: a record has {each[bad][0]} bytes, all together {decoded}')
     ends = np.cumsum(each)
-    if (ends[-1] if records else 0) != decoded:
-        raise CorruptRecordError(f'{name}: expected records of {ends[-1] if records else 0} bytes, got {decoded}')
+    if int(each.sum()) != decoded:
+        raise CorruptRecordError(f'{name}: expected records of {each.sum()} bytes, got {decoded}')
     return ends, values
 
 
@@ -166,7 +167,7 @@ def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, n
     if kind == _PLAIN:
         size = len(data)
     elif kind in (_BROTLI, _ZSTD):
-        size, begin = _varint(data, 0, name)
+        size, begin = message_of(data, name).varint(0, len(data))
         data = data[begin:]
     else:
         compression_name = _COMPRESSIONS.get(chr(kind), f'{kind:#x}')
@@ -226,49 +227,6 @@ def _zstd(data: Buffer, size: int, name: str) -> bytes:
     return decompressed
 
 
-# --- varints --------------------------------------------------------------------------------------------------------
-
-
-def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
-    """Return a number stored with 7 bits per byte, lowest first, and the position after it."""
-    value = 0
-    for i, byte in enumerate(data[at : at + _VARINT]):
-        value |= (byte & 127) << 7 * i
-        if byte < 128:
-            return value, at + i + 1
-    raise CorruptRecordError(f'{name}: no varint at byte {at} of {len(data)}')
-
-
-def varints(data: Buffer, name: str) -> Ints:
-    """Return all numbers of a buffer that contains only varints."""
-    raw = np.frombuffer(data, np.uint8)
-    last = np.flatnonzero(raw < 128)
-    if len(last) == len(raw):
-        return raw.astype(np.int64)
-    lengths = last.copy()
-    lengths[:1] += 1
-    lengths[1:] -= last[:-1]
-    longest = int(lengths.max(initial=0))
-    if not longest or last[-1] + 1 != len(raw) or longest > _VARINT:
-        raise CorruptRecordError(f'{name}: {len(raw)} bytes are not a sequence of varints')
-    values = raw[last].astype(np.int64)
-    for k in range(1, longest):
-        values = np.where(lengths > k, values << 7 | raw[last - k] & 127, values)
-    return values
-
-
-def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:
-    """Return the varint and bytes fields of a protobuf message by number; the last value of a repeated field."""
-    out: dict[int, int | Buffer] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at, name)
-        value, at = _varint(data, at, name)
-        if tag & 7 == 0:
-            out[tag >> 3] = value
-        elif tag & 7 == 2 and value <= len(data) - at:
-            out[tag >> 3] = data[at : at + value]
-            at += value
-        else:
-            raise CorruptRecordError(f'{name}: unknown tag {tag} at byte {at} of {len(data)}')
-    return out
+def message_of(data: Buffer, name: str) -> Message:
+    """Return a parser of some bytes, whose errors begin with a name."""
+    return Message(data, name, CorruptRecordError)

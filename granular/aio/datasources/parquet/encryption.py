@@ -6,6 +6,8 @@ The footer is a struct in Thrift's compact protocol. Only the fields on the way 
 from collections.abc import Iterator
 from typing import Final
 
+from granular.formats.protobuf import Message
+
 _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 3, 7, 8, 9, 10, 11, 12
 _BOOLS: Final = (1, 2)
 _INTEGERS: Final = (4, 5, 6)
@@ -44,6 +46,7 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
+        self._message = Message(data, 'Thrift', ValueError)
 
     def fields(self) -> Iterator[tuple[int, int]]:
         """Yield the number and type of each field of a struct; the caller reads or skips its value."""
@@ -96,13 +99,8 @@ class _Reader:
         return self._data[self._at - 1]
 
     def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
+        value, self._at = self._message.varint(self._at, len(self._data))
+        return value
 
     def _zigzag(self) -> int:
         value = self._varint()
