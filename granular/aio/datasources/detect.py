@@ -25,15 +25,16 @@ from granular.formats.base import Decoder
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
-ENDINGS: Final = {
-    '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
-    '.tar': 'webdataset', '.tfrecord': 'tfrecord', '.tfrecords': 'tfrecord', '.tfrecord.gz': 'tfrecord',
-    '.tfrecord.zz': 'tfrecord',
-}  # fmt: skip
-CLASSES: Final[Mapping[str, Any]] = {
-    'parquet': ParquetDataSource, 'arrayrecord': ArrayRecordDataSource, 'tfrecord': TFRecordDataSource,
-    'webdataset': WebDatasetDataSource,
-}  # fmt: skip
+FORMATS: Final[Mapping[str, tuple[Any, ...]]] = {
+    'parquet': (ParquetDataSource, '.parquet', '.pq'),
+    'arrayrecord': (ArrayRecordDataSource, '.arrayrecord', '.array_record'),
+    'webdataset': (WebDatasetDataSource, '.tar'),
+    'tfrecord': (TFRecordDataSource, '.tfrecord', '.tfrecords', '.tfrecord.gz', '.tfrecord.zz'),
+}
+"""The formats of files: the reader of each, and the ends of the names of its files."""
+
+CLASSES: Final = {name: reader for name, (reader, *_) in FORMATS.items()}
+ENDINGS: Final[Mapping[str, str]] = {ending: name for name, (_, *endings) in FORMATS.items() for ending in endings}
 
 PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
 UNPACK: Final = (

@@ -204,3 +204,8 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
         """Return the fields that a mask selects."""
         available = self._available
         return available if mask is None else names_in(mask, available, self._named, self._name)
+
+
+def fields_of(files: MaskedFiles[Any, Any]) -> tuple[str, ...]:
+    """Return the names of the fields of an open source."""
+    return files._available
