@@ -11,10 +11,10 @@ from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, n
 from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
+from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
-from granular.aio.stores import Store
-from granular.aio.stores.base import Request
+from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.errors import ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
@@ -108,25 +108,38 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         Raises:
           ObjectChangedError: if a file was replaced; its cached index is then removed.
         """
-        used = np.unique(owners).tolist()
-        targets = [np.flatnonzero(owners == owner) for owner in used]
+        groups = grouped(owners)
         reads = []
-        for owner, own in zip(used, targets, strict=True):
+        for owner, own in groups:
             path, index = self.paths[owner], self._file_indices[owner]
             reads.append((path.store, Request(path.key, *limits(index, items[own]), index.version)))
-        out = [b''] * len(owners)
         try:
             data = await read_files(reads)
         except ObjectChangedError:
-            await forget_indices(self.paths[owner] for owner in used)
+            await forget_indices(self.paths[owner] for owner, _ in groups)
             raise
-        for own, pieces in zip(targets, data, strict=True):
-            for target, piece in zip(own.tolist(), pieces, strict=True):
-                out[target] = piece
-        return out
+        return placed(groups, data, len(owners))
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, all(path.store.local for path in self.paths)
+
+
+def grouped(owners: Ints) -> list[tuple[int, Ints]]:
+    """Return each owner with the positions that it has, in order."""
+    order = np.argsort(owners, kind='stable')
+    numbers, firsts = np.unique(owners[order], return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
+
+
+def placed(groups: Sequence[tuple[int, Ints]], data: Sequence[Sequence[bytes]], count: int) -> list[bytes]:
+    """Return the data of all groups in the order of the positions."""
+    if len(groups) == 1:
+        return list(data[0])
+    out = [b''] * count
+    for (_, positions), pieces in zip(groups, data, strict=True):
+        for position, piece in zip(positions.tolist(), pieces, strict=True):
+            out[position] = piece
+    return out
 
 
 async def read_files(reads: Sequence[tuple[Store, Request]]) -> list[list[bytes]]:
@@ -140,6 +153,14 @@ async def read_files(reads: Sequence[tuple[Store, Request]]) -> list[list[bytes]
         for i, pieces in zip(numbers, store_data, strict=True):
             out[i] = pieces
     return out
+
+
+async def bytes_from(path: Path, tail: Reply, start: int) -> bytes:
+    """Return the bytes of a file from a position to its end, of which the last ones were read."""
+    if start >= tail.start:
+        return tail.data[start - tail.start :]
+    (rest,) = await path.read_ranges([start], [tail.start], version=tail.version)
+    return rest + tail.data
 
 
 class MaskedFiles(IndexedFiles[Index, Datapoint_co]):

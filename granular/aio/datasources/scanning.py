@@ -10,7 +10,6 @@ import numpy as np
 
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.paths.path import Path
-from granular.aio.reply import changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
@@ -139,8 +138,6 @@ async def _scan(path: Path, scanner: HeaderScanner[Index]) -> Index:
     while not scanner.done:
         at = scanner.at
         reply = await path.store.read(path.key, at, min(size, at + scanner.reach()), version)
-        if version is not None and reply.version != version:
-            raise changed(f'{path}', version, reply.version)
         size, version = reply.size, reply.version
         await offload(scanner.feed, at, reply.data, size)
         del reply  # free the bytes before the next read

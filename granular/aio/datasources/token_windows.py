@@ -17,6 +17,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
+from granular.aio.datasources.indexed_files import grouped, placed
 from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.stores.fanout import OnceMore
@@ -228,21 +229,9 @@ class TokenWindows(SequenceSource[Window]):
         """Return byte ranges of the bags of some datapoints, in order."""
         check_open(self._reader)
         shards = np.searchsorted(self._firsts, owners, side='right') - 1
-        order = np.argsort(shards, kind='stable')
-        numbers, edges = np.unique(shards[order], return_index=True)
-        groups = np.split(order, edges[1:])
-        requests = [
-            (self._shards[number].bags[self._key], starts[group], stops[group])
-            for number, group in zip(numbers.tolist(), groups, strict=True)
-        ]
-        parts = await read_parts(requests)
-        if len(parts) == 1:
-            return parts[0]
-        out = [b''] * len(owners)
-        for group, group_parts in zip(groups, parts, strict=True):
-            for position, part in zip(group.tolist(), group_parts, strict=True):
-                out[position] = part
-        return out
+        groups = grouped(shards)
+        requests = [(self._shards[number].bags[self._key], starts[own], stops[own]) for number, own in groups]
+        return placed(groups, await read_parts(requests), len(owners))
 
     async def _reading(self) -> tuple[int, bool]:
         return len(self) * self._length * self._dtype.itemsize, not self._remote

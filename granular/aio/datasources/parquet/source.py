@@ -6,11 +6,10 @@ from typing import Any, Final, Self
 from granular._lazy import import_extra
 from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Paths, names_in
-from granular.aio.datasources.indexed_files import MaskedFiles
+from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from
 from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
 from granular.aio.paths.path import Path
-from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
@@ -161,11 +160,5 @@ def _rows(count: int, values: Values) -> list[dict[str, Any]]:
 async def _read_footer(path: Path) -> Footer:
     reply = await path.store.read(path.key, -path.store.config.tail)
     length = footer_length(path, reply.size, reply.data)
-    tail = reply.data[-length:]
-    if length > len(reply.data):
-        start = reply.size - length
-        rest = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
-        if rest.version != reply.version:
-            raise changed(f'{path}', f'{reply.version}', rest.version)
-        tail = rest.data + reply.data
-    return await offload(parse_footer, path, reply.size, reply.version, tail)
+    footer = await bytes_from(path, reply, reply.size - length)
+    return await offload(parse_footer, path, reply.size, reply.version, footer)
