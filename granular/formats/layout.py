@@ -185,20 +185,15 @@ def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
     """
     if layout not in ('refs', 'columns'):
         raise InvalidArgumentError(f"layout: expected 'refs' or 'columns', got {layout!r}")
-    if not isinstance(spec, Mapping) or not spec:
-        raise SpecError(f'expected a mapping from keys to types as the spec, got {spec!r}')
-    for key, kind in spec.items():
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise SpecError(f'key {key!r} cannot be a file name: expected [a-z_] and then [A-Za-z0-9_.-]')
-        if not isinstance(kind, str) or not _KIND.match(kind):
-            raise SpecError(f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r}')
-        if layout == 'refs' and key == 'refs':
-            raise SpecError("key 'refs' is reserved: the refs layout stores its references in refs.bag")
+    checked = _sorted_spec(spec)
+    if layout == 'refs' and 'refs' in checked:
+        raise SpecError("key 'refs' is reserved: the refs layout stores its references in refs.bag")
+    for key, kind in checked.items():
         if layout == 'columns' and is_sequence(kind):
             raise SpecError(
                 f'key {key!r} has type {kind!r}: the columns layout does not support sequences, the refs layout does'
             )
-    return dict(sorted(spec.items()))
+    return checked
 
 
 def dump_spec(spec: Spec) -> bytes:
@@ -211,15 +206,21 @@ def parse_spec(content: bytes, name: str) -> Spec:
     valid spec.
     """
     try:
-        spec = json.loads(content)
+        return _sorted_spec(json.loads(content))
+    except SpecError as error:
+        raise CorruptDatasetError(f'{name}: {error}') from error
     except (ValueError, RecursionError) as error:
         raise CorruptDatasetError(f'{name}: is not JSON: {error}') from error
-    if not isinstance(spec, dict) or not spec or not all(isinstance(kind, str) for kind in spec.values()):
-        raise CorruptDatasetError(f'{name}: expected a mapping from keys to names of types, got {spec!r:.200}')
-    if bad := [key for key in spec if not _KEY.fullmatch(key)]:
-        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} cannot be file names')
-    if bad := [key for key, kind in spec.items() if not _KIND.match(kind)]:
-        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} have types that are not names')
+
+
+def _sorted_spec(spec: Any) -> Spec:
+    if not isinstance(spec, Mapping) or not spec:
+        raise SpecError(f'expected a mapping from keys to types as the spec, got {spec!r:.200}')
+    if bad := [key for key in spec if not isinstance(key, str) or not _KEY.fullmatch(key)]:
+        raise SpecError(f'keys {bad!r:.200} cannot be file names: expected [a-z_] and then [A-Za-z0-9_.-]')
+    for key, kind in spec.items():
+        if not isinstance(kind, str) or not _KIND.match(kind):
+            raise SpecError(f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r:.200}')
     return dict(sorted(spec.items()))
 
 
