@@ -163,12 +163,9 @@ def _parse(data: bytes, start: int, name: str) -> Directory:
     if layout == 'refs':
         kinds = np.frombuffer(data, np.uint8, shards * len(spec), at).reshape(shards, len(spec))
         at += kinds.nbytes
-        most = [ANY] * len(spec)
-        if (kinds > most).any():
+        if (kinds > ANY).any():
             raise CorruptDatasetError(f'{name}: unknown kinds of references: {kinds.max()}')
-        scalars = [i for i, kind in enumerate(spec.values()) if not is_sequence(kind)]
-        sequences = [i for i, kind in enumerate(spec.values()) if is_sequence(kind)]
-        if (kinds[:, scalars] == RUNS).any() or (kinds[:, sequences] == SAME).any():
+        if (kinds == np.where([is_sequence(kind) for kind in spec.values()], SAME, RUNS)).any():
             raise CorruptDatasetError(f'{name}: kinds of references that do not fit the spec {spec!r:.200}')
     elif any(is_sequence(kind) for kind in spec.values()):
         raise CorruptDatasetError(f'{name}: sequences in layout {layout!r}')

@@ -188,13 +188,9 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
         raise InvalidArgumentError(
-            f'{cls.__name__} of {_name_of(path)}: unknown options {unknown}: expected some of {accepted}; '
-            f'options of the store, such as config or endpoint_url, belong to granular.Path(...)'
+            f'{cls.__name__} of {path[0] if isinstance(path, list) else path}: unknown options {unknown}: expected some of '
+            f'{accepted}; options of the store, such as config or endpoint_url, belong to granular.Path(...)'
         )
     reader: Opened = cls(path, **options)
     await ensure_open(reader)
     return reader
-
-
-def _name_of(path: Any) -> str:
-    return f'{path[0]}' if isinstance(path, list) else f'{path}'

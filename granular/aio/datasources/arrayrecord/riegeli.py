@@ -44,15 +44,17 @@ _per_thread = threading.local()
 
 
 class Chunk(NamedTuple):
-    """A chunk without its header and block headers.
+    """A chunk without block headers.
 
     Attributes:
+      header: its first 40 bytes.
       kind: its type.
       records: number of records.
       decoded: bytes of its records, decompressed.
-      data: the rest, without trailing padding.
+      data: what follows the header, without trailing padding.
     """
 
+    header: Buffer
     kind: int
     records: int
     decoded: int
@@ -61,13 +63,14 @@ class Chunk(NamedTuple):
 
 def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
     """Parse a chunk from bytes of the file, from a position on, that start with it and its block headers."""
-    plain = _without_block_headers(raw, at)
+    plain = memoryview(_without_block_headers(raw, at))
     if len(plain) < CHUNK_HEADER:
         raise CorruptRecordError(f'{name}: expected a header of {CHUNK_HEADER} bytes, got {len(plain)} bytes')
     size, word, decoded = _HEADER.unpack_from(plain)
     if size > len(plain) - CHUNK_HEADER:
         raise CorruptRecordError(f'{name}: expected {size} bytes of data, got {len(plain) - CHUNK_HEADER}')
-    return Chunk(word & 255, word >> 8, decoded, memoryview(plain)[CHUNK_HEADER : CHUNK_HEADER + size])
+    header, data = plain[:CHUNK_HEADER], plain[CHUNK_HEADER : CHUNK_HEADER + size]
+    return Chunk(header, word & 255, word >> 8, decoded, data)
 
 
 def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
@@ -78,10 +81,9 @@ def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
     parts: list[Buffer] = []
     expected: list[int] = []
     for raw, at, name in chunks:
-        plain = memoryview(_without_block_headers(raw, at))
-        data = parse_chunk(raw, at, name).data
-        parts += [plain[_HASH:CHUNK_HEADER], data]
-        expected += [int.from_bytes(plain[start : start + _HASH], 'little') for start in (0, 2 * _HASH)]
+        chunk = parse_chunk(raw, at, name)
+        parts += [chunk.header[_HASH:], chunk.data]
+        expected += [int.from_bytes(chunk.header[start : start + _HASH], 'little') for start in (0, 2 * _HASH)]
     for i, computed in enumerate(highwayhash64(parts, _KEY).tolist()):
         if computed != expected[i]:
             part = 'data' if i % 2 else 'header'
@@ -121,7 +123,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
 
     It must have ``count`` records, unless this is None, and at most ``max_bytes`` bytes of them.
     """
-    kind, records, decoded, data = chunk
+    _, kind, records, decoded, data = chunk
     if kind != _SIMPLE:
         if chr(kind) not in _KINDS:
             raise CorruptRecordError(f'{name}: unknown chunk type {kind:#x}')
@@ -178,10 +180,7 @@ def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, n
         )
     if kind == _PLAIN:
         return data
-    decompressed = _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
-    if len(decompressed) != size:
-        raise CorruptRecordError(f'{name}: expected {size} bytes after decompression, got {len(decompressed)}')
-    return decompressed
+    return _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
 
 
 def _brotli(data: Buffer, size: int, name: str) -> bytes:
@@ -224,6 +223,8 @@ def _zstd(data: Buffer, size: int, name: str) -> bytes:
         decompressed: bytes = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f'{name}: {len(data)} bytes are not valid zstd: {error}') from error
+    if len(decompressed) != size:
+        raise CorruptRecordError(f'{name}: expected {size} bytes after decompression, got {len(decompressed)}')
     return decompressed
 
 

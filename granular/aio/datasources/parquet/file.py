@@ -87,7 +87,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         # If columns are encrypted, the plain footer is followed by its signature.
         signed = metadata.serialized_size != len(tail) - TAIL
         encrypted = encrypted_columns(tail[: metadata.serialized_size]) if signed else frozenset[int]()
-    except (pa.ArrowException, ValueError, OSError, IndexError) as error:
+    except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError) as error:
         raise CorruptError(f'{path}: its footer of {len(tail)} bytes cannot be parsed: {error}') from error
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise CorruptError(f'{path}: is damaged: expected {metadata.num_rows} rows in all row groups, got {sum(rows)}')
