@@ -35,10 +35,8 @@ _PADDED: Final = 10**6  # shards whose names have six digits
 
 
 def table_start(tail: bytes, size: int, name: str) -> int:
-    """Return the position at which the table of a bag of version 1 or 2 starts, from its last 8 bytes or more.
-
-    Raises:
-      CorruptBagError: if the file has no valid table.
+    """Return the position at which the table of a bag of version 1 or 2 starts, from its last 8 bytes or more; raise
+    ``CorruptBagError`` if the file has no valid table.
     """
     if size < LIMIT:
         raise CorruptBagError(f'{name}: expected a bag, which ends with a table of 8-byte limits, got {size} bytes')
@@ -74,15 +72,8 @@ def blank_limits(count: int, name: str) -> Ints:
 
 
 def finish_limits(filled: Ints, datasize: int, name: str) -> tuple[int, Ints]:
-    """Return the version (1 or 2) and limits of a single-file bag that was read, or the limits of a version 3 bag.
-
-    Args:
-      filled: the array from ``blank_limits``, filled. A table that itself begins with a zero is of version 1.
-      datasize: the bytes of all records; the last limit must not exceed it.
-      name: the file, for the error.
-
-    Raises:
-      CorruptBagError: if the limits decrease or exceed the data.
+    """Return the version (1 or 2) and the checked limits of a single-file bag, or the limits of a version 3 bag, given
+    the array from ``blank_limits``, filled. A table that itself begins with a zero is of version 1.
     """
     version = 1 if len(filled) > 1 and filled[1] == 0 else 2
     return version, check_limits(filled[1:] if version == 1 else filled, datasize, name)
@@ -125,15 +116,8 @@ def pack_refs(refs: list[Any]) -> bytes:
 
 
 def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
-    """Return the first record and the number of records of datapoints, int64 of shape (datapoints, keys).
-
-    Args:
-      records: the record of each datapoint in ``refs.bag``.
-      spec: the dataset's spec, in sorted order.
-      name: the file, for the error.
-
-    Raises:
-      CorruptDatasetError: if a record does not fit the spec.
+    """Return the first record and the number of records of datapoints, int64 of shape (datapoints, keys), from their
+    records in ``refs.bag``; raise ``CorruptDatasetError`` if one does not fit the spec, which is sorted.
     """
     sequence = [is_sequence(kind) for kind in spec.values()]
     flat: list[tuple[int, ...]] = []

@@ -35,10 +35,8 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def parse_length(header: Buffer, at: int, index: int, name: str) -> int:
-    """Return the length of a record from the 12 bytes that it begins with; its number and position are for errors.
-
-    Raises:
-      CorruptRecordError: if the checksum of the length is wrong.
+    """Return the length of a record from the 12 bytes that it begins with; raise ``CorruptRecordError``, which names
+    its number and position, if the checksum of the length is wrong.
     """
     length, expected = _HEADER.unpack_from(header)
     if (checksum := masked_crc32c(bytes(header[:8]))) != expected:

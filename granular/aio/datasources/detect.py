@@ -187,9 +187,10 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
     if 'decoders' in accepted or (decoders is not None and decoders is not formats.decoders):
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
+        name = path[0] if isinstance(path, list) else path
         raise InvalidArgumentError(
-            f'{cls.__name__} of {path[0] if isinstance(path, list) else path}: unknown options {unknown}: expected some of '
-            f'{accepted}; options of the store, such as config or endpoint_url, belong to granular.Path(...)'
+            f'{cls.__name__} of {name}: unknown options {unknown}: expected some of {accepted}; options of the store, '
+            f'such as config or endpoint_url, belong to granular.Path(...)'
         )
     reader: Opened = cls(path, **options)
     await ensure_open(reader)

@@ -21,14 +21,7 @@ from granular.indexing import Ints, index_of, indices_of
 
 
 class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
-    """A data source over files, in the order given, each with an index that is read once and shared with workers.
-
-    Args:
-      paths: a file, or a sequence of files.
-
-    Attributes:
-      paths: the files.
-    """
+    """A data source over files, in the order given, each with an index that is read once and shared with workers."""
 
     def __init__(self, paths: Paths) -> None:
         super().__init__()
@@ -100,13 +93,8 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     async def _read_items(
         self, owners: Ints, items: Ints, limits: Callable[[Index, Ints], tuple[Ints, Ints]]
     ) -> list[bytes]:
-        """Read items of files concurrently: of the file with each number, the item with each number.
-
-        Args:
-          limits: returns where some items of a file begin and end.
-
-        Raises:
-          ObjectChangedError: if a file was replaced; its cached index is then removed.
+        """Read items of files concurrently: of the file with each number, the item with each number, of which
+        ``limits`` returns where they begin and end. The cached index of a file that was replaced is removed.
         """
         groups = grouped(owners)
         reads = []

@@ -57,9 +57,7 @@ class TokenWindows(SequenceSource[Window]):
             batch = await windows.fetch([3, 1, 41])
 
     A window is ``length`` consecutive values of one datapoint; its first one is at a multiple of ``stride``. Values at
-    the end of a datapoint that do not fill a window are in none. Windows are numbered in the order of the datapoints,
-    so they are a data source of a ``MapDataset`` or ``Loader``, whose batches and states are the same for any number of
-    workers and hosts.
+    the end of a datapoint that do not fill a window are in none. Windows are numbered in the order of the datapoints.
 
     Only the bytes of a window are read, in one fan-out for many windows, in which neighbours share a request. With the
     first window of a datapoint, the head of its array is read too, and compared with the dtype and length that follow

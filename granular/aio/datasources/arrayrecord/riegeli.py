@@ -105,11 +105,9 @@ def _without_block_headers(raw: bytes, at: int) -> Buffer:
 
 
 def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: str) -> list[bytes]:
-    """Return the wanted records of a chunk, which has ``count`` of them according to the file's index.
-
-    Raises:
-      CorruptRecordError: if its sizes and counts contradict each other.
-      UnsupportedError: if it is transposed, or compressed with snappy.
+    """Return the wanted records of a chunk, which has ``count`` of them according to the file's index; raise
+    ``CorruptRecordError`` if its sizes and counts contradict each other, and ``UnsupportedError`` if it is transposed,
+    or compressed with snappy.
     """
     ends, values = read_values(parse_chunk(raw, at, name), count, name)
     if count == 1:

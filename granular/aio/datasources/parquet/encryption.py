@@ -16,10 +16,7 @@ _ROW_GROUPS, _COLUMNS, _CRYPTO_METADATA = 4, 1, 8
 
 def encrypted_columns(footer: bytes) -> frozenset[int]:
     """Return the numbers of the columns that are encrypted in any row group, of a ``FileMetaData`` that pyarrow has
-    parsed.
-
-    Raises:
-      ValueError, IndexError, KeyError, TypeError: if it is damaged.
+    parsed; raise ``ValueError``, ``IndexError``, ``KeyError`` or ``TypeError`` if it is damaged.
     """
     groups = _Reader(footer).struct()[_ROW_GROUPS]
     columns = (column for group in groups for column in enumerate(group[_COLUMNS]))

@@ -109,11 +109,8 @@ def encrypted_names(footer: Footer) -> list[str]:
 
 
 def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
-    """Return pyarrow's metadata of the chunks of some columns.
-
-    Raises:
-      UnsupportedError: if a column is encrypted: pyarrow would end the process.
-      CorruptError: if the row group does not have it.
+    """Return pyarrow's metadata of the chunks of some columns. Encrypted ones are refused: pyarrow would end the
+    process.
     """
     if footer.encrypted and (refused := [name for name in encrypted_names(footer) if name in names]):
         others = [name for name in footer.names if name not in encrypted_names(footer)]

@@ -50,7 +50,6 @@ class _Cache:
         self.damaged: dict[Key, str] = {}
 
     def has(self, key: Key) -> bool:
-        """Return whether the column is cached or being loaded."""
         return key in self.columns or ((load := self.loads.get(key)) is not None and not load.cancelling())
 
     def get(self, key: Key) -> Any:
@@ -73,21 +72,13 @@ class _Cache:
                 self._size -= self.columns.pop(key).nbytes
 
     def clear(self) -> None:
-        """Drop all columns."""
         self.columns.clear()
         self.expected, self._size = set(), 0
 
 
 class RowGroups:
-    """The row groups of files, counted over all files, with a cache of their decoded columns.
-
-    Args:
-      footers: those of the files, in order.
-      cache_bytes: limit on the bytes of decoded columns in the LRU cache.
-
-    Attributes:
-      footers: those of the files.
-      stops: the cumulative number of rows up to the end of each row group, over all files.
+    """The row groups of files, counted over all files, with an LRU cache of ``cache_bytes`` bytes of their decoded
+    columns. ``stops`` is the cumulative number of rows up to the end of each.
     """
 
     def __init__(self, footers: Sequence[Footer], cache_bytes: int) -> None:

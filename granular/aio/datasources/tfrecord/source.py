@@ -62,7 +62,6 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
         return await offload(self._checked, raw, owners, numbers)
 
     def _checked(self, raw: list[bytes], owners: Ints, numbers: Ints) -> list[bytes]:
-        """Check the data of records against the checksums behind them, and return them."""
         return [
             check_data(piece[:-_FOOTER], piece[-_FOOTER:], number, f'{self.paths[owner]}')
             for piece, owner, number in zip(raw, owners.tolist(), numbers.tolist(), strict=True)

@@ -136,7 +136,6 @@ class _Reading(Flow):
                 if piece is None:
                     self._parser.finish()
                     await self._stop()
-                    self._parser = None
                     self._file, self._offset, self._record = self._file + 1, 0, 0
                     return
                 data = piece
@@ -144,7 +143,6 @@ class _Reading(Flow):
         except BaseException:
             # The next call begins at the record that follows the last one returned.
             await self._stop()
-            self._parser = None
             raise
 
     async def _open(self) -> None:
@@ -165,7 +163,7 @@ class _Reading(Flow):
         self._parser = Records(f'{path}', None if compressed else size, self._record, self._offset)
 
     async def _stop(self) -> None:
-        pieces, self._pieces = self._pieces, None
+        pieces, self._pieces, self._parser = self._pieces, None, None
         if pieces is not None:
             await pieces.aclose()
 
@@ -190,7 +188,6 @@ class _Reading(Flow):
 
     async def aclose(self) -> None:
         await self._stop()
-        self._parser = None
         self._rest = []
 
 

@@ -98,10 +98,6 @@ class Scanner(HeaderScanner[Index]):
         return SCAN if self._wide else super().reach()
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptError`` if a header is missing,
-        or the file ends before its members do, and ``UnsupportedError`` if it is compressed, or has a member in a form
-        that cannot be read by range.
-        """
         if start == 0:
             self._check_kind(data, size)
         stop = start + len(data)
@@ -176,8 +172,7 @@ class Scanner(HeaderScanner[Index]):
         if kind == tarfile.GNUTYPE_LONGNAME:
             self._next_name = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
             return
-        records = self._pax_records(body, at) if kind in _PAX_TYPES else []
-        for key, value in records:
+        for key, value in self._pax_records(body, at) if kind in _PAX_TYPES else ():
             if key.startswith(b'GNU.sparse'):
                 raise UnsupportedError(f'{self._name}: the member at byte {at} is stored sparse')
             if kind == tarfile.XGLTYPE:
@@ -185,14 +180,11 @@ class Scanner(HeaderScanner[Index]):
             if key == b'path':
                 self._next_name = value.decode('utf-8', 'surrogateescape')
             elif key == b'size':
-                self._next_size = self._parse_size(value, at)
-
-    def _parse_size(self, value: bytes, at: int) -> int:
-        if not value.isdigit() or len(value) > 18:
-            raise CorruptError(
-                f'{self._name}: the header at byte {at} has a size of {len(value)} characters, {value!r:.40}'
-            )
-        return int(value)
+                if not value.isdigit() or len(value) > 18:
+                    raise CorruptError(
+                        f'{self._name}: the header at byte {at} has a size of {len(value)} characters, {value!r:.40}'
+                    )
+                self._next_size = int(value)
 
     def _pax_records(self, body: bytes, at: int) -> list[tuple[bytes, bytes]]:
         records, position = [], 0

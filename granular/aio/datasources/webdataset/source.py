@@ -34,10 +34,8 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
     members with the same name before that dot form a datapoint. As in WebDataset, other members are skipped: folders,
     links, hidden files, and names without a dot or within double underscores.
 
-    Opening reads the headers once, of eight files at a time: with reads of 16 MiB that include the bodies, or with
-    small reads from header to header where members are larger than 4 MiB on average. With ``IOConfig.index_cache`` the
-    index of a file in a bucket is cached on the local disk, bound to the file's ETag or generation, and validated with
-    one request. After that a batch reads only the byte ranges of the members wanted, from all files concurrently.
+    Opening reads and caches the headers, as of ``TFRecordDataSource``. After that a batch reads only the byte ranges of
+    the members wanted, from all files concurrently.
 
     Memory: 24 bytes per member, and 16 bytes plus the key per datapoint.
 
