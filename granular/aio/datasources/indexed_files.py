@@ -1,8 +1,8 @@
-"""Data sources over files that are indexed once, when the source is opened."""
+"""Bases of data sources: over files that are indexed once, when the source is opened, and with or without fields."""
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Self, SupportsIndex, overload
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -18,6 +18,40 @@ from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.errors import ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
+
+T = TypeVar('T')
+
+
+class SequenceSource(OpenedDataSource[Datapoint_co]):
+    """A data source whose datapoints have no fields to choose: a slice of them is a list."""
+
+    _name: str  # for errors
+
+    @abc.abstractmethod
+    async def _read_all(self, positions: Ints) -> list[Datapoint_co]:
+        """Return the datapoints at positions, which exist."""
+
+    async def _read_one(self, position: int) -> Datapoint_co:
+        return (await self._read_all(np.array([position])))[0]
+
+    @overload
+    async def get(self, index: SupportsIndex) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range) -> list[Datapoint_co]: ...
+    async def get(self, index: SupportsIndex | slice | range) -> Datapoint_co | list[Datapoint_co]:
+        """Return the datapoint at an index, negative from the end, or those of a slice.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self.fetch(index)
+        return await self._read_one(index_of(index, len(self), self._name))
+
+    async def fetch(self, indices: Any) -> list[Datapoint_co]:
+        await self._ensure_open()
+        return await self._read_all(indices_of(indices, len(self), self._name))
 
 
 class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
@@ -119,14 +153,14 @@ def grouped(owners: Ints) -> list[tuple[int, Ints]]:
     return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
 
 
-def placed(groups: Sequence[tuple[int, Ints]], data: Sequence[Sequence[bytes]], count: int) -> list[bytes]:
-    """Return the data of all groups in the order of the positions."""
+def placed(groups: Sequence[tuple[int, Ints]], values: Sequence[Sequence[T]], count: int) -> list[T]:
+    """Return the values of all groups in the order of the positions."""
     if len(groups) == 1:
-        return list(data[0])
-    out = [b''] * count
-    for (_, positions), pieces in zip(groups, data, strict=True):
-        for position, piece in zip(positions.tolist(), pieces, strict=True):
-            out[position] = piece
+        return list(values[0])
+    out: list[Any] = [None] * count
+    for (_, positions), group_values in zip(groups, values, strict=True):
+        for position, value in zip(positions.tolist(), group_values, strict=True):
+            out[position] = value
     return out
 
 

@@ -17,8 +17,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
-from granular.aio.datasources.indexed_files import grouped, placed
-from granular.aio.datasources.sequence_source import SequenceSource
+from granular.aio.datasources.indexed_files import SequenceSource, grouped, placed
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (

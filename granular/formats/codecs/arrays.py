@@ -37,7 +37,7 @@ def decode_msgpack(buffer: Buffer) -> Any:
     try:
         return unpack(buffer)
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {str(error) or type(error).__name__}') from error
 
 
 def unpack(buffer: Buffer, **options: Any) -> Any:
@@ -78,7 +78,7 @@ def decode_array(buffer: Buffer) -> NDArray[Any]:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
         return array_of(dtype, shape, data)
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are not an array: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not an array: {str(error) or type(error).__name__}') from error
 
 
 def array_head(dtype: np.dtype[Any], count: int) -> bytes:
@@ -144,7 +144,7 @@ def decode_tree(buffer: Buffer) -> Any:
     try:
         return _unpack_tree(unpack(buffer))
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are not a tree: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not a tree: {str(error) or type(error).__name__}') from error
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:

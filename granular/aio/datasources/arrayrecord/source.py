@@ -12,8 +12,7 @@ import numpy as np
 
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
-from granular.aio.datasources.indexed_files import bytes_from, grouped, read_files
-from granular.aio.datasources.sequence_source import SequenceSource
+from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, grouped, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.tasks import gather

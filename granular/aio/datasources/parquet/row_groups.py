@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from granular._lazy import import_extra
-from granular.aio.datasources.indexed_files import read_files
+from granular.aio.datasources.indexed_files import grouped, placed, read_files
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
@@ -127,9 +127,8 @@ class RowGroups:
         if not len(positions) or not names:
             return convert(len(positions), {name: [] for name in names})
         cache = await self._caches.get()
-        owners = self.of_rows(positions)
-        groups = distinct(owners)
-        keys = [(group, name) for group in groups for name in names]
+        groups = grouped(self.of_rows(positions))
+        keys = [(group, name) for group, _ in groups for name in names]
         if damaged := cache.damaged.keys() & set(keys):
             raise CorruptError(cache.damaged[min(damaged)])
         columns = {key: cache.get(key) for key in keys}
@@ -140,9 +139,7 @@ class RowGroups:
             columns |= {key: load.result()[key] for key, load in loads.items()}
         else:
             columns |= await self._read_columns(cache, missing)
-        return await offload(
-            lambda: convert(len(positions), self._select_rows(positions, owners, groups, names, columns))
-        )
+        return await offload(lambda: convert(len(positions), self._select_rows(positions, groups, names, columns)))
 
     def _start_loading(self, cache: _Cache, keys: Sequence[Key]) -> None:
         """Start to load the columns that are neither cached nor being loaded, concurrently."""
@@ -198,30 +195,23 @@ class RowGroups:
         return {key: column for part in await map_threads(decode_part, len(parts)) for key, column in part.items()}
 
     def _select_rows(
-        self, positions: Ints, owners: Ints, groups: list[int], names: tuple[str, ...], columns: dict[Key, Any]
+        self, positions: Ints, groups: list[tuple[int, Ints]], names: tuple[str, ...], columns: dict[Key, Any]
     ) -> Values:
         pa = import_extra('pyarrow', 'parquet')
-        values: Values = {}
-        for group in groups:
-            targets = np.flatnonzero(owners == group) if len(groups) > 1 else slice(None)
+        values: dict[str, list[list[Any]]] = {name: [] for name in names}
+        for group, targets in groups:
             rows = positions[targets] - (int(self.stops[group - 1]) if group else 0)
             consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
             for name in names:
                 column = columns[group, name]
                 part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
                 try:
-                    group_values = values_of(part)
+                    values[name].append(values_of(part))
                 except MemoryError:
                     raise
                 except (pa.ArrowException, ValueError) as error:
                     raise self._unconvertible(group, name, rows, part) from error
-                if isinstance(targets, slice):
-                    values[name] = group_values
-                    continue
-                column_values = values.setdefault(name, [None] * len(positions))
-                for target, value in zip(targets.tolist(), group_values, strict=True):
-                    column_values[target] = value
-        return values
+        return {name: placed(groups, column, len(positions)) for name, column in values.items()}
 
     def _unconvertible(self, group: int, name: str, rows: Ints, part: Any) -> DatapointError:
         """Create the error for values of a column of which one cannot be converted, such as text that is not UTF-8."""

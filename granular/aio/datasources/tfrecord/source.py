@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from granular.aio.datasources.indexed_files import IndexedFiles
+from granular.aio.datasources.indexed_files import IndexedFiles, SequenceSource
 from granular.aio.datasources.scanning import index_files
-from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.datasources.tfrecord.index import Index, Scanner
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
