@@ -93,10 +93,8 @@ def decode_image(
 
     Gray values are repeated, colours of palettes looked up, CMYK and YCCK converted, and 16 bits reduced to their upper
     8; alpha is dropped, and the orientation in EXIF data is not applied. The file is a JPEG, PNG, WebP, GIF or BMP of
-    at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number).
-
-    JPEG files are decoded by simplejpeg, if it is installed, and otherwise by Pillow; the pixels differ by one level at
-    most. Pillow also decodes CMYK, and every file to which simplejpeg objects: it decides which files are damaged.
+    at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number). JPEG files
+    are decoded by simplejpeg, if it is installed; their pixels differ from those of Pillow by one level at most.
 
     A decoder for training that reduces large JPEG files while it decodes them, which is faster than to resize them::
 

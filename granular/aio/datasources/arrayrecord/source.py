@@ -81,24 +81,22 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             last_ten = await source.get(slice(-10, None))
             records = await source.fetch([3, 1, 4])
 
-    All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads. The
-    package ``array_record`` is not needed. Opening takes one request of 128 KiB per file, or two if it has thousands of
-    chunks. A file given as ``FileInstruction`` or ``path[a:b]`` is opened at its first read. The source pickles to its
-    addresses and the lengths known so far.
+    All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads.
+    Opening takes one request of 128 KiB per file, or two if it has thousands of chunks. A file given as
+    ``FileInstruction`` or ``path[a:b]`` is opened at its first read.
 
     Files may have any ``group_size``, and may be uncompressed or compressed with brotli or zstd. In random order, each
     record costs reading and decompressing its whole group. Memory: 8 bytes per chunk, about 250 while its file is
     opened; and during a read the chunks of the batch, of which as many are decompressed at a time as there are threads.
 
-    All sizes, counts and offsets are checked against each other and the file's size, and a file is pinned to the ETag
-    or generation that it was opened with. The hashes in the files (HighwayHash) are checked with ``verify=True``, which
-    takes about 10 ns a byte for batches, and 0.4 us a byte for a single chunk. Without it, a record that was damaged on
-    the disk is returned as it is, unless it is compressed and does not decompress to its size.
+    All sizes, counts and offsets are checked, and a file is pinned to the ETag or generation that it was opened with.
+    The hashes in the files (HighwayHash) are checked with ``verify=True``, which takes about 10 ns a byte for batches,
+    and 0.4 us a byte for a single chunk. Without it, a record that was damaged on the disk is returned as it is, unless
+    it is compressed and does not decompress to its size.
 
     Args:
       paths: a file, or a sequence of files: addresses or paths, optionally followed by a range of records
-        (``'s3://bucket/train.array_record[100:200]'``), or objects with ``filename``, ``skip``, ``take`` and
-        ``examples_in_shard``, as in TensorFlow Datasets.
+        (``'s3://bucket/train.array_record[100:200]'``), or objects as ``FileInstruction`` of TensorFlow Datasets.
       verify: True to check the hashes of the index and of each chunk that is read.
 
     Raises:

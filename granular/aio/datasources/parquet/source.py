@@ -32,13 +32,10 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     Python objects; a list is a new numpy array and a struct a dict, as in Google Grain. A null is NaN in a float
     column, NaT in a time column and None otherwise.
 
-    Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. For a batch, the byte
-    ranges of its columns in its row groups are read from all files concurrently; decoded columns are cached, so that
-    reads of neighbouring rows need no request. A file is pinned to the ETag or generation that it was opened with.
-
-    Parquet is read by the row group, however few rows are needed: in random order over row groups that are not cached,
-    each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or ``ParquetIterDataset``
-    with ``window_shuffle``.
+    Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. A file is pinned to
+    the ETag or generation that it was opened with. A batch reads its columns of its row groups from all files
+    concurrently; decoded columns are cached. However few rows are needed, the row group is read: in random order,
+    choose few columns, small row groups, ``shuffle.Blocks``, or ``ParquetIterDataset`` with ``window_shuffle``.
 
     Memory: the footers, ``cache_bytes``, and during a read the column chunks and decoded columns that it needs.
 

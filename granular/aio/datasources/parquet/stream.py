@@ -54,11 +54,7 @@ class _FileLayout(NamedTuple):
 class ParquetRows(Source):
     """The rows of Parquet files in the order of a stream, with prefetched row groups.
 
-    Args:
-      data: the files.
-      cycle: number of files that are read at a time.
-      read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
-      options: number of rows to prepare ahead; by default about 16 MiB of rows.
+    The arguments are those of ``ParquetIterDataset``.
     """
 
     data: ParquetDataSource[dict[str, Any]]
