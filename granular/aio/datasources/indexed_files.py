@@ -55,7 +55,7 @@ class SequenceSource(OpenedDataSource[Datapoint_co]):
 
 
 class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
-    """A data source over files, in the order given, each with an index that is read once and shared with workers."""
+    """A data source over files, its ``paths``, each with an index that is read once and shared with workers."""
 
     def __init__(self, paths: Paths) -> None:
         super().__init__()
