@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from granular.errors import CorruptRecordError, DecodeError
 from granular.formats.base import Buffer
 from granular.formats.checksums import crc32c
-from granular.formats.protobuf import BYTES, FIXED32, VARINT, Message
+from granular.formats.protobuf import BYTES, FIXED32, VARINT, fields, varints
 
 HEADER: Final = 12
 """Bytes before the data of a record."""
@@ -79,38 +79,41 @@ def decode_example(record: Buffer) -> dict[str, Any]:
     Raises:
       DecodeError: if the bytes are not an Example.
     """
-    message = Message(bytes(record), 'not an Example', DecodeError)
+    try:
+        return _features(bytes(record))
+    except ValueError as error:
+        raise DecodeError(f'not an Example: {error}') from None
+
+
+def _features(data: bytes) -> dict[str, Any]:
     features: dict[str, Any] = {}
-    for number, wire, start, stop in message.fields(0, len(record)):
+    for number, wire, start, stop in fields(data, 0, len(data)):
         if number == 1:
-            _expect(message, 'features', wire)
-            for entry_number, entry_wire, entry_start, entry_stop in message.fields(start, stop):
+            _expect('features', wire)
+            for entry_number, entry_wire, entry_start, entry_stop in fields(data, start, stop):
                 if entry_number == 1:
-                    _expect(message, 'feature', entry_wire)
-                    name, value = _entry(message, entry_start, entry_stop)
+                    _expect('feature', entry_wire)
+                    name, value = _entry(data, entry_start, entry_stop)
                     features[name] = value
     return features
 
 
-def _entry(message: Message, start: int, stop: int) -> tuple[str, Value]:
+def _entry(data: bytes, start: int, stop: int) -> tuple[str, Value]:
     name, kind, parts = '', 0, list[Any]()
-    for number, wire, first, last in message.fields(start, stop):
+    for number, wire, first, last in fields(data, start, stop):
         if number == 1:
-            _expect(message, 'name of a feature', wire)
-            try:
-                name = str(message.data[first:last], 'utf-8')
-            except UnicodeDecodeError as error:
-                raise message.error(f'name of a feature at byte {first}: {error}') from None
+            _expect('name of a feature', wire)
+            name = data[first:last].decode()
         elif number == 2:
-            _expect(message, 'value of a feature', wire)
+            _expect('value of a feature', wire)
             # Lists of one kind that follow each other are joined, and the last kind counts.
-            for list_kind, list_wire, list_first, list_last in message.fields(first, last):
+            for list_kind, list_wire, list_first, list_last in fields(data, first, last):
                 if list_kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
-                    _expect(message, 'list of values', list_wire)
+                    _expect('list of values', list_wire)
                     kind, parts = list_kind, parts if list_kind == kind else []
-                    _add_values(message, kind, parts, list_first, list_last)
+                    _add_values(data, kind, parts, list_first, list_last)
         else:
-            raise message.error(f'field {number} at byte {first} is neither the name nor value of a feature')
+            raise ValueError(f'field {number} at byte {first} is neither the name nor value of a feature')
     if kind == _FLOAT_LIST:
         return name, np.frombuffer(b''.join(parts), '<f4').astype(np.float32)
     if kind == _INT64_LIST:
@@ -118,24 +121,21 @@ def _entry(message: Message, start: int, stop: int) -> tuple[str, Value]:
     return name, parts if kind else None
 
 
-def _add_values(message: Message, kind: int, parts: list[Any], start: int, stop: int) -> None:
+def _add_values(data: bytes, kind: int, parts: list[Any], start: int, stop: int) -> None:
     """Add the values of a list: bytes, or parts of floats or of integers."""
-    for number, wire, first, last in message.fields(start, stop):
+    for number, wire, first, last in fields(data, start, stop):
         if number != 1:
             continue
-        if kind == _BYTES_LIST:
-            _expect(message, 'value of bytes', wire)
-        elif kind == _FLOAT_LIST:
-            _expect(message, 'value of floats', wire, FIXED32)
-            if (last - first) % 4:
-                raise message.error(f'{last - first} bytes at byte {first} are no floats')
-        else:
-            _expect(message, 'value of integers', wire, VARINT)
-            parts.append(message.varints(first, last))
+        if kind == _INT64_LIST:
+            _expect('value of integers', wire, VARINT)
+            parts.append(varints(data, first, last))
             continue
-        parts.append(message.data[first:last])
+        _expect('value', wire, FIXED32 if kind == _FLOAT_LIST else BYTES)
+        if kind == _FLOAT_LIST and (last - first) % 4:
+            raise ValueError(f'{last - first} bytes at byte {first} are no floats')
+        parts.append(data[first:last])
 
 
-def _expect(message: Message, what: str, wire: int, other: int = BYTES) -> None:
+def _expect(what: str, wire: int, other: int = BYTES) -> None:
     if wire not in (BYTES, other):
-        raise message.error(f'expected wire type {BYTES} for a {what}, got {wire}')
+        raise ValueError(f'expected wire type {BYTES} for a {what}, got {wire}')

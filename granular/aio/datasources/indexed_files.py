@@ -148,6 +148,8 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
 
 def grouped(owners: Ints) -> list[tuple[int, Ints]]:
     """Return each owner with the positions that it has, in order."""
+    if len(owners) and (owners == owners[0]).all():
+        return [(int(owners[0]), np.arange(len(owners)))]
     order = np.argsort(owners, kind='stable')
     numbers, firsts = np.unique(owners[order], return_index=True)
     return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []

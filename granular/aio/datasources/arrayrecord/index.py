@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from granular.aio.datasources.arrayrecord.riegeli import BLOCK, BLOCK_HEADER, message_of, parse_chunk, read_values
+from granular.aio.datasources.arrayrecord.riegeli import BLOCK, BLOCK_HEADER, named, parse_chunk, read_values
 from granular.errors import CorruptError, UnsupportedError
 from granular.formats.base import Buffer
-from granular.formats.protobuf import VARINT
+from granular.formats.protobuf import VARINT, fields, varint, varints
 from granular.indexing import Ints
 
 _MAGIC: Final = 0x71930E704FDAE05E
@@ -72,7 +72,7 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
     chunks, records = head.get(2, 0), head.get(3, 0)
     if chunks != count:
         raise CorruptError(f'{label}: declares {chunks} chunks, but lists {count}')
-    entries = message_of(following, label).varints(0, len(following))
+    entries = named(label, varints, following, 0, len(following))
     # Each entry is three pairs of tag and value: offset, bytes and number of records, in this order.
     if len(entries) != 6 * count or (entries.reshape(-1, 6)[:, ::2] != (8, 16, 24)).any():
         raise CorruptError(f'{label}: {len(entries)} numbers do not describe {count} chunks')
@@ -98,12 +98,11 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
 
 def _fields(data: Buffer, name: str) -> tuple[dict[int, int], dict[int, Buffer]]:
     """Return the numbers and the other fields of a message, by number; the last value of a repeated field."""
-    message = message_of(data, name)
     numbers: dict[int, int] = {}
     parts: dict[int, Buffer] = {}
-    for field, wire, start, stop in message.fields(0, len(data)):
+    for field, wire, start, stop in named(name, lambda: list(fields(data, 0, len(data)))):
         if wire == VARINT:
-            numbers[field], _ = message.varint(start, stop)
+            numbers[field], _ = varint(data, start, stop)
         else:
             parts[field] = data[start:stop]
     return numbers, parts

@@ -9,8 +9,8 @@ computing them in Python takes longer than everything else.
 
 import struct
 import threading
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.formats.base import Buffer
 from granular.formats.highwayhash import highwayhash64
-from granular.formats.protobuf import Message
+from granular.formats.protobuf import varint, varints
 from granular.indexing import Ints
 
 BLOCK: Final = 1 << 16
@@ -41,6 +41,9 @@ _HASH: Final = 8
 _KEY: Final = np.frombuffer(b'Riegeli/records\n' * 2, '<u8').astype(np.uint64)
 
 _per_thread = threading.local()
+
+P = ParamSpec('P')
+T = TypeVar('T')
 
 
 class Chunk(NamedTuple):
@@ -134,7 +137,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
     if not data:
         raise CorruptRecordError(f'{name}: has no data')
     compression = data[0]
-    length, begin = message_of(data, name).varint(1, len(data))
+    length, begin = named(name, varint, data, 1, len(data))
     if length > len(data) - begin:
         raise CorruptRecordError(f'{name}: the sizes of its records take {length} of {len(data) - begin} bytes')
     if decoded > MAX_BYTES:
@@ -146,11 +149,11 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
     )
     values = _decompress(compression, data[begin + length :], decoded, decoded, f'{name}, values')
     if records == 1:
-        size, end = message_of(sizes, name).varint(0, len(sizes))
+        size, end = named(name, varint, sizes, 0, len(sizes))
         if size != decoded or end != len(sizes):
             raise CorruptRecordError(f'{name}: expected a record of {size} bytes, got {decoded}')
         return np.array([size]), values
-    each = message_of(sizes, name).varints(0, len(sizes))
+    each = named(name, varints, sizes, 0, len(sizes))
     if len(each) != records:
         raise CorruptRecordError(f'{name}: has {records} records, but {len(each)} sizes')
     # Checked first, so that the sum cannot overflow.
@@ -167,7 +170,7 @@ def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, n
     if kind == _PLAIN:
         size = len(data)
     elif kind in (_BROTLI, _ZSTD):
-        size, begin = message_of(data, name).varint(0, len(data))
+        size, begin = named(name, varint, data, 0, len(data))
         data = data[begin:]
     else:
         compression_name = _COMPRESSIONS.get(chr(kind), f'{kind:#x}')
@@ -226,6 +229,9 @@ def _zstd(data: Buffer, size: int, name: str) -> bytes:
     return decompressed
 
 
-def message_of(data: Buffer, name: str) -> Message:
-    """Return a parser of some bytes, whose errors begin with a name."""
-    return Message(data, name, CorruptRecordError)
+def named(name: str, parse: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a parser of protobuf returns; raise ``CorruptRecordError``, which begins with a name, if it fails."""
+    try:
+        return parse(*args, **options)
+    except ValueError as error:
+        raise CorruptRecordError(f'{name}: {error}') from error

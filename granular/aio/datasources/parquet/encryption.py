@@ -1,11 +1,11 @@
 """Encrypted columns of Parquet files whose footer is plain: found in the footer, as pyarrow ends the process at them.
 
-The footer is a struct in Thrift's compact protocol, of which integers are not interpreted.
+The footer is a struct in Thrift's compact protocol, whose varints are those of protobuf. Integers are not interpreted.
 """
 
 from typing import Any, Final
 
-from granular.formats.protobuf import Message
+from granular.formats.protobuf import varint
 
 _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 3, 7, 8, 9, 10, 11, 12
 _BOOLS: Final = (1, 2)
@@ -28,7 +28,6 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
-        self._message = Message(data, 'Thrift', ValueError)  # whose varints are those of protobuf
 
     def struct(self) -> dict[int, Any]:
         """Return the fields of a struct by number."""
@@ -71,7 +70,7 @@ class _Reader:
         return self._data[self._at - 1]
 
     def _varint(self) -> int:
-        value, self._at = self._message.varint(self._at, len(self._data))
+        value, self._at = varint(self._data, self._at, len(self._data))
         return value
 
     def _zigzag(self) -> int:
