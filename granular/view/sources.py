@@ -17,10 +17,9 @@ from granular.aio.bags.records import read_limits, read_parts
 from granular.aio.datasets.columns import Columns, Group, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
-from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.detect import Opened
+from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.datasources.parquet.source import ParquetDataSource, encrypted_of
-from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import OnceMore
 from granular.config import MiB
@@ -285,17 +284,12 @@ class ForeignSource(Source):
     def __init__(self, reader: Any) -> None:
         super().__init__(reader)
         self.length = len(reader)
-        names: tuple[str, ...]
-        self._records = isinstance(reader, ArrayRecordDataSource | TFRecordDataSource)
-        if self._records:
-            self._format = 'ArrayRecord' if isinstance(reader, ArrayRecordDataSource) else 'TFRecord'
-            names = ('record',)
-        elif isinstance(reader, ParquetDataSource):
-            encrypted = encrypted_of(reader)
-            self._format = f'Parquet, without the encrypted {", ".join(encrypted)}' if encrypted else 'Parquet'
-            names = tuple(name for name in reader.columns if name not in encrypted)
-        else:
-            self._format, names = 'WebDataset', reader.fields
+        self._format = type(reader).__name__.removesuffix('DataSource')
+        self._records = not isinstance(reader, MaskedFiles)
+        names: tuple[str, ...] = ('record',) if self._records else fields_of(reader)
+        if isinstance(reader, ParquetDataSource) and (encrypted := encrypted_of(reader)):
+            self._format = f'Parquet, without the encrypted {", ".join(encrypted)}'
+            names = tuple(name for name in names if name not in encrypted)
         # Members of tar files have the ending of a type; the types of other values are known when they are read.
         tar = self._format == 'WebDataset'
         self.spec = {name: name.rpartition('.')[2].lower() if tar else 'value' for name in names}

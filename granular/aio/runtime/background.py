@@ -23,7 +23,7 @@ def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     return task
 
 
-async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> bool:
+async def wait_shared(tasks: 'set[asyncio.Task[Any]]') -> bool:
     """Wait for tasks that other callers may await too; a task that no caller awaits any more is cancelled.
 
     Returns:
@@ -47,7 +47,7 @@ async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> bool:
     return not any(errors)
 
 
-async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
+async def cancel_idle(tasks: 'set[asyncio.Task[Any]]') -> None:
     """Cancel those of some shared tasks that no caller awaits."""
     idle = {task for task in tasks if task not in _waiters}
     for task in idle:
@@ -55,7 +55,7 @@ async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
     await asyncio.gather(*idle, return_exceptions=True)
 
 
-def _stop_waiting(task: 'asyncio.Task[None]') -> None:
+def _stop_waiting(task: 'asyncio.Task[Any]') -> None:
     _waiters[task] -= 1
     if _waiters[task]:
         return
@@ -64,4 +64,4 @@ def _stop_waiting(task: 'asyncio.Task[None]') -> None:
         task.cancel()
 
 
-_waiters: Final[dict[asyncio.Task[None], int]] = {}
+_waiters: Final[dict[asyncio.Task[Any], int]] = {}

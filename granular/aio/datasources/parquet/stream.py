@@ -3,7 +3,7 @@
 import bisect
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,11 +54,7 @@ class _FileLayout(NamedTuple):
 class ParquetRows(Source):
     """The rows of Parquet files in the order of a stream, with prefetched row groups.
 
-    Args:
-      data: the files.
-      cycle: number of files that are read at a time.
-      read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
-      options: number of rows to prepare ahead; by default about 16 MiB of rows.
+    The arguments are those of ``ParquetIterDataset``.
     """
 
     data: ParquetDataSource[dict[str, Any]]
@@ -188,23 +184,13 @@ class ParquetRows(Source):
             return self._row_of(layout, 0, state)
         if not isinstance(state, Mapping) or not isinstance(state.get('files'), Mapping):
             raise StateError(f'expected a state such as {self.start()}, got {state!r:.200}')
-        file_states = {str(number): file_state for number, file_state in state['files'].items()}
+        rows = {int(number): self._row_of(layout, int(number), place) for number, place in state['files'].items()}
         unopened = state.get('next_file')
         if type(unopened) is not int or not 0 <= unopened <= len(layout.stops):
             raise StateError(f'next_file: expected an integer from 0 to {len(layout.stops)}, got {unopened!r}')
-        position = 0
-        for number in range(unopened):
-            file_state = file_states.get(str(number))
-            if file_state is None:
-                position += layout.order.lengths[number]
-            else:
-                position += self._row_of(layout, number, file_state)
+        position = sum(rows.get(number, layout.order.lengths[number]) for number in range(unopened))
         taken, first_unopened = layout.order.consumed(position)
-        same = all(
-            number in taken and taken[number] == self._row_of(layout, number, file_states[str(number)])
-            for number in map(int, file_states)
-        )
-        if not same or first_unopened != unopened:
+        if not rows.items() <= taken.items() or first_unopened != unopened:
             raise StateError(
                 f'the state is of other files, or of another cycle_length: expected '
                 f'{self.state_of(layout, position)!r:.200} at this row, got {dict(state)!r:.200}'
@@ -266,9 +252,7 @@ def rows_of(source: Source) -> ParquetRows:
     """Return the rows that a source reads from, beneath the stages fused into it."""
     while source.parents:
         source = source.parents[0]
-    if not isinstance(source, ParquetRows):
-        raise TypeError(f'{source!r} is not a stream of Parquet files')
-    return source
+    return cast(ParquetRows, source)
 
 
 def _replace_rows(source: Source, rows: ParquetRows) -> Source:

@@ -13,7 +13,6 @@ from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hos
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
-from granular.aio.reply import changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
@@ -130,7 +129,6 @@ class _Reading(Flow):
                 if piece is None:
                     self._parser.finish()
                     await self._stop()
-                    self._parser = None
                     self._file, self._offset, self._record = self._file + 1, 0, 0
                     return
                 data = piece
@@ -138,7 +136,6 @@ class _Reading(Flow):
         except BaseException:
             # The next call begins at the record that follows the last one returned.
             await self._stop()
-            self._parser = None
             raise
 
     async def _open(self) -> None:
@@ -147,21 +144,19 @@ class _Reading(Flow):
         stat = await path.stat()
         if stat.is_dir:
             raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
-        head, version = b'', None
-        if stat.size:
-            reply = await path.store.read(path.key, 0, min(stat.size, 16))
-            head, version = reply.data, reply.version
-            if reply.size != stat.size:
-                raise changed(f'{path}', f'{stat.size} bytes', f'{reply.size} bytes')
+        head, size, version = b'', stat.size, None
+        if size:
+            reply = await path.store.read(path.key, 0, min(size, 16))
+            head, size, version = reply.data, reply.size, reply.version
         compressed = bool(compression_of(head))
         start = 0 if compressed else self._offset
-        if start > stat.size:
-            raise StateError(f'{path}: the state is of byte {start}, the file has {stat.size}')
-        self._pieces = _pieces(path, start, stat.size, version)
-        self._parser = Records(f'{path}', None if compressed else stat.size, self._record, self._offset)
+        if start > size:
+            raise StateError(f'{path}: the state is of byte {start}, the file has {size}')
+        self._pieces = _pieces(path, start, size, version)
+        self._parser = Records(f'{path}', None if compressed else size, self._record, self._offset)
 
     async def _stop(self) -> None:
-        pieces, self._pieces = self._pieces, None
+        pieces, self._pieces, self._parser = self._pieces, None, None
         if pieces is not None:
             await pieces.aclose()
 
@@ -186,7 +181,6 @@ class _Reading(Flow):
 
     async def aclose(self) -> None:
         await self._stop()
-        self._parser = None
         self._rest = []
 
 
