@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from granular.aio.http.connection import SCRATCH, Exchange
 from granular.aio.http.known_heads import KnownHeads
@@ -23,30 +23,24 @@ _STORED: Final = 'x-goog-stored-content-encoding'
 _AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is an upload encoding that some stores keep
 
 
-class Versions(NamedTuple):
-    """The versions that the objects of a store have.
+class Versions:
+    """The versions that the objects of a store have, and the known heads of replies with these.
 
-    Attributes:
-      header: the header that contains the version, in lower case.
+    Args:
+      header: the header that contains the version.
       required: True if each object has a version, so that a whole body without one is not an object.
-      known_heads: the known heads of replies with these versions.
     """
 
-    header: str
-    required: bool
-    known_heads: KnownHeads
-
-    @classmethod
-    def of(cls, header: str, required: bool) -> 'Versions':
-        """Return the versions in a header of that name."""
-        return cls(header.lower(), required, KnownHeads(header.lower()))
+    def __init__(self, header: str, required: bool) -> None:
+        self.header, self.required = header.lower(), required
+        self.known_heads = KnownHeads(self.header)
 
 
 class Batch(Protocol):
     """The interface of a batch that its downloads use."""
 
     def start(self, download: 'Download') -> None:
-        """Send a download that has its slot of the limit."""
+        """Send a download that has its slot of the limit. It does not raise."""
 
     def ended(self, download: 'Download', reply: Head | Exception | None) -> None:
         """Take the outcome of a download: None if it is complete, or a head to look at, or an error."""
@@ -72,16 +66,12 @@ class Download(Exchange):
       withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
-    key: str
-    name: str
-    got: int
-
     data: bytes = b''
-    ranged: bool = False
+    ranged = False
     """True if the current request has a range."""
-    coding: str = ''
+    coding = ''
     """The Content-Encoding of the replies."""
-    unproven: bool = False
+    unproven = False
     """True while it is unverified that the object is stored with that coding, or has the received length."""
     batch: 'Batch | None' = None
     weight = 0
@@ -137,10 +127,7 @@ class Download(Exchange):
         Anything else, such as an unknown head, or the whole object, which has a checksum, is left to the
         parser and to ``place``.
         """
-        if not self._range:
-            return -1
-        facts = self._versions.known_heads.match(head)
-        if facts is None:
+        if not self._range or (facts := self._versions.known_heads.match(head)) is None:
             return -1
         range_, size, length, version = facts
         start, stop, total = self._start, self._stop, int(size)
@@ -201,10 +188,9 @@ class Download(Exchange):
         self._filling, self.got = False, 0
         if self._span is not None and self._span[0] + self._done < self._span[1]:
             return f'Range: bytes={self._span[0] + self._done}-{self._span[1] - 1}\r\n'
-        self.restart()
         if self.whole:
-            self.ranged = False
-            return ''  # stores send the checksum of a whole object only without a range
+            return self.everything()  # stores send the checksum of a whole object only without a range
+        self.restart()
         if self._start < 0:
             return f'Range: bytes={self._start}\r\n'
         return f'Range: bytes={self._start}-{"" if self._stop is None else self._stop - 1}\r\n'
@@ -278,7 +264,7 @@ class Download(Exchange):
         """Return the object's version. For a web server without ETags: its modification time and size."""
         version = head.headers.get(self._versions.header) or None
         if version is None and not self._versions.required and (modified := head.headers.get('last-modified')):
-            return stand_in(head.length if head.status == 200 else _total_in(head), modified)
+            return stand_in(head.length if head.status == 200 else _size_in(head, refused=False), modified)
         return version
 
     def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
@@ -419,16 +405,10 @@ def _reply(data: bytes, start: int, size: int, version: str | None, head: Head) 
     return Reply(data, start, size, version, head.headers.get('last-modified', ''), head.headers.get('date', ''))
 
 
-def _total_in(head: Head) -> int:
-    """Return an object's size from the Content-Range of a reply, or -1."""
+def _size_in(head: Head, refused: bool = True) -> int:
+    """Return an object's size from the Content-Range of a reply, which has no range if it was refused; or -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-    return int(match[3]) if match is not None and match[3] != '*' else -1
-
-
-def _size_in(head: Head) -> int:
-    """Return an object's size from the Content-Range of a refused range, or -1."""
-    match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-    return int(match[3]) if match is not None and match[1] is None and match[3] != '*' else -1
+    return int(match[3]) if match is not None and match[3] != '*' and not (refused and match[1]) else -1
 
 
 @functools.lru_cache(64)

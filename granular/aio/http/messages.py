@@ -1,6 +1,5 @@
 """Requests and replies of HTTP/1.1 as values and pure functions, no I/O (RFC 9110 and 9112)."""
 
-import base64
 import contextlib
 import datetime
 import email.utils
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from granular._redact import hidden
-from granular.aio.http.proxies import Proxy, proxy_of
+from granular.aio.http.proxies import Proxy, basic_authorization, proxy_of
 from granular.config import KiB
 from granular.errors import InvalidArgumentError
 
@@ -79,9 +78,8 @@ class Target(NamedTuple):
         port = default if port is None else port
         authority = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
         sent = {'Host': authority, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
-        if parts.username is not None:
-            pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
-            sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
+        if (authorization := basic_authorization(parts)) is not None:
+            sent.setdefault('Authorization', authorization)
         path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
         proxy = proxy_of(secure, host, port)
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
