@@ -154,7 +154,7 @@ class Transport:
                     head, _ = await self._follow(target, 'GET', download, download.everything())
                 reply = download.take(head)
                 if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
-                    await self._verifier.verify(target, download, head, reply, download.name)
+                    await self._verifier.verify(target, download, head, reply)
             except (ProtocolError, BadReplyError):
                 download.restart()  # the received bytes cannot be trusted
                 raise

@@ -107,7 +107,7 @@ class AzureClient:
         self._metrics.bytes += nbytes
 
     def _converted(self, name: str, error: Exception) -> Exception:
-        """Convert an exception of the Azure SDK, as ``Attempts.failed`` takes it."""
+        """Convert an exception of the Azure SDK to one that ``Attempts`` takes."""
         import aiohttp
         from azure.core import exceptions
 
