@@ -196,7 +196,7 @@ class RedisCache(Cache):
 
     def _valid_records(self, indices: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
         """Return the valid records of answers, and count them."""
-        records = [self._checked(answer, index) for answer, index in zip(answers, indices, strict=True)]
+        records = list(map(self._checked, answers, indices))
         self._counts['hits'] += len(records) - records.count(None)
         return records
 
@@ -319,11 +319,7 @@ async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:
 
 
 def _checked_values(answers: Any, count: int) -> list[bytes | None]:
-    """Validate the answer to an MGET.
-
-    Raises:
-      ValueError: if it is not a list of ``count`` values.
-    """
+    """Return the answer to an MGET if it is a list of ``count`` values; any error is one of the server."""
     if type(answers) is not list or len(answers) != count:
         raise ValueError(f'expected a list of {count} values')
     if not all(answer is None or type(answer) is bytes for answer in answers):

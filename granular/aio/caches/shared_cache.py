@@ -83,14 +83,9 @@ class SharedMemoryCache(Cache):
         elif self._name is None:
             self._table = Table.anonymous(self._length, self._max_bytes)
         else:
-            source = await offload(self._source_digest)
+            given = self._print
+            source = await offload(self._fingerprint, False) if given is None else digest(given)[:16]
             self._table = Table.named(self._length, self._max_bytes, source, self._name)
-
-    def _source_digest(self) -> bytes:
-        """Return 16 bytes that identify the source."""
-        if self._print is None:
-            return self._fingerprint(lasting=False)
-        return digest(self._print)[:16]
 
     async def _close(self) -> None:
         await offload_whole(self._table.close)
