@@ -280,9 +280,6 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:
             self.fail(error)
 
-    def eof_received(self) -> None:
-        return None
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
         exchange, reply = self.exchange, self._reply
