@@ -60,7 +60,8 @@ class RecoverableError(Exception):
 
     def __init__(self, error: GranularError, kind: RecoverableKind, detail: str = '') -> None:
         super().__init__(str(error))
-        self.error, self.kind, self.detail = error, kind, detail
+        self.error, self.detail = error, detail
+        self.kind = self.outcome = kind
 
 
 class DoubtfulError(Exception):
@@ -281,32 +282,24 @@ class Attempts:
         self._count -= self._woken
 
 
+_OUTCOMES: Final[tuple[tuple[str, type[Exception] | tuple[type[Exception], ...]], ...]] = (
+    ('changed', (DoubtfulError, ObjectChangedError)),
+    ('bad_reply', (ProtocolError, BadReplyError)),
+    ('not_found', NotFoundError),
+    ('denied', AccessDeniedError),
+    ('out_of_range', OutOfRangeError),
+    ('tls', ssl.SSLCertVerificationError),
+    ('error', GranularError),
+    ('timeout', TimeoutError),
+    ('connection', OSError),
+)
+
+
 def _outcome(error: Exception) -> str:
     """Return the name of a failed attempt's outcome, for metrics."""
-    match error:
-        case RecoverableError():
-            return error.kind
-        case RetryableError():
-            return error.outcome
-        case DoubtfulError() | ObjectChangedError():
-            return 'changed'
-        case ProtocolError() | BadReplyError():
-            return 'bad_reply'
-        case NotFoundError():
-            return 'not_found'
-        case AccessDeniedError():
-            return 'denied'
-        case OutOfRangeError():
-            return 'out_of_range'
-        case ssl.SSLCertVerificationError():
-            return 'tls'
-        case GranularError():
-            return 'error'
-        case TimeoutError():
-            return 'timeout'
-        case OSError():
-            return 'connection'
-    return 'error'
+    if isinstance(error, RecoverableError | RetryableError):
+        return error.outcome
+    return next((outcome for outcome, kinds in _OUTCOMES if isinstance(error, kinds)), 'error')
 
 
 def no_such_bucket(name: str, reason: str, status: int | None = None) -> BucketNotFoundError:

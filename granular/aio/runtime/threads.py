@@ -101,12 +101,7 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-      ClosedError: if the interpreter is shutting down.
-      GranularError: if the system refuses another thread.
-    """
+    """Start a thread, or raise the error for one that is refused."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -114,11 +109,8 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def _refusal(error: RuntimeError) -> GranularError:
-    """Return the error for a thread that was refused.
-
-    Python has no flag for its shutdown until all threads have ended, so the message has to tell.
-    """
-    if 'shutdown' in str(error):
+    """Return the error for a thread that was refused."""
+    if 'shutdown' in str(error):  # Python has no flag for it until all threads have ended
         _begin_exit()
         return ClosedError('the interpreter is shutting down')
     return GranularError(
@@ -309,14 +301,14 @@ def map_inline_then_threads(call: Callable[[int], T], count: int) -> list[T]:
 
 
 class Timer:
-    """Measures elapsed time and CPU time of the current thread."""
+    """Elapsed time and CPU time of the current thread since its creation."""
 
     def __init__(self) -> None:
         self._wall, self._busy = time.perf_counter(), time.thread_time()
 
     @property
     def wall(self) -> float:
-        """Seconds since the timer was created."""
+        """Elapsed seconds."""
         return time.perf_counter() - self._wall
 
     @property
