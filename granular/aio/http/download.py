@@ -50,8 +50,7 @@ class Download(Exchange):
     """A byte range, received over as many replies as it takes.
 
     Args:
-      key: the object.
-      name: the object, for errors.
+      key, name: the object, and how errors name it.
       start: the first byte, or, if negative, the number of bytes from the object's end.
       stop: the position after the last byte; None for the object's end.
       version: the version that the object must have; None for any, but then the same in every reply.
@@ -202,20 +201,14 @@ class Download(Exchange):
         return ''
 
     def place(self, head: Head) -> memoryview | int:
-        """Return the destination for the body of a reply.
-
-        Raises:
-          BadReplyError: if the reply does not answer the request.
-          ObjectChangedError: if it is of another version.
-        """
+        """Return the destination for the body of a reply, which must answer the request and be of its version."""
         if head.status not in (200, 206):
             return super().place(head)
         version = self._version_in(head)
         if version is None and (self.version is not None or (self._versions.required and head.status == 200)):
             # The reply is not from the store, such as an error page with a success status.
-            raise BadReplyError(
-                f'{self.name}: status {head.status} without {self._versions.header}, which objects have'
-            )
+            header = self._versions.header
+            raise BadReplyError(f'{self.name}: status {head.status} without {header}, which objects have')
         if self.version is not None and version != self.version:
             raise changed(self.name, self.version, version)
         if self.is_doubtful(head):
@@ -243,7 +236,6 @@ class Download(Exchange):
         """Return the result at the end of a reply; None for any status except 200, 206 and 416.
 
         Raises:
-          BadReplyError: if the reply does not answer the request.
           OutOfRangeError: if the object ends before the requested range does.
         """
         version = self._version_in(head)

@@ -58,11 +58,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
-        """Return the target of a URL whose path is already quoted.
-
-        Raises:
-          InvalidArgumentError: if the URL or a header is not valid in HTTP, or the environment's proxy is not.
-        """
+        """Return the target of a URL whose path is already quoted. URL, headers and proxy must be valid in HTTP."""
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
@@ -100,8 +96,7 @@ class Target(NamedTuple):
     def follow(self, location: str) -> 'Target':
         """Return the target of a redirect; for another origin, without the headers that may hold credentials.
 
-        Raises:
-          ProtocolError: if it leads from TLS to plain HTTP, which others can read and change, or to an invalid URL.
+        It must not lead from TLS to plain HTTP, which others can read and change.
         """
         try:
             target = Target.of(urllib.parse.urljoin(self.url, location), {})
@@ -129,11 +124,7 @@ class Head(NamedTuple):
 
 
 def parse(head: bytes) -> Head:
-    """Parse the head of a reply, without the empty line that ends it.
-
-    Raises:
-      ProtocolError: if it is not a valid head.
-    """
+    """Parse the head of a reply, without the empty line that ends it."""
     text = head.decode('latin-1')
     first, *lines = text.split('\r\n')
     if text.count('\n') != len(lines) or text.count('\r') != len(lines) or '\0' in text:

@@ -93,10 +93,8 @@ class Pool:
 
         Raises:
           ProtocolError: if the reply is not HTTP, or does not have the length it states.
-          ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
-          UnreachableError: a ``ConnectionError``, if no connection can be established.
-          PoolClosedError: if the pool is closed.
-          ssl.SSLCertVerificationError: if the server's certificate is not valid.
+          OSError: if the connection breaks, stalls or cannot be established: ``UnreachableError``, ``PoolClosedError``,
+            ``TimeoutError``, ``ssl.SSLCertVerificationError`` and others.
         """
         origin = exchange.target.origin
         connection = self.take(origin) or await self._connect(origin)

@@ -38,11 +38,7 @@ def basic_authorization(parts: urllib.parse.SplitResult) -> str | None:
 
 
 def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:
-    """Return the proxy for a server, by the environment; None for a direct connection, as for loopback addresses.
-
-    Raises:
-      InvalidArgumentError: if the environment names a proxy that is not ``http://host:port``.
-    """
+    """Return the proxy for a server, by the environment; None for a direct connection, as for loopback addresses."""
     lower, upper = ('https_proxy', 'HTTPS_PROXY') if secure else ('http_proxy', 'HTTP_PROXY')
     if not (os.environ.get(lower) or os.environ.get(upper)):
         return None

@@ -141,12 +141,9 @@ class Attempts:
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, reserved: int | None = None) -> T:
-        """Return the result of the first attempt that succeeds.
+        """Return the result of the first attempt that succeeds. Each reserves as many bytes of memory.
 
-        Args:
-          attempt: makes an attempt.
-          nbytes: bytes of memory to reserve for each.
-          reserved: the bytes of the limit that the first attempt holds already; None if it has no slot.
+        The first attempt may have its slot of the limit already, with these bytes ``reserved``.
         """
         limit, metrics = self._traffic.limit, self._traffic.metrics
         while True:

@@ -32,12 +32,7 @@ class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
         self._error: Exception | None = None  # why it was closed from here
 
     async def handshake(self) -> None:
-        """Wait until the server has proven who it is, and the connection is made.
-
-        Raises:
-          ssl.SSLCertVerificationError: if its certificate is not valid.
-          OSError: if the handshake fails, or the connection is closed meanwhile.
-        """
+        """Wait until the server has proven who it is, and the connection is made."""
         if self._established is not None:
             await self._established
 

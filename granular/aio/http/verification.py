@@ -25,11 +25,7 @@ class Verifier:
         self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of an object is stored with
 
     async def verify(self, target: Target, download: Download, head: Head, reply: Reply) -> None:
-        """Verify the coding and length of a reply, and the checksum of a whole object.
-
-        Raises:
-          BadReplyError: if the object differs.
-        """
+        """Verify the coding and length of a reply, and the checksum of a whole object."""
         data, name = download.content(reply), download.name
         complete = len(data) == reply.size and head.status != 416
         checked = complete and await check_reported(head.headers, data, name, download.ranged)
