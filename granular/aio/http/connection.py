@@ -43,14 +43,12 @@ class PoolClosedError(ConnectionAbortedError):
 class Exchange:
     """A request and the receiver of its reply: on one connection, or on up to three if it is hedged.
 
-    Args:
+    Attributes:
       target: the server and the object.
       request: the head of the request.
       bodiless: True if the reply has no body regardless of its head, as for HEAD.
       body: the body of the request.
       hedged: True if the request may be hedged.
-
-    Attributes:
       large: True if the body of the expected reply is larger than ``SCRATCH / 2``.
       got: bytes of the reply's body that have arrived.
       collected: the body, if it is collected.
@@ -72,15 +70,8 @@ class Exchange:
     first: 'Connection | None' = None
     others: 'tuple[Connection, ...]' = ()
 
-    def __init__(
-        self,
-        target: Target,
-        request: bytes,
-        bodiless: bool = False,
-        body: bytes | memoryview = b'',
-        hedged: bool = True,
-    ) -> None:
-        self.target, self.request, self.bodiless, self.body, self.hedged = target, request, bodiless, body, hedged
+    def __init__(self, target: Target, request: bytes) -> None:
+        self.target, self.request = target, request
 
     def expects(self, head: bytes) -> int:
         """Return the length of the body, at least one byte, if a head is exactly that of the expected reply, else -1.

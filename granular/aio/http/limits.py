@@ -84,7 +84,8 @@ class Limit:
     """
 
     def __init__(self, requests: int, memory: int) -> None:
-        room = max(_FEWEST, _descriptors() // 2)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = 1 << 19 if files == resource.RLIM_INFINITY else max(_FEWEST, files // 2)
         if requests > room:
             logger.warning('concurrency=%d needs more open files than `ulimit -n` allows: using %d', requests, room)
         self.capacity = self._before = min(requests or _FIRST, room)
@@ -426,8 +427,3 @@ class Pauses:
 def _end(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)
-
-
-def _descriptors() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 20 if soft == resource.RLIM_INFINITY else soft

@@ -152,6 +152,7 @@ class Attempts:
             metrics.in_flight += 1
             try:
                 result = await attempt()
+                limit.succeeded(time.monotonic())
                 metrics.ok += 1
                 self._traffic.succeeded(self._paid)
                 return result

@@ -1,7 +1,6 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -80,21 +79,20 @@ class _Collector(Exchange):
     """Collects the body of a reply, up to a limit; the end of the body must be recognisable."""
 
     def __init__(self, name: str, outgoing: Outgoing, limit: int) -> None:
-        super().__init__(outgoing.target, b'', outgoing.method == 'HEAD', outgoing.body, hedged=False)
+        super().__init__(outgoing.target, b'')
+        self.bodiless, self.body, self.hedged = outgoing.method == 'HEAD', outgoing.body, False
         self._name, self._limit = name, limit
         self.collected = bytearray()
 
     def place(self, head: Head) -> memoryview | int:
-        if head.status >= 300:
+        if head.status >= 300 or self.bodiless:
             return super().place(head)
-        framed = head.length is not None or 'transfer-encoding' in head.headers
-        if not framed and not self.bodiless and head.status != 204:
+        if head.length is None and 'transfer-encoding' not in head.headers and head.status != 204:
             # The body ends with the connection, so a truncated one could not be recognised.
             raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
-        coding = coding_of(head.headers.get('content-encoding', ''))
-        if coding and not self.bodiless:
+        if coding := coding_of(head.headers.get('content-encoding', '')):
             raise BadReplyError(f'{self._name}: status {head.status} with Content-Encoding {shown(coding)}')
-        if (head.length or 0) > self._limit and not self.bodiless:
+        if (head.length or 0) > self._limit:
             raise BadReplyError(f'{self._name}: the answer has {head.length} bytes, more than {self._limit}')
         return self._limit + 1
 
@@ -165,7 +163,6 @@ class Transport:
                 del outcome  # an error refers to this frame once it is raised
             if reply is None:
                 raise refusal(head, download.collected, download.name)
-            self.traffic.limit.succeeded(time.monotonic())
             return reply
 
         reserved, first.reserved = first.reserved, None
@@ -212,9 +209,7 @@ class Transport:
                 raise refusal(head, collector.collected, name)
             if len(collector.collected) > limit:
                 raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
-            result = check(Answer(head, bytes(collector.collected), target.url))
-            self.traffic.limit.succeeded(time.monotonic())
-            return result
+            return check(Answer(head, bytes(collector.collected), target.url))
 
         return await Attempts(self.traffic, recover, name).run(attempt, min(limit, MiB))
 

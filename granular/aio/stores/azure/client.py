@@ -1,7 +1,6 @@
 """Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
 
 import ssl
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -93,7 +92,6 @@ class AzureClient:
                 failure = self._converted(name, error)
             else:
                 self._reached = True
-                self._traffic.limit.succeeded(time.monotonic())
                 return result
             try:
                 raise failure
