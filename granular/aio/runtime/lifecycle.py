@@ -145,12 +145,10 @@ class Publishing(AsyncResource):
     async def aclose(self) -> None:
         await ensure_uninterrupted()
         await super().aclose()
-        _writers.discard(self)
 
     async def abort(self) -> None:
         await ensure_uninterrupted()
         await super().abort()
-        _writers.discard(self)
 
     @abc.abstractmethod
     def _loss(self) -> str:
