@@ -55,9 +55,10 @@ class Cache(DataSource, AsyncResource):
         suffix = '' if self._transform is None else f', transform={name_of(self._transform)}'
         return f'{type(self).__name__}({self._upstream.describe()}{suffix})'
 
-    def _copy_args(self) -> tuple[Any, ...]:
-        """Return the arguments of ``copy_of``, to pickle the cache."""
-        return type(self), self._source, {**self._options, 'fingerprint': self._print}, self._length
+    def _copy_args(self, **attributes: Any) -> tuple[Any, ...]:
+        """Return the arguments of ``copy_of``, to pickle the cache with further attributes."""
+        options = {**self._options, 'fingerprint': self._print}
+        return type(self), self._source, options, {'_length': self._length, **attributes}
 
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
@@ -187,10 +188,10 @@ def _roots(stage: Any) -> Iterator[Any]:
         yield getattr(root, 'aio', root)
 
 
-def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], length: int) -> C:
+def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]) -> C:
     """Return the copy of a cache in another process."""
     cache = kind(source, **options)
-    cache._length = length
+    vars(cache).update(attributes)
     return cache
 
 

@@ -117,7 +117,7 @@ class RedisCache(Cache):
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._public_url, self._uses_variable, *self._copy_args())
+        return _again, (self._public_url, *self._copy_args(_uses_variable=self._uses_variable))
 
     @property
     def url(self) -> str:
@@ -344,12 +344,10 @@ def _without_credentials(url: str) -> tuple[str, bool]:
 
 
 def _again(
-    url: str, uses_variable: bool, kind: type[RedisCache], source: Any, options: Mapping[str, Any], length: int
+    url: str, kind: type[RedisCache], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> RedisCache:
     """Unpickle a cache, with the password that is available in this process."""
     variable = os.environ.get(VARIABLE)
-    if uses_variable and variable is not None and _without_credentials(variable)[0] == url:
+    if attributes['_uses_variable'] and variable is not None and _without_credentials(variable)[0] == url:
         url = variable
-    cache = copy_of(kind, source, {**options, 'url': url}, length)
-    cache._uses_variable = uses_variable
-    return cache
+    return copy_of(kind, source, {**options, 'url': url}, attributes)

@@ -75,7 +75,7 @@ class SharedMemoryCache(Cache):
         if self._address is None and self._name is None:
             self._check_open()
         address = self._table.address if self._state == 'open' else self._address
-        return _attached, (address, *self._copy_args())
+        return copy_of, self._copy_args(_address=address)
 
     async def _connect(self) -> None:
         if self._address is not None:
@@ -124,10 +124,3 @@ class SharedMemoryCache(Cache):
         """
         self._check_open()
         return self._table.stats()
-
-
-def _attached(address: Address | None, *args: Any) -> SharedMemoryCache:
-    """Unpickle a cache in a worker process, over the memory of its parent."""
-    cache: SharedMemoryCache = copy_of(*args)
-    cache._address = address
-    return cache

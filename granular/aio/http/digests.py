@@ -25,12 +25,8 @@ _OFFLOADED: Final = 256 * KiB  # from this size on, a checksum would block the l
 _ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 
-def _crc32c(data: Data) -> bytes:
-    return crc32c(data if isinstance(data, bytes) else bytes(data)).to_bytes(4, 'big')
-
-
 _DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
-    'crc32c': _crc32c,
+    'crc32c': lambda data: crc32c(bytes(data)).to_bytes(4, 'big'),  # which copies a view, but not bytes
     'crc32': lambda data: zlib.crc32(data).to_bytes(4, 'big'),
     'md5': lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
     'sha256': lambda data: hashlib.sha256(data).digest(),
@@ -124,17 +120,14 @@ class Digests:
     def _add_parts(self, data: memoryview) -> None:
         while data:
             if not self._left:
-                self._end_part()
+                self._parts.append(self._part.digest())
+                self._part = hashlib.md5(usedforsecurity=False)
+                if len(self._parts) % 1000 == 0:
+                    self._part_size *= 2  # as PartWriter does
+                self._left = self._part_size
             head, data = data[: self._left], data[self._left :]
             self._part.update(head)
             self._left -= len(head)
-
-    def _end_part(self) -> None:
-        self._parts.append(self._part.digest())
-        self._part = hashlib.md5(usedforsecurity=False)
-        if len(self._parts) % 1000 == 0:
-            self._part_size *= 2  # as PartWriter does
-        self._left = self._part_size
 
     def found(self, kind: str) -> str:
         """Return one of the checksums."""
