@@ -1,1 +1,1 @@
-"""Benchmarks: every bar is a ratio within one run. ``make bench`` prints them; docs/performance.md records them."""
+"""Benchmarks: every bar is a ratio within one run. ``make bench`` prints them; benchmarks/bars.md records them."""

@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--quick', action='store_true', help='a tenth of the data, and no curves')
     parser.add_argument('--only', nargs='+', choices=BENCHMARKS | CURVES, metavar='NAME')
-    parser.add_argument('--write', action='store_true', help='put the results into docs/performance.md and the README')
+    parser.add_argument('--write', action='store_true', help='put the results into bars.md, the page and the README')
     parser.add_argument(
         '--keep', type=pathlib.Path, help='a folder whose data is used again (by default it is made anew)'
     )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
+RECORD = ROOT / 'benchmarks' / 'bars.md'
 CORE = 1  # the core of clients; the server has core 0
 
 
@@ -140,18 +141,18 @@ def _escaped(name: str) -> str:
 
 
 def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
-    """Write bars, tables and plots into docs/performance.md, between their marks, and the README's figures.
+    """Write all bars into benchmarks/bars.md, and plots, tables and some bars into docs/performance.md and the README.
 
-    Bars that were not measured stay, with the day on which they were. A table without marks is a plot alone.
+    Bars that were not measured stay, with the day on which they were. The page has the bars that it had, and those that
+    are missed. A table without marks is a plot alone.
     """
     page = DOCS / 'performance.md'
     text = page.read_text()
-    content = _inside(text, 'bars')
-    day = content.strip()[:10]
-    lines = [line for line in content.splitlines() if re.search(' [|] [≤≥] ', line)]
+    record = RECORD.read_text()
+    day = record[:10]
     rows = {
-        line.split(' | ')[0]: line if re.search(r'\(\d{4}-\d\d-\d\d\) \|$', line) else f'{line[:-2]} ({day}) |'
-        for line in lines
+        name: line if re.search(r'\(\d{4}-\d\d-\d\d\) \|$', line) else f'{line[:-2]} ({day}) |'
+        for name, line in _rows(record).items()
     }
     for bar in bars:
         start = f'| {_escaped(bar.name)}'
@@ -160,13 +161,21 @@ def write(bars: Sequence[Bar], tables: Sequence[Figures]) -> None:
             f'| {"" if bar.reached else "**missed** "}{bar.behind} |'
         )
     head = [f'{machine()}.', '', '| bar | figure | bound | details |', '| --- | ---: | --- | --- |']
-    text = _between(text, 'bars', '\n'.join([*head, *rows.values()]))
+    RECORD.write_text('\n'.join([*head, *rows.values(), '']))
+    listed = _rows(_inside(text, 'bars'))
+    shown = [row for name, row in rows.items() if name in listed or '**missed**' in row]
+    text = _between(text, 'bars', '\n'.join([*head, *shown]))
     for table in tables:
         plot(table)
         text = _between(text, table.name, f'{table.markdown()}\n\n![{table.title}](plots/{table.name}.svg)')
     page.write_text(text)
     readme = ROOT / 'README.md'
     readme.write_text(_between(readme.read_text(), 'figures', _headline(rows.values())))
+
+
+def _rows(text: str) -> dict[str, str]:
+    """Return the rows of a table of bars, by their beginnings."""
+    return {line.split(' | ')[0]: line for line in text.splitlines() if re.search(' [|] [≤≥] ', line)}
 
 
 def _headline(rows: Iterable[str]) -> str:

@@ -1,9 +1,12 @@
 """Metrics: requests by outcome, latencies, waiting, and stages, of this process and of its workers."""
 
+import asyncio
+import collections
 import math
 import multiprocessing
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -155,12 +158,21 @@ def test_waits_of_loaders_and_streams_are_counted(dataset):
 
 
 class Clock:
-    """A clock that stands still until it is set forward."""
+    """A clock that stands still until it is set forward, as does that of each thread."""
 
     now = 1.0
 
+    def __init__(self):
+        self.computed = collections.Counter()
+
     def perf_counter(self):
         return self.now
+
+    def thread_time(self):
+        return self.computed[threading.get_ident()]
+
+    def compute(self, seconds):
+        self.computed[threading.get_ident()] += seconds
 
     def advance(self, seconds):
         self.now += seconds
@@ -192,6 +204,44 @@ def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch)
     assert (stats['wait_seconds'], stats['consumer_seconds']) == (310, 2)  # only the first batch switches to the loop
     after = metrics.snapshot()
     assert after.wait['loader'].sum - before.wait.get('loader', metrics.Histogram()).sum == pytest.approx(310)
+
+
+@pytest.mark.parametrize(
+    ('program', 'loader', 'mp', 'says'),
+    [
+        (6, 3, None, "the thread of the program computed for 60 %, and that of granular's event loop for 30 %"),
+        (6, 1, None, ''),  # little to gain
+        (1, 9, None, ''),  # the program has nothing to wait for the interpreter for
+        (3, 3, None, ''),  # neither waits long for the other
+        (6, 3, 'fork', ''),
+    ],
+)
+def test_a_loader_that_shares_a_busy_interpreter_says_so(program, loader, mp, says, monkeypatch, caplog):
+    clock = Clock()
+
+    class Source:
+        def __len__(self):
+            return 4000
+
+        async def fetch(self, indices):
+            await asyncio.sleep(0)  # on the loop
+            clock.compute(loader)
+            return [{'i': i} for i in indices]
+
+    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.loader.time'):
+        monkeypatch.setattr(module, clock)
+    with granular.Loader(Source(), 4, prefetch=1, mp=mp, workers=1) as batches:
+        for _ in range(250):
+            next(batches)
+            clock.compute(program)
+            clock.advance(10)
+        stats = batches.stats()
+    # The last batches may have been returned before the loop was told to begin others.
+    assert stats['consumer_cpu_seconds'] == pytest.approx(250 * program, rel=0.02)
+    assert mp or stats['loop_cpu_seconds'] == pytest.approx(250 * loader, rel=0.05)
+    said = [record.getMessage() for record in caplog.records if 'interpreter is the limit' in record.getMessage()]
+    assert len(said) == bool(says)
+    assert says in ''.join(said)
 
 
 def test_waking_up_counts_as_waiting_for_a_stream(monkeypatch):

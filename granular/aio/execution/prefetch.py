@@ -3,11 +3,12 @@
 import asyncio
 import collections
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from granular.aio.execution.failures import capturing
+from granular.aio.execution.failures import capturing, logger
 from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop, running_loop
 from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
@@ -21,6 +22,9 @@ _LONG: Final = 0.005  # seconds for an item, and for each of its datapoints, abo
 _LONG_EACH: Final = 0.0001
 _CHEAP: Final = 0.002  # seconds below which an item is cheap
 _PATIENCE: Final = 3  # slow items in a row
+_JUDGED: Final = 2.0  # seconds after which the shares of the interpreter are judged
+_SHARE: Final = 15  # percent of the time that each of two threads must compute
+_BUSY: Final = 85  # percent that both must compute together
 END: Final = object()
 """Sentinel returned after the last item."""
 NOT_READY: Final = object()
@@ -80,11 +84,11 @@ class Prefetch(Generic[T]):
       cheap: True if the last item took almost no time, and did not wait.
       waited: seconds that the consumer waited for items.
       consumed: seconds between the return of an item and the request for the next.
+      consumer_cpu: seconds of these in which the consumer's thread computed.
+      loop_cpu: seconds in which the thread of the loop computed, since the first item was started.
     """
 
     depth: int
-    waited: float
-    consumed: float
 
     def __init__(
         self,
@@ -104,7 +108,8 @@ class Prefetch(Generic[T]):
         self._begun = 0  # positions of the items started since the last change of the position
         self.token: object = None
         self.cheap: bool = False
-        self.waited = self.consumed = 0.0
+        self.waited = self.consumed = self.consumer_cpu = self.loop_cpu = 0.0
+        self._consumer_clock, self._loop_clock = _Clock(), _Clock()
         self._asked = 0.0  # when the next item was requested, or the last one
         self._returned: float | None = None  # when the last item was returned
         self._arriving = False  # True until its consumer has received it
@@ -163,11 +168,28 @@ class Prefetch(Generic[T]):
             spent = self._asked - self._returned
             self.consumed += spent
             self._consumer_times.observe(spent)
+            self.consumer_cpu += self._consumer_clock.elapsed()
             self._returned = None
         item: Any = self._take_ready() if running_loop() is None else NOT_READY
         if item is not NOT_READY:
             self._give(item)
         return item
+
+    def judge_interpreter(self) -> None:
+        """Log if the interpreter, which runs one thread at a time, is shared by two that need it all the time."""
+        seconds = self.waited + self.consumed
+        if seconds < _JUDGED or self._consumer_clock.thread == self._loop_clock.thread:
+            return
+        program, loop = (100 * cpu / seconds for cpu in (self.consumer_cpu, self.loop_cpu))
+        if min(program, loop) >= _SHARE and program + loop >= _BUSY:
+            logger.warning(
+                'the Python interpreter is the limit: of %.1f seconds, the thread of the program computed for %.0f %%, '
+                "and that of granular's event loop for %.0f %%, mostly one at a time: load in another process, by "
+                "Loader(..., mp='spawn', workers=1)",
+                seconds,
+                program,
+                loop,
+            )
 
     def _give(self, item: Any) -> None:
         """Count the time since an item was requested, which is returned now."""
@@ -228,6 +250,7 @@ class Prefetch(Generic[T]):
         """
         if self._returned is None or not self._arriving:
             return
+        self._consumer_clock.elapsed()
         late = time.perf_counter() - self._returned if seconds is None else seconds
         self.waited += late
         self._wait_times.sum += late
@@ -257,6 +280,7 @@ class Prefetch(Generic[T]):
 
     def begin(self) -> None:
         """Start the items that are due and not in progress. Requires a running loop."""
+        self.loop_cpu += self._loop_clock.elapsed()
         while len(self._items) <= self.depth:
             position = self._frontier
             count = max(1, min(self.most, self._begun))
@@ -334,6 +358,20 @@ class Prefetch(Generic[T]):
         self._pool, self._lane, self._retired = None, None, []
         for threads in pools:
             threads.retire()
+
+
+class _Clock:
+    """Measures the processor time of a thread between calls that it makes."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self._last = 0.0
+
+    def elapsed(self) -> float:
+        """Return the seconds since the last call; 0 if that was made by another thread."""
+        thread, then = self.thread, self._last
+        self.thread, self._last = threading.get_ident(), time.thread_time()
+        return self._last - then if thread == self.thread else 0.0
 
 
 class _Using:

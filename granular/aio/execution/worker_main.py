@@ -80,8 +80,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
         task = loaded
     except BaseException as error:  # the classes of unpickled objects may raise anything
         failed = function_error(error) if isinstance(error, CONTROL) else error
-    lock = threading.Lock()
-    reporter = _Reporter([] if task is None else task.stages())
+    outbox = _Outbox(pipe, _Reporter([] if task is None else task.stages()))
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}
     done: queue.SimpleQueue[tuple[int, concurrent.futures.Future[_Outcome]]] = queue.SimpleQueue()
 
@@ -91,7 +90,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
                 number, future = done.get()
                 running.pop(number, None)
                 if not future.cancelled():
-                    _reply(pipe, lock, number, *future.result(), reporter.report())
+                    outbox.reply(number, *future.result())
                 del future
         except BaseException:  # a MemoryError may come anywhere: the parent reports this process as dead
             traceback.print_exc()
@@ -106,12 +105,13 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
             break
         if request is None:
             break
-        number, position, timing.on = request
+        number, position, timing.on, unused = request
+        outbox.memory.give_back(unused)
         if position is None:
             if (cancelled := running.get(number)) is not None:
                 cancelled.cancel()
         elif task is None:
-            _reply(pipe, lock, number, failed, None, reporter.report())
+            outbox.reply(number, failed, None)
         else:
             future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
             future.add_done_callback(lambda future, number=number: done.put((number, future)))  # type: ignore[misc]
@@ -148,29 +148,27 @@ class _Reporter:
         return metrics, added
 
 
-def _reply(
-    pipe: Connection, lock: threading.Lock, number: int, error: BaseException | None, item: Any, report: Report
-) -> None:
-    parts: Sequence[Any] = ()
-    try:
-        head, parts = shared_memory.split(item if error is None else portable(error))
-    except BaseException as unpicklable:  # the methods of its class may raise anything
-        error = WorkerError(f'the item does not pickle: {summary(unpicklable)}')
-        head = pickle.dumps(portable(error))
-    try:
-        with lock:
-            _send(pipe, (number, error is None, head, [part.nbytes for part in parts], report), parts)
-    except OSError:
-        os._exit(1)  # the parent has ended, or memory is exhausted: it reports this process as dead
+class _Outbox:
+    """The replies of this process, and the memory that they are sent in."""
 
+    def __init__(self, pipe: Connection, reporter: _Reporter) -> None:
+        self._pipe, self._reporter = pipe, reporter
+        self._lock = threading.Lock()
+        self.memory = shared_memory.Sender()
 
-def _send(pipe: Connection, message: Any, parts: Sequence[Any]) -> None:
-    if not parts:
-        pipe.send(message)
-        return
-    fd = shared_memory.write(parts)
-    try:
-        pipe.send(message)
-        shared_memory.send_fd(pipe, fd)
-    finally:
-        os.close(fd)
+    def reply(self, number: int, error: BaseException | None, item: Any) -> None:
+        """Send an item, or an error."""
+        parts: Sequence[Any] = ()
+        try:
+            head, parts = shared_memory.split(item if error is None else portable(error))
+        except BaseException as unpicklable:  # the methods of its class may raise anything
+            error = WorkerError(f'the item does not pickle: {summary(unpicklable)}')
+            head = pickle.dumps(portable(error))
+        try:
+            with self._lock:
+                sent, fd = self.memory.write(number, parts)
+                self._pipe.send((number, error is None, head, sent, self._reporter.report()))
+                if fd >= 0:
+                    shared_memory.send_fd(self._pipe, fd)
+        except OSError:
+            os._exit(1)  # the parent has ended, or memory is exhausted: it reports this process as dead

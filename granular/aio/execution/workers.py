@@ -167,6 +167,10 @@ class Workers:
                 self._release()
 
 
+_Message = tuple[int, tuple[int, ...] | None, bool, list[tuple[int, bool]]]
+"""The number of an item, its position, or None to cancel it, whether to measure times, and ``Receiver.unused()``."""
+
+
 class _Outbox:
     """The messages to a worker, in order, sent without blocking the caller.
 
@@ -178,12 +182,12 @@ class _Outbox:
     def __init__(self, pipe: Connection, name: str) -> None:
         self._pipe, self._name = pipe, name
         self._lock = threading.Lock()
-        self._unsent: collections.deque[tuple[int, Any, bool] | None] = collections.deque()  # the first is being sent
+        self._unsent: collections.deque[_Message | None] = collections.deque()  # the first is being sent
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLOUT)
         self.thread: threading.Thread | None = None
 
-    def send(self, message: tuple[int, Any, bool] | None) -> None:
+    def send(self, message: '_Message | None') -> None:
         """Send a message, at once or later.
 
         Raises:
@@ -258,8 +262,12 @@ class _Worker:
         if fd >= 0:
             shared_memory.send_fd(self.pipe, fd)
         self._outbox = _Outbox(self.pipe, self._process.name)
+        self._memory = shared_memory.Receiver()
         self._thread = threading.Thread(
-            target=_listen, args=(self.pipe, self._process, weakref.ref(self)), name=self._process.name, daemon=True
+            target=_listen,
+            args=(self.pipe, self._process, self._memory, weakref.ref(self)),
+            name=self._process.name,
+            daemon=True,
         )
         start_thread(self._thread)
 
@@ -272,7 +280,7 @@ class _Worker:
                 raise self._obituary(position)
             self._pending[number] = loop, future, position
             try:
-                self._outbox.send((number, position, timing.on))
+                self._outbox.send((number, position, timing.on, self._memory.unused()))
             except OSError:
                 del self._pending[number]
                 raise self._obituary(position) from None
@@ -289,7 +297,7 @@ class _Worker:
         with self._lock, contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error
             if self._pending.pop(number, None) is None or self._stopped or self._outbox.withdraw(number):
                 return
-            self._outbox.send((number, None, timing.on))
+            self._outbox.send((number, None, timing.on, []))
 
     def resolve(self, number: int, ok: bool, result: Any) -> None:
         """Pass an item, or an error, to its caller."""
@@ -391,19 +399,19 @@ def _resolve(future: 'asyncio.Future[Any]', ok: bool, result: Any) -> None:
         future.set_exception(result)
 
 
-def _listen(pipe: Connection, process: Any, worker: 'weakref.ref[_Worker]') -> None:
+def _listen(pipe: Connection, process: Any, memory: shared_memory.Receiver, worker: 'weakref.ref[_Worker]') -> None:
     """The main function of the reader thread: pass on the replies of a worker, until it ends."""
     while True:
         try:
             _wait_for_reply(pipe, process)
-            number, ok, head, sizes, report = pipe.recv()
-            fd = shared_memory.receive_fd(pipe) if sizes else -1
+            number, ok, head, sent, report = pipe.recv()
+            fd = shared_memory.receive_fd(pipe) if sent.new else -1
         except (EOFError, OSError):
             break
         except MemoryError:  # the reply does not fit, and the messages after it cannot be read
             process.kill()
             break
-        ok, result = _unpickled(ok, head, fd, sizes)
+        ok, result = _unpickled(ok, memory, number, head, sent, fd)
         owner = worker()
         if owner is None:
             return
@@ -423,10 +431,10 @@ def _wait_for_reply(pipe: Connection, process: Any) -> None:
             raise EOFError  # another process, such as its own child, holds its end of the pipe
 
 
-def _unpickled(ok: bool, head: bytes, fd: int, sizes: Sequence[int]) -> tuple[bool, Any]:
+def _unpickled(ok: bool, memory: shared_memory.Receiver, *received: Any) -> tuple[bool, Any]:
     """Return an item and True, or an error and False."""
     try:
-        result = shared_memory.join(head, fd, sizes)
+        result = memory.join(*received)
         return ok, result if ok else remote(*result)
     except BaseException as error:  # the methods of its class may raise anything
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

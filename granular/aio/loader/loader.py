@@ -25,6 +25,7 @@ from granular.indexing import check_integer
 if TYPE_CHECKING:
     from granular.aio.execution.workers import Workers
 
+_JUDGED: Final = 200  # batches after which the share of the interpreter is judged
 _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 
 
@@ -90,13 +91,19 @@ class LoaderHandle(abc.ABC):
         """Return counters of what was loaded, throughput, waiting times, and read-ahead.
 
         ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
-        that the consumer waited, and ``consumer_seconds`` that it spent itself; batches ``ready`` and ``in_flight``;
-        failed datapoints (``errors``).
+        that the consumer waited, and ``consumer_seconds`` that it spent itself, of which its thread computed
+        ``consumer_cpu_seconds``; ``loop_cpu_seconds`` that the thread of the event loop computed; batches ``ready`` and
+        ``in_flight``; failed datapoints (``errors``).
+
+        If the two threads computed together almost all of the time, the Python interpreter is the limit, which runs one
+        thread at a time: load in worker processes (``mp``). The log says so after 200 batches.
         """
         core = self._core
-        ready, in_flight = core.ahead.counts()
-        times = {'wait_seconds': core.ahead.waited, 'consumer_seconds': core.ahead.consumed}
+        ahead = core.ahead
+        ready, in_flight = ahead.counts()
+        times = {'wait_seconds': ahead.waited, 'consumer_seconds': ahead.consumed}
         seconds = max(sum(times.values()), 1e-9)
+        times |= {'consumer_cpu_seconds': ahead.consumer_cpu, 'loop_cpu_seconds': ahead.loop_cpu}
         rates = {f'{name}_per_second': core.counts[name] / seconds for name in ('batches', 'bytes')}
         return {**core.counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': core.errors.count}
 
@@ -147,9 +154,9 @@ class Loader(LoaderHandle):
       shard_id, num_shards: number of this loader and number of loaders; each gets its own part of every global batch.
       mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to load batches in worker
         processes, which return them in shared memory. Unless forked, source and functions must be picklable.
-      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller, or a function of step
-        and error that returns a replacement, returns None to skip the datapoint, or raises. Store errors are always
-        raised.
+      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller (a batch of which
+        nothing is left is left out, so that hosts may have different numbers of them), or a function of step and error
+        that returns a replacement, returns None to skip the datapoint, or raises. Store errors are always raised.
 
     Raises:
       InvalidArgumentError: while iterating, if the source has too few datapoints for one batch.
@@ -388,12 +395,16 @@ class RunningLoader(Running):
                 await ensure_event_loop()  # to begin, or to go back
                 self._return(recipient)
             await self.settle()
-            self._before, self._counted = self.ahead.position, self.counts
-            self._astray, self._recipient = True, recipient
-            self._recycle()
-            loaded = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
-            if loaded is NOT_READY:
-                loaded = await await_user(self.compute(self._next(asked)))
+            while True:
+                self._before, self._counted = self.ahead.position, self.counts
+                self._astray, self._recipient = True, recipient
+                self._recycle()
+                loaded: Any = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
+                if loaded is NOT_READY:
+                    loaded = await await_user(self.compute(self._next(asked)))
+                if loaded is END or not loaded.failed or any(map(len, loaded.batch.values())):
+                    break
+                self.errors.report(loaded.failed)  # a batch of which nothing is left is left out
             batch = self._counted_batch(loaded)
             self._ended = batch is END
             if self._ended:
@@ -447,6 +458,8 @@ class RunningLoader(Running):
         self.counts = {name: number + added[name] for name, number in self.counts.items()}
         if self._recycle_after:
             self._last = batch
+        if self.counts['batches'] == _JUDGED and self._mp is None:
+            self.ahead.judge_interpreter()
         return batch
 
     def _recycle(self) -> None:

@@ -20,6 +20,7 @@ inherited: Final[list[Any]] = []
 
 _resets: Final[list[Callable[[], Any]]] = []
 _turns: Final = [threading.Lock()]
+_forks: Final = [0]
 
 
 def fork_turn() -> contextlib.AbstractContextManager[bool]:
@@ -28,6 +29,15 @@ def fork_turn() -> contextlib.AbstractContextManager[bool]:
     From Python 3.12 on, filelock, which torch, ray and datasets import, fails a fork that begins during another one.
     """
     return _turns[0]
+
+
+def forks() -> int:
+    """Return a number that changes whenever this process forks, before and after it: a child has what it had then."""
+    return _forks[0]
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
 
 
 def after_fork(reset: Callable[[], Any]) -> None:
@@ -63,4 +73,4 @@ def _reset_turns() -> None:
 
 after_fork(metrics.reset)
 after_fork(_reset_turns)
-os.register_at_fork(after_in_child=_reset)
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork, after_in_child=_reset)
