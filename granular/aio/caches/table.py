@@ -183,16 +183,12 @@ class Table:
         with self._counting:
             if self._closed:
                 return
-            if self._pid != os.getpid():
-                self._take_row()
+            if self._pid != os.getpid():  # choose the row of counters of this process
+                with self._writing.held(_WAIT) as acquired:
+                    self._row = self._words[_PROCESSES]
+                    self._words[_PROCESSES] += acquired
+                self._pid = os.getpid()
             self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
-
-    def _take_row(self) -> None:
-        """Choose the row of counters of this process."""
-        with self._writing.held(_WAIT) as acquired:
-            self._row = self._words[_PROCESSES]
-            self._words[_PROCESSES] += acquired
-        self._pid = os.getpid()
 
     def stats(self) -> dict[str, int]:
         """Return the counters of all processes together, and the size of the table."""

@@ -232,18 +232,18 @@ async def _digest(path: PurePath, info: ContentInfo, kind: str, part_size: int) 
     """Return a checksum of a file: the store's, or a computed one if the file is on a disk."""
     if kind in info.digests or not path.store.local:
         return info.digests.get(kind)
-    return (await _digests(path, info.size, kind, part_size)).found(kind)
+    return await _computed(path, info.size, kind, part_size)
 
 
-async def _digests(path: PurePath, size: int, kind: str, part_size: int) -> Digests:
-    """Read a file and return its checksums."""
+async def _computed(path: PurePath, size: int, kind: str, part_size: int) -> str:
+    """Read a file and return its checksum."""
     digests = Digests({kind}, part_size)
     version: str | None = None
     for start in range(0, size, _CHUNK):
         reply = await path.store.read(path.key, start, min(start + _CHUNK, size), version)
         version = reply.version
         await offload(digests.add, reply.data)
-    return digests
+    return digests.found(kind)
 
 
 async def _check_copy_within(source: PurePath, target: PurePath) -> None:
@@ -302,7 +302,7 @@ async def _check_written(target: PurePath, size: int, kind: str, digests: Digest
     if info.size == size and (unproven or info.digests.get(kind, digests.found(kind)) == digests.found(kind)):
         return
     # A server's ETag need not be the expected checksum: only the content read back decides.
-    crc = (await _digests(target, info.size, 'crc32c', _CHUNK)).found('crc32c')
+    crc = await _computed(target, info.size, 'crc32c', _CHUNK)
     if info.size != size or crc != digests.found('crc32c'):
         await target.store.delete([target.key])
         raise StoreError(
