@@ -72,8 +72,7 @@ class Pool:
         self._slow = float('inf')  # seconds after which a request is hedged
         self._spare = 0.0  # hedged requests still permitted
         self._judged = 0.0  # time of the last evaluation of latencies
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._hedging: set[Exchange] = set()  # those for whose second request a connection is being opened
+        self._hedging: dict[Exchange, asyncio.Task[None]] = {}  # opens a connection for another request
         self.scratch = bytearray(SCRATCH)
         self._received = memoryview(bytearray(RECEIVED))
         self.connections: set[Connection] = set()
@@ -342,11 +341,8 @@ class Pool:
     def _hedge(self, exchange: Exchange) -> None:
         self._spare -= 1
         self._metrics.hedges += 1
-        self._hedging.add(exchange)
-        task = self._loop.create_task(self._ask_again(exchange))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self._hedging.discard(exchange))
+        task = self._hedging[exchange] = self._loop.create_task(self._ask_again(exchange))
+        task.add_done_callback(lambda _: self._hedging.pop(exchange))
 
     async def _ask_again(self, exchange: Exchange) -> None:
         origin = exchange.target.origin
@@ -365,7 +361,7 @@ class Pool:
         self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
-        pending: list[asyncio.Future[Any]] = [*self._tasks, *(future for _, future in self._names.values())]
+        pending: list[asyncio.Future[Any]] = [*self._hedging.values(), *(future for _, future in self._names.values())]
         pending += [] if self._context is None else [self._context]
         for future in pending:
             future.cancel()
