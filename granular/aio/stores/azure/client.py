@@ -1,7 +1,6 @@
 """Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
 
 import ssl
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -77,7 +76,6 @@ class AzureClient:
                 failure = self._converted(name, error)
             else:
                 self._reached = True
-                self._traffic.limit.succeeded(time.monotonic())
                 return result
             try:
                 raise failure
@@ -102,7 +100,7 @@ class AzureClient:
         return await self.call(name, attempt)
 
     def _converted(self, name: str, error: Exception) -> Exception:
-        """Convert an exception of the Azure SDK, as ``Attempts.failed`` takes it."""
+        """Convert an exception of the Azure SDK to one that ``Attempts`` takes."""
         import aiohttp
         from azure.core import exceptions
 
