@@ -154,9 +154,9 @@ class Loader(LoaderHandle):
       shard_id, num_shards: number of this loader and number of loaders; each gets its own part of every global batch.
       mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to load batches in worker
         processes, which return them in shared memory. Unless forked, source and functions must be picklable.
-      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller, or a function of step
-        and error that returns a replacement, returns None to skip the datapoint, or raises. Store errors are always
-        raised.
+      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller, even empty, so
+        that all hosts take the same steps, or a function of step and error that returns a replacement, returns None to
+        skip the datapoint, or raises. Store errors are always raised.
 
     Raises:
       InvalidArgumentError: while iterating, if the source has too few datapoints for one batch.
