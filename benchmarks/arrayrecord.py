@@ -2,15 +2,17 @@
 
 import functools
 import pathlib
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 import granular
-from benchmarks.bars import Bar, Result, best, median
+from benchmarks.bars import Bar, Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import table
+from benchmarks.timing import best
 
 BATCH, BATCHES = 64, 40
 OPTIONS = ('group_size:1', 'group_size:1,uncompressed', 'group_size:1,brotli', 'group_size:100')
@@ -31,7 +33,7 @@ def arrayrecord(data: Data, server: Server) -> Result:
                 runs[who].append(BATCH * BATCHES / best(functools.partial(_read, fetch, batches), 1))
         mine, other = (rates.setdefault(f'{who}, {options}', median(found)) for who, found in runs.items())
         # Most of the time is decompression, by the same libraries.
-        bars.append(Bar(f'local, {options} / array_record', mine / other, 0.8, f'{mine:,.0f}/s / {other:,.0f}/s'))
+        bars.append(ratio(f'local, {options} / array_record', mine, other, 0.8))
     path = _written(data, OPTIONS[0])
     ours = granular.ArrayRecordDataSource(f'{server.delayed}/{path.parent.name}/{path.name}')
     _read(ours.fetch, batches[:2])

@@ -11,8 +11,7 @@ import signal
 import statistics
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -89,19 +88,14 @@ def format_figure(value: float, digits: int) -> str:
     return f'{value:,.0f}' if abs(value) >= 10 ** (digits - 1) else f'{value:,.{digits}g}'
 
 
-def median(runs: Sequence[float]) -> float:
-    """Return the median of several runs."""
-    return statistics.median(runs)
+def ratio(name: str, got: float, other: float, bound: float, note: str = '') -> Bar:
+    """Return the bar of a rate divided by another one."""
+    return Bar(name, got / other, bound, f'{got:,.0f}/s / {other:,.0f}/s{note}')
 
 
-def best(fn: Callable[[], Any], repeats: int) -> float:
-    """Return the least duration of several runs, in seconds."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        fn()
-        times.append(time.perf_counter() - started)
-    return min(times)
+def medians(runs: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    """Return the median of several runs by name."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def child(command: Sequence[str], core: int | None = CORE, **more: Any) -> dict[str, Any]:
@@ -207,42 +201,46 @@ def _between(text: str, name: str, content: str) -> str:
     return text[: text.index(begin) + len(begin)] + f'\n{content}\n' + text[text.index(end) :]
 
 
-def plot(figures: Figures) -> None:
-    """Plot a table as horizontal bars, and curves as lines."""
+@contextlib.contextmanager
+def drawing(name: str, title: str, height: float = 3.2) -> Iterator[Any]:
+    """Provide the axes of a plot, which is then saved in docs/plots."""
     import matplotlib as mpl
 
     mpl.use('svg')
     mpl.rcParams['svg.hashsalt'] = 'granular'
     from matplotlib import pyplot
 
-    figure = _lines(figures, pyplot) if isinstance(figures, Curves) else _bars(figures, pyplot)
-    axes = figure.axes[0]
-    axes.set_title(figures.title, fontsize=10, loc='left')
+    figure, axes = pyplot.subplots(figsize=(7.5, height))
+    yield axes
+    axes.set_title(title, fontsize=10, loc='left')
     axes.spines[['top', 'right']].set_visible(False)
     axes.tick_params(labelsize=9)
     (DOCS / 'plots').mkdir(exist_ok=True)
-    figure.savefig(DOCS / 'plots' / f'{figures.name}.svg', bbox_inches='tight', metadata={'Date': None})
+    figure.savefig(DOCS / 'plots' / f'{name}.svg', bbox_inches='tight', metadata={'Date': None})
     pyplot.close(figure)
 
 
-def _lines(curves: Curves, pyplot: Any) -> Any:
-    figure, axes = pyplot.subplots(figsize=(7.5, 3.2))
+def plot(figures: Figures) -> None:
+    """Plot a table as horizontal bars, and curves as lines."""
+    height = 3.2 if isinstance(figures, Curves) else 0.36 * len(figures.rows) + 1.1
+    with drawing(figures.name, figures.title, height) as axes:
+        _lines(figures, axes) if isinstance(figures, Curves) else _bars(figures, axes)
+
+
+def _lines(curves: Curves, axes: Any) -> None:
     for name, line in curves.lines.items():
         axes.plot(curves.points, line, marker='o', markersize=3, label=name)
     axes.set_xlabel(curves.knob, fontsize=9)
     axes.set_ylabel(curves.unit, fontsize=9)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=8, frameon=False)
-    return figure
 
 
-def _bars(table: Table, pyplot: Any) -> Any:
+def _bars(table: Table, axes: Any) -> None:
     names = [who for who, _, _ in table.rows][::-1]
     values = [value for _, value, _ in table.rows][::-1]
-    figure, axes = pyplot.subplots(figsize=(7.5, 0.36 * len(names) + 1.1))
     colours = ['#1f6f8b' if 'granular' in name and '0.24' not in name else '#b9c4c9' for name in names]
     drawn = axes.barh(names, values, color=colours, height=0.7)
     axes.bar_label(drawn, [format_figure(value, 4) for value in values], padding=3, fontsize=8)
     axes.set_xlabel(table.unit, fontsize=9)
     axes.margins(x=0.14)
-    return figure

@@ -1,17 +1,16 @@
 """Caches: the second epoch from the local disk, and a cache of worker processes compared with KappaData."""
 
 import functools
-import json
-import pathlib
-import sys
 import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.bars import Bar, Result, Table
+import granular
+from benchmarks.bars import Bar, Result, Table, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import in_turns, ours, rival, table
+from benchmarks.rivals import reading
 
 _ours = functools.partial(ours, module='piping')
 WORKERS = 4
@@ -29,7 +28,7 @@ def blockcache(data: Data, server: Server) -> Result:
             first = _ours(data, 'epochs', **job, knobs=knobs)
             again = _ours(data, 'epochs', **job, knobs=knobs)
         pair = in_turns(
-            1 if data.quick else 5,
+            data.runs(),
             {
                 'plain': lambda job=job: _ours(data, 'epochs', **{**job, 'epochs': 1})['rates'][0],
                 'cold': lambda job=job: _first_epoch(data, job),
@@ -43,24 +42,13 @@ def blockcache(data: Data, server: Server) -> Result:
             (f'{name}, first epoch of another process', restarted, f'{again["requests"][0]:,.0f} requests'),
         ]
         if name == '100 kB':
-            behind = f'{warm:,.0f}/s / {cold:,.0f}/s'
+            behind = 'for one byte of the one bag that is not in memory'
             bars += [
-                Bar(
-                    'first epoch with the block cache / without, 100 kB',
-                    cold / plain,
-                    0.5,
-                    f'{cold:,.0f}/s / {plain:,.0f}/s',
-                ),
-                Bar('second epoch / first, block cache, 25 ms server', warm / cold, 5, behind),
-                Bar('the same in another process', restarted / cold, 5, f'{restarted:,.0f}/s / {cold:,.0f}/s'),
-                Bar('requests of the second epoch', first['requests'][1], 0, '', at_most=True),
-                Bar(
-                    'requests of the other process',
-                    again['requests'][0],
-                    1,
-                    'for one byte of the one bag that is not in memory',
-                    at_most=True,
-                ),
+                ratio('first epoch with the block cache / without, 100 kB', cold, plain, 0.5),
+                ratio('second epoch / first, block cache, 25 ms server', warm, cold, 5),
+                ratio('the same in another process', restarted, cold, 5),
+                Bar('requests of the second epoch', first['requests'][1], 0, at_most=True),
+                Bar('requests of the other process', again['requests'][0], 1, behind, at_most=True),
             ]
     return bars, [Table('blockcache', 'Loader with the block cache, 25 ms server', 'records/s', rows)]
 
@@ -77,33 +65,25 @@ def shared(data: Data, server: Server) -> Result:
     """Read 2,000 cached values of 10 kB one by one in 4 worker processes."""
     job = {'count': 2000, 'size': 10_000, 'workers': WORKERS}
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
             'granular SharedMemoryCache': lambda: ours(data, 'cached', None, 'caching', **job, rounds=20)['rate'],
             'KappaData SharedDictDataset': lambda: rival(
-                data, 'kappadata', 'kappadata', core=None, **job, rounds=1 if data.quick else 4
+                data, 'kappadata', 'kappadata', core=None, **job, rounds=data.runs(4)
             )['rate'],
         },
     )
     got, theirs = rate.values()
-    behind = f'{got:,.0f}/s / {theirs:,.0f}/s; {WORKERS * 1e6 / got:.1f} us a read, {WORKERS * 1e6 / theirs:.0f} us'
-    return [Bar(f'SharedMemoryCache / SharedDictDataset, {WORKERS} workers', got / theirs, 5, behind)], [
+    note = f'; {WORKERS * 1e6 / got:.1f} us a read, {WORKERS * 1e6 / theirs:.0f} us'
+    return [ratio(f'SharedMemoryCache / SharedDictDataset, {WORKERS} workers', got, theirs, 5, note)], [
         table('caching', f'10 kB from a cache that {WORKERS} worker processes share', 'reads/s', rate)
     ]
 
 
-def main() -> None:
-    """The part of granular, in its own process: ``python -m benchmarks.caching cached JOB``."""
-    import granular
-    from benchmarks.rivals import reading
-
-    job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+def cached(job: Mapping[str, Any]) -> dict[str, float]:
+    """Measure the reads per second from the cache of granular, in its own process."""
     values = reading.values(job['count'], job['size'])
     with granular.SharedMemoryCache(values) as cache:
         if cache.fetch(range(len(values))) != values:
             raise RuntimeError('what is cached is something else')
-        print(json.dumps({'rate': reading.rate(cache.__getitem__, len(values), job['workers'], job['rounds'])}))
-
-
-if __name__ == '__main__':
-    main()
+        return {'rate': reading.rate(cache.__getitem__, len(values), job['workers'], job['rounds'])}

@@ -1,4 +1,4 @@
-"""The part of granular in a benchmark, in its own process: ``python -m benchmarks.clients FUNCTION JOB``, in JSON."""
+"""The part of granular in a benchmark, in its own process."""
 
 import time
 
@@ -6,11 +6,9 @@ _began = time.perf_counter()
 
 import asyncio  # noqa: E402
 import concurrent.futures  # noqa: E402
-import json  # noqa: E402
-import pathlib  # noqa: E402
-import resource  # noqa: E402
+import functools  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Iterator, Mapping  # noqa: E402
+from collections.abc import Callable, Iterator, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 import granular  # noqa: E402
@@ -18,6 +16,8 @@ import granular  # noqa: E402
 _imported = time.perf_counter() - _began
 
 import numpy as np  # noqa: E402
+
+from benchmarks.timing import best, memory, peak, rate  # noqa: E402
 
 Job = Mapping[str, Any]
 
@@ -56,10 +56,18 @@ def batches(job: Job, fn: Any) -> Iterator[Any]:
 def loader(job: Job) -> dict[str, float]:
     """Measure the datapoints per second of the Loader."""
     items = batches(job, array if job.get('arrays') else sizes)
-    started = time.perf_counter()
-    for _ in range(job['batches']):
-        next(items)
-    return {'rate': job['batches'] * job.get('batch', 64) / (time.perf_counter() - started)}
+    return {'rate': rate(items, job['batches'], job.get('batch', 64), 0)}
+
+
+async def fetch_all(reader: granular.aio.DatasetReader, order: Any, ahead: int) -> None:
+    """Fetch datapoints, 64 together, with several fetches in flight."""
+    todo = iter(range(0, len(order), 64))
+
+    async def work() -> None:
+        for at in todo:
+            await reader.fetch(order[at : at + 64], mask=['data'])
+
+    await asyncio.gather(*(work() for _ in range(ahead)))
 
 
 def fetch(job: Job) -> dict[str, float]:
@@ -70,14 +78,8 @@ def fetch(job: Job) -> dict[str, float]:
         path = granular.aio.Path(job['url'], config=config)
         async with granular.aio.DatasetReader(path, granular.decoders) as reader:
             order = np.random.default_rng(0).integers(0, len(reader), job['count'])
-            todo = iter(range(0, len(order), 64))
-
-            async def work() -> None:
-                for at in todo:
-                    await reader.fetch(order[at : at + 64], mask=['data'])
-
             started = time.perf_counter()
-            await asyncio.gather(*(work() for _ in range(job.get('ahead', 8))))
+            await fetch_all(reader, order, job.get('ahead', 8))
             return len(order) / (time.perf_counter() - started)
 
     return {'rate': run(main())}
@@ -99,20 +101,10 @@ def requests(job: Job) -> dict[str, float]:
         path = granular.aio.Path(job['url'], config=granular.IOConfig(concurrency=job['inflight'], max_gap=0))
         async with granular.aio.DatasetReader(path, granular.decoders) as reader:
             order = np.random.default_rng(0).integers(0, len(reader), job['count'])
-
-            async def fetch_all(order: Any) -> None:
-                todo = iter(range(0, len(order), 64))
-
-                async def work() -> None:
-                    for at in todo:
-                        await reader.fetch(order[at : at + 64], mask=['data'])
-
-                await asyncio.gather(*(work() for _ in range(4)))
-
-            await fetch_all(order[: 64 * 32])
+            await fetch_all(reader, order[: 64 * 32], 4)
             gc.callbacks.append(collected)
             before, used, started = granular.io_stats()['requests'], time.thread_time(), time.perf_counter()
-            await fetch_all(order)
+            await fetch_all(reader, order, 4)
             seconds, used = time.perf_counter() - started, time.thread_time() - used
             count = granular.io_stats()['requests'] - before
         return {'cpu': used / count * 1e6, 'rate': count / seconds, 'collecting': collecting[0] / used}
@@ -134,12 +126,12 @@ def ranges(job: Job) -> dict[str, float]:
         config = granular.IOConfig(**job['config'])
         path = granular.aio.Path(job['url'], config=config)
         starts = np.array(job['starts'])
-        best = 1e9
+        least = 1e9
         for _ in range(job['times']):
             started = time.perf_counter()
             await path.read_ranges(starts, starts + job['size'])
-            best = min(best, time.perf_counter() - started)
-        return len(starts) / best
+            least = min(least, time.perf_counter() - started)
+        return len(starts) / least
 
     return {'rate': run(main())}
 
@@ -197,12 +189,6 @@ def large(job: Job) -> dict[str, float]:
     return {'bytes': rate, 'grown': grown, 'inflight': job['inflight'] * 16e6}
 
 
-def peak() -> float:
-    """Return the peak memory of the process in bytes. That of getrusage would include the parent's."""
-    lines = pathlib.Path('/proc/self/status').read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM'))
-
-
 def opening(job: Job) -> dict[str, float]:
     """Measure the seconds to open a sharded dataset, the first and the best, and the requests."""
     config = granular.IOConfig(index_cache=job.get('cache', ''))
@@ -228,14 +214,10 @@ def batch(job: Job) -> dict[str, float]:
     path = granular.Path(job['url'], config=granular.IOConfig(max_gap=0, concurrency=256))
     with granular.DatasetReader(path, granular.decoders) as reader:
         request_count = requests(lambda: reader.fetch(job['picks']))
-        best = 1e9
-        for _ in range(6):
-            started = time.perf_counter()
-            reader.fetch(job['picks'])
-            best = min(best, time.perf_counter() - started)
+        seconds = best(lambda: reader.fetch(job['picks']), 6)
     with granular.DatasetReader(job['url'], granular.decoders) as reader:
         near = requests(lambda: reader.fetch(range(1000, 1256))) / len(reader.spec)
-    return {'seconds': best, 'requests': request_count, 'near': near}
+    return {'seconds': seconds, 'requests': request_count, 'near': near}
 
 
 def index(job: Job) -> dict[str, float]:
@@ -250,20 +232,15 @@ def index(job: Job) -> dict[str, float]:
 
 def epochs(job: Job) -> dict[str, float]:
     """Measure the growth of memory over several epochs."""
-    idle = now()
+    idle = memory()
     items = batches({**job, 'cache_keys': ()}, crop)
-    peak_memory = 0.0
+    highest = 0.0
     started = time.perf_counter()
     for i in range(job['batches']):
         next(items)
         if i % 8 == 0:
-            peak_memory = max(peak_memory, now())
-    return {'grown': peak_memory - idle, 'rate': job['batches'] * 64 / (time.perf_counter() - started)}
-
-
-def now() -> float:
-    """Return the current memory of the process in bytes."""
-    return float(pathlib.Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
+            highest = max(highest, memory())
+    return {'grown': highest - idle, 'rate': job['batches'] * 64 / (time.perf_counter() - started)}
 
 
 def first(job: Job) -> dict[str, float]:
@@ -277,17 +254,17 @@ def local(job: Job) -> dict[str, float]:
     reader = granular.DatasetReader(job['url'], granular.decoders)
     order = job['order']
     many = [np.array(order[i : i + 256]) for i in range(0, len(order), 256)]
-    one = {'get': (reader.__getitem__, order), 'fetch': (reader.fetch, many)}
-    one['key'] = (lambda picks: reader.fetch(picks, ['data']), many)
-    result = {}
-    for name, (fn, items) in one.items():
-        best = 1e9
-        for _ in range(3):
-            started = time.perf_counter()
-            for item in items:
-                fn(item)
-            best = min(best, time.perf_counter() - started)
-        result[name] = len(order) / best
+    reads: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
+        'get': (reader.__getitem__, order),
+        'fetch': (reader.fetch, many),
+        'key': (lambda picks: reader.fetch(picks, ['data']), many),
+    }
+
+    def read_all(fn: Callable[[Any], Any], items: list[Any]) -> None:
+        for item in items:
+            fn(item)
+
+    result = {name: len(order) / best(functools.partial(read_all, *what), 3) for name, what in reads.items()}
     result['pipeline'] = max(loader({**job, 'arrays': True, 'batch': 256, 'cache_keys': ()})['rate'] for _ in range(3))
     return result
 
@@ -343,7 +320,3 @@ def images(job: Job) -> dict[str, float]:
     runs, gap = run(main())
     rate, single, double = (sorted(column)[1] for column in zip(*runs, strict=True))
     return {'rate': rate, 'single': single, 'double': double, 'gap': gap}
-
-
-if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))

@@ -2,19 +2,18 @@
 
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import pathlib
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 from typing import Any
 
 import granular
-from benchmarks.bars import CORE, Bar, Curves, Result, median
+from benchmarks.bars import CORE, Bar, Curves, Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours, table
@@ -24,17 +23,11 @@ Job = Mapping[str, Any]
 
 def ray(data: Data, server: Server) -> Result:
     """Compare Ray with the readers, and with a conversion in one process."""
-    times = 1 if data.quick else 3
+    times = data.runs(3)
     source = {'url': f'{server.instant}/{data.repeated().name}', 'count': 8 * data.count(10_000), 'times': times}
     read = ours(data, 'read', None, 'clusters', **source)
-    bars = [
-        Bar(
-            'reading through Ray / a reader, 100 kB, one node of 2 cores',
-            read['ray'] / read['reader'],
-            0.7,
-            f'{read["ray"]:,.0f}/s / {read["reader"]:,.0f}/s, Ray with blocks from memory {read["ready"]:,.0f}/s',
-        )
-    ]
+    name, note = 'reading through Ray / a reader, 100 kB, one node of 2 cores', ', Ray with blocks from memory '
+    bars = [ratio(name, read['ray'], read['reader'], 0.7, f'{note}{read["ready"]:,.0f}/s')]
     folder = str(data.images())
     seconds = {
         name: [
@@ -238,15 +231,3 @@ def kill(job: Job) -> dict[str, float]:
 
 def _contents(root: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob('*') if path.is_file()}
-
-
-def main() -> None:
-    """The part in its own process: ``python -m benchmarks.clusters FUNCTION JOB``."""
-    functions: dict[str, Callable[[Job], dict[str, float]]] = {
-        'read': read, 'convert': convert, 'halves': halves, 'kill': kill,
-    }  # fmt: skip
-    print(json.dumps(functions[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))
-
-
-if __name__ == '__main__':
-    main()

@@ -31,9 +31,9 @@ class Data:
         """Return the number of records, given that of a full run."""
         return full_count // 10 if self.quick else full_count
 
-    def runs(self) -> int:
-        """Return the number of runs whose median counts."""
-        return 1 if self.quick else 5
+    def runs(self, full_count: int = 5) -> int:
+        """Return the number of runs whose median counts, given that of a full run."""
+        return 1 if self.quick else full_count
 
     def once(self, name: str, write: Any) -> pathlib.Path:
         """Return the folder of a name; write it on first use."""
@@ -43,13 +43,13 @@ class Data:
             (target / 'done').touch()
         return target
 
-    def records(self, name: str, count: int, low: int, high: int, layout: Any = 'columns') -> pathlib.Path:
+    def records(self, name: str, count: int, low: int, high: int) -> pathlib.Path:
         """Return a dataset of random bytes of the given sizes, each with a label and a text."""
 
         def write(target: pathlib.Path) -> None:
             rng = np.random.default_rng(0)
             block = rng.bytes(64 << 20)
-            with granular.DatasetWriter(target, SPEC, granular.encoders, layout=layout) as writer:
+            with granular.DatasetWriter(target, SPEC, granular.encoders, layout='columns') as writer:
                 for i in range(self.count(count)):
                     size = int(rng.integers(low, high + 1))
                     at = int(rng.integers(0, len(block) - size))
@@ -85,7 +85,7 @@ class Data:
 
     def local(self, size: int) -> pathlib.Path:
         """A dataset for the local disk, in a layout that granular 0.24 also reads."""
-        return self.records(f'local{size}', 200_000_000 // size * 2, size, size, 'columns')
+        return self.records(f'local{size}', 200_000_000 // size * 2, size, size)
 
     def shards(self, layout: Any) -> pathlib.Path:
         """1,000 shards of 20 datapoints, written one after the other as those of larger datasets are: minutes apart."""
@@ -125,12 +125,12 @@ class Data:
         return str(target)
 
 
-def ranges_of(target: pathlib.Path, count: int, seed: int = 1) -> list[tuple[int, int]]:
+def ranges_of(target: pathlib.Path, count: int) -> list[tuple[int, int]]:
     """Return the byte ranges of random records of a bag, drawn from shuffled epochs."""
     with granular.BagReader(target / 'data.bag') as bag:
         limits = bag.aio._bag.limits(np.arange(len(bag)))
     assert limits is not None
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     epochs: Iterable[Any] = (rng.permutation(len(limits[0])) for _ in range(-(-count // len(limits[0]))))
     order = np.concatenate(list(epochs))[:count]
     return list(zip(limits[0][order].tolist(), limits[1][order].tolist(), strict=True))

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.bars import ROOT
-from benchmarks.nginx import ports
 from benchmarks.remote import RIVALS, SCRIPTS
 from tests.support.credentials import AmazonKeys, google_key
 from tests.support.faults import FaultServer
+from tests.support.servers import free_ports
 
 WHO = ('granular', 's3fs', 'gcsfs', 'obstore')
 COUNT, SIZE, STRIDE = 12, 64 << 10, 2 << 20
@@ -121,27 +121,26 @@ def run(name: str, who: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix='granular-faults-') as temporary, contextlib.ExitStack() as stack:
         folder = pathlib.Path(temporary)
         server = stack.enter_context(serving(fault, folder))
-        account = google_key(folder, server)
-        elsewhere = {'closed': f'http://127.0.0.1:{ports(1)[0]}', 'unknown': 'http://no-such-host.invalid'}
+        elsewhere = {'closed': f'http://127.0.0.1:{free_ports(1)[0]}', 'unknown': 'http://no-such-host.invalid'}
         job: dict[str, Any] = {
             'endpoint': elsewhere.get(fault.where, server.endpoint),
-            'account': account,
+            'account': google_key(folder, server),
             'credentials': str(folder / 'credentials'),
             'starts': STARTS,
             'stops': STOPS,
         }
-        if fault.where == 'tls':  # tokens cannot be fetched over it
-            job['account'] = 'anon'
-        (folder / 'job.json').write_text(json.dumps(job))
         python = sys.executable if who == 'granular' else str(RIVALS / who / 'bin' / 'python')
         settings = {
             'AWS_SHARED_CREDENTIALS_FILE': job['credentials'],
             'AWS_EC2_METADATA_DISABLED': 'true',
             'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # it asks Google for the kind of each bucket
-            **({'SSL_CERT_FILE': str(folder / 'cert.pem')} if fault.where == 'tls' else {}),
-            **({'AWS_CA_BUNDLE': str(folder / 'cert.pem')} if fault.where == 'tls' else {}),
-            **({'PYTHONPATH': str(ROOT)} if who == 'granular' else {}),
         }
+        if who == 'granular':
+            settings['PYTHONPATH'] = str(ROOT)
+        if fault.where == 'tls':  # tokens cannot be fetched over it
+            job['account'] = 'anon'
+            settings['SSL_CERT_FILE'] = settings['AWS_CA_BUNDLE'] = str(folder / 'cert.pem')
+        (folder / 'job.json').write_text(json.dumps(job))
         command = [python, str(SCRIPTS / 'run_faults.py'), who, str(folder / 'job.json')]
         try:
             done = subprocess.run(

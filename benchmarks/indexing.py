@@ -3,10 +3,8 @@
 The limits are those of records of 50 to 150 kB, drawn once for 64 shards; the bags are sparse files of the right sizes.
 """
 
-import json
 import os
 import pathlib
-import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -19,6 +17,7 @@ from benchmarks.bars import Bar, Result, Table
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours
+from benchmarks.timing import memory
 from granular.aio.runtime.bridge import run
 from granular.aio.stores.remote import RemoteStore
 from granular.formats.bit_packing import WORD, pack
@@ -113,11 +112,6 @@ def index(data: Data, server: Server) -> Result:
 # --- in a process of its own
 
 
-def _memory() -> int:
-    fields = pathlib.Path('/proc/self/statm').read_text().split()
-    return int(fields[1]) * os.sysconf('SC_PAGE_SIZE')
-
-
 def _open(job: Mapping[str, Any]) -> granular.ShardedDatasetReader:
     config = granular.IOConfig(index_memory=job.get('memory', 1 << 30))
     return granular.ShardedDatasetReader(granular.Path(job['url'], config=config), None)
@@ -131,15 +125,15 @@ def opened(job: Mapping[str, Any]) -> dict[str, float]:
         while reply.read(1 << 20):
             pass
     transfer = time.perf_counter() - started
-    before, memory = granular.io_stats()['requests'], _memory()
+    before, idle = granular.io_stats()['requests'], memory()
     started, busy = time.perf_counter(), time.process_time()
     with _open(job) as reader:
         seconds, busy = time.perf_counter() - started, time.process_time() - busy
-        requests, grown = granular.io_stats()['requests'] - before, _memory() - memory
+        requests, grown = granular.io_stats()['requests'] - before, memory() - idle
         tables: Any = reader.aio._shards
         for _ in tables:  # all shards are used, but no records are in flight
             pass
-        after = _memory() - memory
+        after = memory() - idle
         lookups = _lookups(tables.index, np.random.default_rng(0), 1_000_000)
     return {
         'seconds': seconds, 'cpu': busy, 'requests': requests, 'transfer': transfer, 'opened': grown, 'grown': after,
@@ -155,7 +149,7 @@ def _lookups(tables: Any, rng: np.random.Generator, count: int) -> float:
     best = 1e9
     for _ in range(10):
         started = time.process_time()
-        run(tables.read(numbers, positions, False))
+        run(tables.read(numbers, positions))
         best = min(best, time.process_time() - started)
     return count / best
 
@@ -169,7 +163,7 @@ def batches(job: Mapping[str, Any]) -> dict[str, float]:
         fan_outs[0] += 1
         return await original(self, requests)
 
-    memory = _memory()
+    idle = memory()
     with _open(job) as reader:
         rng, times = np.random.default_rng(0), []
         reader.fetch(rng.integers(0, len(reader), _BATCH))
@@ -180,12 +174,8 @@ def batches(job: Mapping[str, Any]) -> dict[str, float]:
             reader.fetch(rng.integers(0, len(reader), _BATCH))
             times.append(time.perf_counter() - started)
         requests = granular.io_stats()['requests'] - before
-        grown = _memory() - memory
+        grown = memory() - idle
     return {
         'seconds': sorted(times)[count // 2], 'requests': requests / count, 'trips': fan_outs[0] / count,
         'grown': grown, 'batches': count,
     }  # fmt: skip
-
-
-if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tests.support.servers import free_ports
+
 MODULES = pathlib.Path('/usr/lib/nginx/modules')
 NEEDED = 'the benchmarks need nginx with lua, and wrk: apt-get install nginx-light libnginx-mod-http-lua wrk'
 
@@ -77,15 +79,6 @@ class Server(NamedTuple):
     certificate: str
 
 
-def ports(count: int) -> list[int]:
-    """Return free ports of the loopback interface."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in sockets:
-            item.bind(('127.0.0.1', 0))
-        return [item.getsockname()[1] for item in sockets]
-
-
 @contextlib.contextmanager
 def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
     """Run nginx over a folder, with its own files in another folder."""
@@ -98,36 +91,22 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
          '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', own / 'key.pem', '-out', own / 'cert.pem'],
         check=True, capture_output=True,
     )  # fmt: skip
-    instant, delayed, middle, far, uneven, faulty, tls = ports(7)
+    names = Server._fields[:-1]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     user = 'user root;' if os.geteuid() == 0 else ''
-    text = CONF.format(
-        modules=MODULES,
-        user=user,
-        own=own,
-        folder=folder,
-        gcs=GCS,
-        instant=instant,
-        delayed=delayed,
-        middle=middle,
-        far=far,
-        uneven=uneven,
-        faulty=faulty,
-        tls=tls,
-    )
-    (own / 'nginx.conf').write_text(text)
+    (own / 'nginx.conf').write_text(CONF.format(modules=MODULES, user=user, own=own, folder=folder, gcs=GCS, **ports))
     process = subprocess.Popen(
         [program, '-p', own, '-c', own / 'nginx.conf'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(200):
-            with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', tls), 1):
+            with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', ports['tls']), 1):
                 break
             if process.poll() is not None:
                 raise RuntimeError((own / 'error.log').read_text())
             time.sleep(0.02)
-        there = 'http://127.0.0.1'
-        addresses = (f'{there}:{port}' for port in (instant, delayed, middle, far, uneven, faulty))
-        yield Server(*addresses, f'https://127.0.0.1:{tls}', str(own / 'cert.pem'))
+        addresses = {name: f'http{"s" if name == "tls" else ""}://127.0.0.1:{port}' for name, port in ports.items()}
+        yield Server(**addresses, certificate=str(own / 'cert.pem'))
     finally:
         process.terminate()
         process.wait()

@@ -1,17 +1,17 @@
 """Parquet files: narrow rows from the local disk, compared with Grain."""
 
-import json
 import pathlib
-import sys
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 import granular
-from benchmarks.bars import Bar, Result
+from benchmarks.bars import Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
-from benchmarks.piping import rate
 from benchmarks.remote import in_turns, ours, rival, table
+from benchmarks.timing import rate
 
 ROWS, GROUP = 1_000_000, 20_000
 
@@ -20,14 +20,14 @@ def parquet(data: Data, server: Server) -> Result:
     """Iterate over the rows of a file of four narrow columns, in order."""
     job = {'path': str(_written(data)), 'warm': GROUP, 'count': data.count(ROWS) - 2 * GROUP}
     rates = in_turns(
-        1 if data.quick else 5,
+        data.runs(),
         {
             'granular ParquetIterDataset': lambda: ours(data, 'rows', None, 'parquet', **job)['rate'],
             'Grain ParquetIterDataset': lambda: rival(data, 'grain', 'grain', 'parquet', core=None, **job)['rate'],
         },
     )
     got, theirs = rates.values()
-    bar = Bar('Parquet, narrow rows, local / Grain', got / theirs, 1, f'{got:,.0f}/s / {theirs:,.0f}/s')
+    bar = ratio('Parquet, narrow rows, local / Grain', got, theirs, 1)
     return [bar], [table('parquet', 'Rows of four narrow columns of a Parquet file on a disk', 'rows/s', rates)]
 
 
@@ -49,12 +49,7 @@ def _written(data: Data) -> pathlib.Path:
     return data.once('parquet', write) / 'rows.parquet'
 
 
-def main() -> None:
-    """The part of granular, in its own process: ``python -m benchmarks.parquet rows JOB``."""
-    job = json.loads(pathlib.Path(sys.argv[2]).read_text())
-    with iter(granular.ParquetIterDataset(job['path'])) as rows:
-        print(json.dumps({'rate': rate(rows, job['count'], 1, job['warm'])}))
-
-
-if __name__ == '__main__':
-    main()
+def rows(job: Mapping[str, Any]) -> dict[str, float]:
+    """Measure the rows per second, in its own process."""
+    with iter(granular.ParquetIterDataset(job['path'])) as items:
+        return {'rate': rate(items, job['count'], 1, job['warm'])}

@@ -2,7 +2,7 @@
 
 import functools
 
-from benchmarks.bars import Bar, Result
+from benchmarks.bars import Bar, Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import in_turns, ours, rival
@@ -15,11 +15,10 @@ def streams(data: Data, server: Server) -> Result:
     batches = data.count(1000)
     job = {'url': f'{server.delayed}/{data.medium().name}', 'batches': batches}
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {'stream': lambda: _ours(data, 'stream', **job)['rate'], 'loader': lambda: ours(data, 'loader', **job)['rate']},
     )
-    got, bare = rate['stream'], rate['loader']
-    return [Bar('MapDataset stream / Loader, 25 ms server', got / bare, 0.9, f'{got:,.0f}/s / {bare:,.0f}/s')], []
+    return [ratio('MapDataset stream / Loader, 25 ms server', rate['stream'], rate['loader'], 0.9)], []
 
 
 def blocks(data: Data, server: Server) -> Result:
@@ -30,17 +29,11 @@ def blocks(data: Data, server: Server) -> Result:
         full, some = data.count(400) * 256 // batch, data.count(1600) * 256 // batch - 20
         whole = _ours(data, 'loader', url=url, batch=batch, batches=full, blocks=False)
         result = _ours(data, 'loader', url=url, batch=batch, batches=some, blocks=True)
-        figures = f'{result["rate"]:,.0f}/s / {whole["rate"]:,.0f}/s'
         saved = f'{result["requests"]:.4f} requests a record, fully shuffled {whole["requests"]:.2f}'
         size = '' if batch == 256 else f', batches of {batch}'
         bars += [
             Bar(f'records / requests of shuffle.Blocks, 4 kB{size}', 1 / result['requests'], 20, saved),
-            Bar(
-                f'shuffle.Blocks / full shuffle, 4 kB, 25 ms server{size}',
-                result['rate'] / whole['rate'],
-                bound,
-                figures,
-            ),
+            ratio(f'shuffle.Blocks / full shuffle, 4 kB, 25 ms server{size}', result['rate'], whole['rate'], bound),
         ]
     return bars, []
 
@@ -54,24 +47,23 @@ def labels(data: Data, server: Server) -> Result:
         f'{result["bytes"]:,.0f} B / {bag:,} B for {result["count"]:,.0f} labels in {result["requests"]:.0f} requests, '
         f'{result["seconds"] * 1e3:.0f} ms; opening took {result["opening"]:,.0f} B; the records are {whole:,} B'
     )
-    ratio = result['bytes'] / bag
-    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', ratio, 1, behind, at_most=True)], []
+    share = result['bytes'] / bag
+    return [Bar('bytes of ModeWrapper(reader, "label") / label bag', share, 1, behind, at_most=True)], []
 
 
 def overhead(data: Data, server: Server) -> Result:
     """Compare the overhead of a pipeline with Grain: a list, the identity, batches of 64."""
     count = data.count(640_000)
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
             'ours': lambda: _ours(data, 'overhead', core=None, count=count)['rate'],
             'grain': lambda: rival(data, 'grain', 'grain', 'overhead', core=None, count=count)['rate'],
         },
     )
-    got, grain_rate = rate['ours'], rate['grain']
     looked = _ours(data, 'lookups', core=None)['rate']
     return [
-        Bar('elements of a pipeline without I/O / Grain', got / grain_rate, 3, f'{got:,.0f}/s / {grain_rate:,.0f}/s'),
+        ratio('elements of a pipeline without I/O / Grain', rate['ours'], rate['grain'], 3),
         Bar('lookups in a shuffled billion, millions a second', looked / 1e6, 5),
     ], []
 
@@ -80,14 +72,13 @@ def workers(data: Data, server: Server) -> Result:
     """Compare 4 worker processes with 1, for a transformation that computes in Python for a millisecond."""
     batches = 40 if data.quick else 120
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
             count: lambda count=count: _ours(data, 'workers', core=None, workers=count, batches=batches)['rate']
             for count in (4, 1)
         },
     )
-    behind = f'{rate[4]:,.0f}/s / {rate[1]:,.0f}/s'
-    return [Bar('4 worker processes / 1, 1 ms of Python each', rate[4] / rate[1], 1.7, behind)], []
+    return [ratio('4 worker processes / 1, 1 ms of Python each', rate[4], rate[1], 1.7)], []
 
 
 def torch(data: Data, server: Server) -> Result:
@@ -104,13 +95,13 @@ def torch(data: Data, server: Server) -> Result:
         for workers in (0, 2)
         for together in (True, False)
     }
-    rate = in_turns(1 if data.quick else 3, who)
+    rate = in_turns(data.runs(3), who)
     return [
-        Bar(
+        ratio(
             f'torch DataLoader, {workers} workers: __getitems__ / without, 25 ms server',
-            rate[workers, True] / rate[workers, False],
+            rate[workers, True],
+            rate[workers, False],
             10,
-            f'{rate[workers, True]:,.0f}/s / {rate[workers, False]:,.0f}/s',
         )
         for workers in (0, 2)
     ], []

@@ -1,29 +1,16 @@
-"""The part of pipelines in a benchmark, in its own process: ``python -m benchmarks.piping FUNCTION JOB``, in JSON."""
+"""The part of pipelines in a benchmark, in its own process."""
 
-import json
-import pathlib
-import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import granular
 from benchmarks.clients import open_reader, sizes
+from benchmarks.timing import best, rate
 
 Job = Mapping[str, Any]
-
-
-def rate(items: Iterable[Any], count: int, each: int, warm: int = 1) -> float:
-    """Measure the datapoints per second of an iterator, after its first items."""
-    iterator = iter(items)
-    for _ in range(warm):
-        next(iterator)
-    started = time.perf_counter()
-    for _ in range(count):
-        next(iterator)
-    return count * each / (time.perf_counter() - started)
 
 
 def plain(datapoint: Mapping[str, Any]) -> dict[str, int]:
@@ -44,13 +31,10 @@ def loader(job: Job) -> dict[str, float]:
     with granular.Loader(granular.sources.Transform(source, sizes), job['batch']) as items:
         for _ in range(job.get('warm', 20)):
             next(items)
-        before, started = granular.io_stats()['requests'], time.perf_counter()
-        for _ in range(job['batches']):
-            next(items)
-        seconds = time.perf_counter() - started
+        before = granular.io_stats()['requests']
+        datapoints = rate(items, job['batches'], job['batch'], 0)
         requests = granular.io_stats()['requests'] - before
-    datapoints = job['batches'] * job['batch']
-    return {'rate': datapoints / seconds, 'requests': requests / datapoints}
+    return {'rate': datapoints, 'requests': requests / (job['batches'] * job['batch'])}
 
 
 def same(datapoint: Any) -> Any:
@@ -64,10 +48,8 @@ def epochs(job: Job) -> dict[str, list[float]]:
     result: dict[str, list[float]] = {'rates': [], 'requests': []}
     with granular.Loader(granular.sources.Transform(source, sizes), 64) as items:
         for _ in range(job['epochs']):
-            before, started = granular.io_stats()['requests'], time.perf_counter()
-            for _ in range(job['batches']):
-                next(items)
-            result['rates'].append(job['batches'] * 64 / (time.perf_counter() - started))
+            before = granular.io_stats()['requests']
+            result['rates'].append(rate(items, job['batches'], 64, 0))
             result['requests'].append(granular.io_stats()['requests'] - before)
     return result
 
@@ -75,8 +57,7 @@ def epochs(job: Job) -> dict[str, list[float]]:
 def overhead(job: Job) -> dict[str, float]:
     """Measure the elements per second of a pipeline over a list."""
     dataset = granular.MapDataset.source(list(range(job['count']))).map(same).batch(64)
-    best = max(rate(dataset.to_iter_dataset(), job['count'] // 64 - 100, 64, 90) for _ in range(3))
-    return {'rate': best}
+    return {'rate': max(rate(dataset.to_iter_dataset(), job['count'] // 64 - 100, 64, 90) for _ in range(3))}
 
 
 def slow(datapoint: int, seed: Any) -> dict[str, int]:
@@ -97,17 +78,12 @@ def workers(job: Job) -> dict[str, float]:
 def lookups(job: Job) -> dict[str, float]:
     """Measure the lookups per second in a shuffled billion."""
     steps = np.random.default_rng(0).integers(0, 10**9, 4_000_000)
-    order, best = granular.shuffle.Index(), 0.0
-    for _ in range(3):
-        started = time.perf_counter()
-        order.lookup(steps, 10**9, 1, 0)
-        best = max(best, len(steps) / (time.perf_counter() - started))
-    return {'rate': best}
+    return {'rate': len(steps) / best(lambda: granular.shuffle.Index().lookup(steps, 10**9, 1, 0), 3)}
 
 
 def labels(job: Job) -> dict[str, float]:
     """Count the bytes and seconds of opening a reader, and of loading the label of every datapoint."""
-    started, before = time.perf_counter(), granular.io_stats()
+    before = granular.io_stats()
     reader = open_reader(job)
     opened, between = time.perf_counter(), granular.io_stats()
     count = len(granular.ModeWrapper(reader, 'label')[:])
@@ -117,10 +93,5 @@ def labels(job: Job) -> dict[str, float]:
         'opening': between['bytes'] - before['bytes'],
         'bytes': after['bytes'] - between['bytes'],
         'requests': after['requests'] - between['requests'],
-        'opening_seconds': opened - started,
         'seconds': done - opened,
     }
-
-
-if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from benchmarks.bars import CORE, ROOT, Bar, Curves, Result, Table, child, median
+from benchmarks.bars import CORE, ROOT, Bar, Curves, Result, Table, child, medians, ratio
 from benchmarks.data import Data, ranges_of, wrk_script
 from benchmarks.nginx import Server
 
@@ -22,9 +22,12 @@ INFLIGHT = 256
 Who = TypeVar('Who', bound=Hashable)
 
 
-def ours(data: Data, what: str, core: int | None = CORE, module: str = 'clients', **job: object) -> dict[str, float]:
-    """Run a benchmark of granular."""
-    return child([sys.executable, '-m', f'benchmarks.{module}', what, data.job('ours', **job)], core, cwd=ROOT)
+def ours(
+    data: Data, what: str, core: int | None = CORE, module: str = 'clients', certificate: str = '', **job: object
+) -> dict[str, float]:
+    """Run a function of a benchmark of granular, by default one of ``benchmarks.clients``."""
+    command = [sys.executable, '-m', 'benchmarks.part', module, what, data.job('ours', **job)]
+    return child(command, core, cwd=ROOT, env={**os.environ, 'SSL_CERT_FILE': certificate} if certificate else None)
 
 
 def rival(data: Data, name: str, script: str, *args: str, core: int | None = CORE, **job: object) -> dict[str, float]:
@@ -60,7 +63,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
     few = {**job, 'ranges': ranges[: count // 8]}
     mine = {'url': f'{url}/{place.name}', 'batches': count // 64, 'count': count, 'inflight': INFLIGHT}
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
             'wrk -t1 -c256': lambda: wrk(url, script, INFLIGHT, 2 if data.quick else 4)[0],
             'granular Loader': lambda: ours(data, 'loader', **mine)['rate'],
@@ -74,21 +77,18 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
     )
     if bucket:
         rate |= loaders(data, url, place)
-    load = rate['granular Loader']
-    bounds = {
-        'granular 0.24.2 Loader, 32 workers': 15,
-        'webdataset, 4 workers': 1.5,
-        'mosaicml-streaming': 4,
-        's3fs cat_ranges': 6,
-        'wrk -t1 -c256': 0.95,
-    }
+    bounds = {'bare aiohttp loop': 0.8, 'obstore': 1.0, 'wrk -t1 -c256': 0.85}
+    if bucket:
+        bounds = {
+            'granular 0.24.2 Loader, 32 workers': 15,
+            'webdataset, 4 workers': 1.5,
+            'mosaicml-streaming': 4,
+            's3fs cat_ranges': 6,
+            'wrk -t1 -c256': 0.95,
+        }
     bars = [
-        Bar(
-            f'Loader, 100 kB, {which} server / {name}', load / rate[name], bound, f'{load:,.0f}/s / {rate[name]:,.0f}/s'
-        )
-        for name, bound in (
-            bounds if bucket else {'bare aiohttp loop': 0.8, 'obstore': 1.0, 'wrk -t1 -c256': 0.85}
-        ).items()
+        ratio(f'Loader, 100 kB, {which} server / {name}', rate['granular Loader'], rate[name], bound)
+        for name, bound in bounds.items()
     ]
     note = '; loaders of other libraries have both cores' if bucket else ''
     title = f'100 kB records, shuffled, {which} server{note}'
@@ -101,20 +101,19 @@ def many(data: Data, server: Server) -> Result:
     script = wrk_script(data.folder / 'many.lua', f'{place.name}/data.bag', ranges_of(place, count))
     mine = {'url': f'{server.middle}/{place.name}', 'batches': count // 64, 'inflight': 512, 'prefetch': 16}
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
             'wrk -t1 -c512': lambda: wrk(server.middle, script, 512, 2 if data.quick else 4)[0],
             'granular Loader': lambda: ours(data, 'loader', **mine)['rate'],
         },
     )
     got, top = rate['granular Loader'], rate['wrk -t1 -c512']
-    return [Bar('Loader, 100 kB, 50 ms server / wrk -t1 -c512', got / top, 0.9, f'{got:,.0f}/s / {top:,.0f}/s')], []
+    return [ratio('Loader, 100 kB, 50 ms server / wrk -t1 -c512', got, top, 0.9)], []
 
 
 def in_turns(times: int, who: Mapping[Who, Callable[[], float]]) -> dict[Who, float]:
     """Return the median of several alternating runs of each, as the speed of the machine varies."""
-    runs = [{name: fn() for name, fn in who.items()} for _ in range(times)]
-    return {name: median([run[name] for run in runs]) for name in who}
+    return medians([{name: fn() for name, fn in who.items()} for _ in range(times)])
 
 
 def table(name: str, title: str, unit: str, figures: Mapping[str, float]) -> Table:
@@ -126,23 +125,18 @@ def loaders(data: Data, url: str, place: pathlib.Path) -> dict[str, float]:
     """Compare with other loaders, each with its own format and recommended settings, on both cores."""
     count = data.count(10_000)
     found = {}
-    for name, label in (
-        ('webdataset', 'webdataset, 4 workers'),
-        ('streaming', 'mosaicml-streaming'),
-        ('litdata', 'litdata'),
-    ):
+    labels = {'webdataset': 'webdataset, 4 workers', 'streaming': 'mosaicml-streaming', 'litdata': 'litdata'}
+    for name, label in labels.items():
         folder = data.folder / f'{name}{count}'
         job = {'folder': str(folder), 'count': count, 'url': url, 'path': folder.name}
         if not folder.exists():
-            rival(data, name, name, 'write', core=None, **{**job, 'folder': str(folder)})
+            rival(data, name, name, 'write', core=None, **job)
         many = count // 64 * (4 if name == 'webdataset' else 1) - 8
         found[label] = rival(data, name, name, 'read', core=None, **job, batches=many)['rate']
     # Its 32 workers prepare as many batches before the first one is asked for, also in a quick run.
     job = {'url': url, 'path': place.name, 'warmup': 40, 'batches': 60}
-    found['granular 0.24.2 Loader, 32 workers'] = rival(data, 'granular', 'granular024', 'loader', core=None, **job)[
-        'rate'
-    ]
-    return found
+    old = rival(data, 'granular', 'granular024', 'loader', core=None, **job)['rate']
+    return {**found, 'granular 0.24.2 Loader, 32 workers': old}
 
 
 def small(data: Data, server: Server) -> Result:
@@ -153,7 +147,7 @@ def small(data: Data, server: Server) -> Result:
     mine = {'url': url, 'count': count, 'inflight': INFLIGHT, 'max_gap': 0}
     script = wrk_script(data.folder / 'small.lua', job['path'], job['ranges'])
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
             'wrk -t1 -c64, shuffled': lambda: wrk(server.instant, script, 64, 2 if data.quick else 4)[0],
             'granular fetch, shuffled': lambda: ours(data, 'fetch', **mine)['rate'],
@@ -166,11 +160,10 @@ def small(data: Data, server: Server) -> Result:
         },
     )
     bare, got = rate['bare aiohttp loop, shuffled'], rate['granular Loader, shuffled']
-    behind = f'{got:,.0f}/s / {bare:,.0f}/s'
     fetch, top = rate['granular fetch, shuffled, 64 in flight'], rate['wrk -t1 -c64, shuffled']
     bars = [
-        Bar('fetch, 4 kB shuffled, instant server / wrk -t1 -c64', fetch / top, 0.75, f'{fetch:,.0f}/s / {top:,.0f}/s'),
-        Bar('Loader, 4 kB shuffled, instant server / bare aiohttp loop', got / bare, 0.8, behind),
+        ratio('fetch, 4 kB shuffled, instant server / wrk -t1 -c64', fetch, top, 0.75),
+        ratio('Loader, 4 kB shuffled, instant server / bare aiohttp loop', got, bare, 0.8),
         Bar('4 kB in order, thousands a second', rate['granular, in order'] / 1e3, 150, 'iteration, decoded'),
     ]
     return bars, [table('small', '4 kB records, instant server', 'records/s', rate)]
@@ -183,9 +176,9 @@ def large(data: Data, server: Server) -> Result:
     mebi = [(at, at + (1 << 20)) for at in starts]
     script = wrk_script(data.folder / 'large.lua', f'{place.name}/data.bag', mebi)
     mine = {'url': f'{server.instant}/{place.name}', 'inflight': 8, 'epochs': 10 if data.quick else 2}
-    runs = [(wrk(server.instant, script, 64, 4)[1], ours(data, 'large', **mine)) for _ in range(1 if data.quick else 3)]
-    top, got = median([top for top, _ in runs]) / 1e6, median([run['bytes'] for _, run in runs]) / 1e6
-    grown = max(run['grown'] / run['inflight'] for _, run in runs)
+    runs = [{'wrk': wrk(server.instant, script, 64, 4)[1], **ours(data, 'large', **mine)} for _ in range(data.runs(3))]
+    top, got = (medians(runs)[name] / 1e6 for name in ('wrk', 'bytes'))
+    grown = max(run['grown'] / run['inflight'] for run in runs)
     bars = [
         Bar('16 MB records / wrk at 1 MiB ranges', got / top, 0.9, f'{got:,.0f} MB/s / {top:,.0f} MB/s'),
         Bar('peak memory for a byte in flight, 16 MB records', grown, 3, '8 records in flight', at_most=True),
@@ -198,26 +191,19 @@ def tls(data: Data, server: Server) -> Result:
     """100 kB records over TLS."""
     place, count = data.medium(), data.count(20_000)
     job = {'path': f'{place.name}/data.bag', 'ranges': ranges_of(place, count), 'inflight': 64, 'url': server.tls}
-    trusted = {**os.environ, 'SSL_CERT_FILE': server.certificate}
+    mine = {'url': f'{server.tls}/{place.name}', 'count': count, 'inflight': 64}
 
-    def mine() -> float:
-        file = data.job('ours', url=f'{server.tls}/{place.name}', count=count, inflight=64)
-        command = [sys.executable, '-m', 'benchmarks.clients', 'fetch', file]
-        return float(child(command, cwd=ROOT, env=trusted)['rate'])
-
+    trusted = {'certificate': server.certificate}
     rate = in_turns(
-        1 if data.quick else 3,
+        data.runs(3),
         {
-            'granular fetch': mine,
-            'bare aiohttp loop': lambda: rival(data, 'aiohttp', 'aiohttp', certificate=server.certificate, **job)[
-                'rate'
-            ],
-            'obstore': lambda: rival(data, 'obstore', 'obstore', certificate=server.certificate, **job)['rate'],
+            'granular fetch': lambda: ours(data, 'fetch', **mine, **trusted)['rate'],
+            'bare aiohttp loop': lambda: rival(data, 'aiohttp', 'aiohttp', **job, **trusted)['rate'],
+            'obstore': lambda: rival(data, 'obstore', 'obstore', **job, **trusted)['rate'],
         },
     )
-    got = rate['granular fetch']
     bars = [
-        Bar(f'100 kB over TLS / {name}', got / rate[name], bound, f'{got:,.0f}/s / {rate[name]:,.0f}/s')
+        ratio(f'100 kB over TLS / {name}', rate['granular fetch'], rate[name], bound)
         for name, bound in (('bare aiohttp loop', 0.8), ('obstore', 1.15))
     ]
     return bars, [table('tls', '100 kB records over TLS, instant server', 'records/s', rate)]
@@ -250,9 +236,9 @@ def faults(data: Data, server: Server) -> Result:
         for depth in (8, 16, 32)
         for kind, there in (('1 % faults', server.faulty), ('no faults', server.delayed))
     }
-    rates = in_turns(1 if data.quick else 3, who)
+    rates = in_turns(data.runs(3), who)
     lines = {name: [rates[kind, depth] for kind, depth in who if kind == name] for name, _ in who}
     kept, whole = rates['1 % faults', 16], rates['no faults', 16]
-    figures = f'{kept:,.0f}/s / {whole:,.0f}/s, with 16 batches of 64 in flight'
-    bar = Bar('throughput at 1 % faults / without faults, 25 ms server', kept / whole, 0.9, figures)
+    name, note = 'throughput at 1 % faults / without faults, 25 ms server', ', with 16 batches of 64 in flight'
+    bar = ratio(name, kept, whole, 0.9, note)
     return [bar], [Curves('faults', 'Datapoints of 100 kB', 'a second', 'batches in flight', ['8', '16', '32'], lines)]

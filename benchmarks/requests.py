@@ -1,16 +1,13 @@
 """Processor time of a request, beside the floor: a bare protocol that sends ranged GETs and checks nothing."""
 
-import os
 import statistics
-import sys
-from collections.abc import Callable
 
-from benchmarks.bars import ROOT, Bar, Result, Table, child
+from benchmarks.bars import Bar, Result, Table
 from benchmarks.data import Data, ranges_of
 from benchmarks.nginx import Server
+from benchmarks.remote import ours
 
 INFLIGHT = 64
-RUNS = 5
 
 
 def requests(data: Data, server: Server) -> Result:
@@ -23,21 +20,12 @@ def requests(data: Data, server: Server) -> Result:
     ):
         url = server.tls if 'TLS' in name else server.instant
         certificate = server.certificate if 'TLS' in name else ''
-        ranges = ranges_of(path, count)
-        floor_job = data.job(
-            'floor', url=url, path=f'{path.name}/data.bag', ranges=ranges, inflight=INFLIGHT, times=1,
-            certificate=certificate,
-        )  # fmt: skip
-        own_job = data.job('requests', url=f'{url}/{path.name}', count=count, inflight=INFLIGHT)
-        trusted = {**os.environ, 'SSL_CERT_FILE': server.certificate}
-
-        def floor(job: str = floor_job) -> dict[str, float]:
-            return child([sys.executable, '-m', 'benchmarks.floor', job], cwd=ROOT)
-
-        def ours(job: str = own_job, env: dict[str, str] = trusted) -> dict[str, float]:
-            return child([sys.executable, '-m', 'benchmarks.clients', 'requests', job], cwd=ROOT, env=env)
-
-        pairs = alternate(1 if data.quick else RUNS, floor, ours)
+        job = {'inflight': INFLIGHT, 'certificate': certificate}
+        bare = {'url': url, 'path': f'{path.name}/data.bag', 'ranges': ranges_of(path, count), **job}
+        own = {'url': f'{url}/{path.name}', 'count': count, **job}
+        pairs = [
+            (ours(data, 'floor', module='floor', **bare), ours(data, 'requests', **own)) for _ in range(data.runs())
+        ]
         ratios = [own['cpu'] / bare['cpu'] for bare, own in pairs]
         cost, least = (statistics.median(run[i]['cpu'] for run in pairs) for i in (1, 0))
         spread = f'{min(ratios):.2f} to {max(ratios):.2f}'
@@ -48,10 +36,3 @@ def requests(data: Data, server: Server) -> Result:
             share = statistics.median(own['collecting'] for _, own in pairs)
             bars.append(Bar("time of the garbage collector / of the loop's thread", share, 0.03, name, True))
     return bars, [Table('requests', 'Processor time of a request, 64 in flight', 'us', rows)]
-
-
-def alternate(
-    times: int, first: Callable[[], dict[str, float]], second: Callable[[], dict[str, float]]
-) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """Return the results of two functions that run in turns."""
-    return [(first(), second()) for _ in range(times)]

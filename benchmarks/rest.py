@@ -2,11 +2,12 @@
 
 import concurrent.futures
 import shutil
+import statistics
 
 import numpy as np
 
 import granular
-from benchmarks.bars import Bar, Result, Table, median
+from benchmarks.bars import Bar, Result, Table, medians, ratio
 from benchmarks.data import SPEC, Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours, rival, table
@@ -19,20 +20,18 @@ def local(data: Data, server: Server) -> Result:
     folder = data.folder / f'grain{data.count(100_000)}'
     if not folder.exists():
         rival(data, 'grain', 'grain', 'write', core=None, folder=str(folder), count=data.count(100_000), size=4000)
-    grain = [
-        rival(data, 'grain', 'grain', 'read', core=None, folder=str(folder)) for _ in range(1 if data.quick else 3)
-    ]
-    bulk, pipe = (median([run[name] for run in grain]) for name in ('bulk', 'pipeline'))
+    grain = medians([rival(data, 'grain', 'grain', 'read', core=None, folder=str(folder)) for _ in range(data.runs(3))])
+    bulk, pipe = grain['bulk'], grain['pipeline']
     old, new = (rate[f'{who} reader[i], 4 kB, 3 keys'] for who in ('granular 0.24.2', 'granular'))
     many, key, pipeline = (rate[f'granular {what}'] for what in _FETCHES)
     kilo, kilo_old = (more[f'{who} reader[i], 100 kB, 3 keys'] for who in ('granular', 'granular 0.24.2'))
     rate |= more | {'Grain ArrayRecord __getitems__ of 256, 4 kB': bulk, 'Grain pipeline, 4 kB': pipe}
     return [
-        Bar('local reader[i], 4 kB / granular 0.24.2', new / old, 1, f'{new:,.0f}/s / {old:,.0f}/s'),
-        Bar('local reader[i], 100 kB / granular 0.24.2', kilo / kilo_old, 1, f'{kilo:,.0f}/s / {kilo_old:,.0f}/s'),
-        Bar('local fetch of 256, 4 kB, 3 keys / granular 0.24.2', many / old, 3, f'{many:,.0f}/s / {old:,.0f}/s'),
-        Bar('local fetch of 256, 4 kB, 1 key / Grain __getitems__', key / bulk, 2, f'{key:,.0f}/s / {bulk:,.0f}/s'),
-        Bar('local Loader, 4 kB / Grain pipeline', pipeline / pipe, 5, f'{pipeline:,.0f}/s / {pipe:,.0f}/s'),
+        ratio('local reader[i], 4 kB / granular 0.24.2', new, old, 1),
+        ratio('local reader[i], 100 kB / granular 0.24.2', kilo, kilo_old, 1),
+        ratio('local fetch of 256, 4 kB, 3 keys / granular 0.24.2', many, old, 3),
+        ratio('local fetch of 256, 4 kB, 1 key / Grain __getitems__', key, bulk, 2),
+        ratio('local Loader, 4 kB / Grain pipeline', pipeline, pipe, 5),
     ], [table('local', 'The local disk, in the page cache', 'datapoints/s', rate)]
 
 
@@ -43,18 +42,21 @@ _FETCHES = ('fetch of 256, 4 kB, 3 keys', 'fetch of 256, 4 kB, 1 key', 'Loader, 
 def _local(data: Data, size: int, draws: int) -> dict[str, float]:
     place, kb = data.local(size), f'{size // 1000} kB'
     order = np.random.default_rng(0).integers(0, data.count(400_000_000 // size), draws).tolist()
-    mine, theirs = [], []
-    for _ in range(1 if data.quick else 3):
-        mine.append(ours(data, 'local', core=None, url=str(place), order=order, batches=draws // 256))
-        job = {'folder': str(place), 'order': order}
-        theirs.append(rival(data, 'granular', 'granular024', 'reads', core=None, **job)['rate'])
-    got = {name: median([run[name] for run in mine]) for name in mine[0]}
+    got = medians(
+        [
+            {
+                **ours(data, 'local', core=None, url=str(place), order=order, batches=draws // 256),
+                **rival(data, 'granular', 'granular024', 'reads', core=None, folder=str(place), order=order),
+            }
+            for _ in range(data.runs(3))
+        ]
+    )
     return {
         f'granular reader[i], {kb}, 3 keys': got['get'],
         f'granular fetch of 256, {kb}, 3 keys': got['fetch'],
         f'granular fetch of 256, {kb}, 1 key': got['key'],
         f'granular Loader, {kb}': got['pipeline'],
-        f'granular 0.24.2 reader[i], {kb}, 3 keys': median(theirs),
+        f'granular 0.24.2 reader[i], {kb}, 3 keys': got['rate'],
     }
 
 
@@ -92,19 +94,14 @@ def opening(data: Data, server: Server) -> Result:
         cache = data.folder / 'index-cache'
         shutil.rmtree(cache, ignore_errors=True)
         runs = [ours(data, 'opening', url=f'{server.delayed}/{place.name}') for _ in range(3)]
-        cold = median([run['seconds'] for run in runs])
+        cold = medians(runs)['seconds']
         kept = [ours(data, 'opening', url=f'{server.delayed}/{place.name}', cache=str(cache)) for _ in range(4)][1:]
-        warm = median([run['seconds'] for run in kept])
+        warm = medians(kept)['seconds']
         behind = f's for {runs[0]["requests"]} requests and {runs[0]["count"]} datapoints'
+        again = f's, {kept[0]["requests"]} requests and a listing'
         bars += [
             Bar(f'open {data.count(1000):,} shards, {layout} layout, 25 ms server', cold, 1.5, behind, at_most=True),
-            Bar(
-                'the same from the index cache',
-                warm,
-                0.5,
-                f's, {kept[0]["requests"]} requests and a listing',
-                at_most=True,
-            ),
+            Bar('the same from the index cache', warm, 0.5, again, at_most=True),
         ]
         rows += [(f'{layout} layout', cold, 's'), (f'{layout} layout, index cache', warm, 's')]
     bars.append(large_index(data, server))
@@ -134,14 +131,9 @@ def memory(data: Data, server: Server) -> Result:
     url = f'{server.instant}/{place.name}'
     one = ours(data, 'epochs', url=url, batches=count)
     ten = ours(data, 'epochs', url=url, batches=10 * count)
+    behind = f'prefetch 8, batch 64, {one["rate"]:,.0f}/s'
     return [
-        Bar(
-            'memory of an epoch of 1 GB, in MB',
-            one['grown'] / 1e6,
-            200,
-            f'prefetch 8, batch 64, {one["rate"]:,.0f}/s',
-            at_most=True,
-        ),
+        Bar('memory of an epoch of 1 GB, in MB', one['grown'] / 1e6, 200, behind, at_most=True),
         Bar('memory of ten such epochs, in MB', ten['grown'] / 1e6, 200, f'{ten["rate"]:,.0f}/s', at_most=True),
     ], []
 
@@ -149,11 +141,10 @@ def memory(data: Data, server: Server) -> Result:
 def first(data: Data, server: Server) -> Result:
     """Measure the time to the first batch."""
     place = data.medium()
-    runs = [ours(data, 'first', url=f'{server.delayed}/{place.name}') for _ in range(5)]
-    seconds, imported = (median([run[name] for run in runs]) for name in ('seconds', 'imported'))
+    found = medians([ours(data, 'first', url=f'{server.delayed}/{place.name}') for _ in range(5)])
     return [
-        Bar('from before the import to the first batch, 25 ms server', seconds, 1, 's', at_most=True),
-        Bar('the import', imported, 0.25, 's', at_most=True),
+        Bar('from before the import to the first batch, 25 ms server', found['seconds'], 1, 's', at_most=True),
+        Bar('the import', found['imported'], 0.25, 's', at_most=True),
     ], []
 
 
@@ -162,23 +153,12 @@ def images(data: Data, server: Server) -> Result:
     place = data.images()
     job = {'url': str(place), 'batches': 50 if data.quick else 200}
     fast, pillow = (ours(data, 'images', core=None, pillow=slow, **job) for slow in (False, True))
-    rates = [fast[name] for name in ('rate', 'single', 'double')]
-    behind = '{:,.0f}/s / {:,.0f}/s; two bare threads {:,.0f}/s'.format(*rates)
     both = [run['rate'] / run['double'] for run in (fast, pillow)]
+    threads, note = 'simplejpeg {:.2f}, Pillow {:.2f}'.format(*both), f'; two bare threads {fast["double"]:,.0f}/s'
     return [
-        Bar('jpg decoded by the Loader / by one thread', fast['rate'] / fast['single'], 1.8, behind),
-        Bar(
-            'jpg decoded by the Loader / two bare threads with the same decoder',
-            min(both),
-            0.9,
-            'simplejpeg {:.2f}, Pillow {:.2f}'.format(*both),
-        ),
-        Bar(
-            'jpg, the faster decoder / Pillow, one core',
-            fast['single'] / pillow['single'],
-            1.5,
-            f'{fast["single"]:,.0f}/s / {pillow["single"]:,.0f}/s, quality 95',
-        ),
+        ratio('jpg decoded by the Loader / by one thread', fast['rate'], fast['single'], 1.8, note),
+        Bar('jpg decoded by the Loader / two bare threads with the same decoder', min(both), 0.9, threads),
+        ratio('jpg, the faster decoder / Pillow, one core', fast['single'], pillow['single'], 1.5, ', quality 95'),
         Bar('longest pause of the event loop meanwhile', fast['gap'] * 1e3, 20, 'ms', at_most=True),
     ], []
 
@@ -196,4 +176,4 @@ def processes(data: Data, server: Server) -> Result:
             two = sum(run.result()['rate'] for run in both)
         ratios.append(two / one)
         behind = f'{two:,.0f}/s / {one:,.0f}/s, local disk, 4 kB'
-    return [Bar('two Loader processes / one', median(ratios), 1.6, behind)], []
+    return [Bar('two Loader processes / one', statistics.median(ratios), 1.6, behind)], []

@@ -1,12 +1,8 @@
-"""The part of training steps in a benchmark: ``python -m benchmarks.stepping FUNCTION JOB``, in JSON."""
+"""The part of training steps in a benchmark, in its own process."""
 
 import asyncio
 import contextlib
 import itertools
-import json
-import os
-import pathlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -58,11 +54,17 @@ def iterator(job: Job) -> Iterator[Any]:
     return iter(stream.mp_prefetch(options) if mp else stream)
 
 
-def ready(job: Job) -> dict[str, float]:
-    """Measure `next` of a batch that is ready, 50 ms after the last one."""
-    items, seconds = iterator(job), []
+def warm(job: Job) -> Any:
+    """Return the iterator after ten batches."""
+    items = iterator(job)
     for _ in range(10):
         next(items)
+    return items
+
+
+def ready(job: Job) -> dict[str, float]:
+    """Measure `next` of a batch that is ready, 50 ms after the last one."""
+    items, seconds = warm(job), []
     for _ in range(job['steps']):
         time.sleep(0.05)
         started = time.perf_counter()
@@ -83,16 +85,13 @@ def spin(count: int) -> float:
 def step(job: Job) -> dict[str, float]:
     """Measure steps of 20 ms of Python beside an iterator, over the same work without it."""
     count = int(0.02 * 200_000 / min(spin(200_000) for _ in range(20)))
-    items = iterator(job)
-    for _ in range(10):
-        next(items)
-    steps = []
+    items, steps = warm(job), []
     for _ in range(job['steps']):
         started = time.perf_counter()
         next(items)
         spin(count)
         steps.append(time.perf_counter() - started)
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     alone = [spin(count) for _ in range(job['steps'])]
     return {'ratio': float(np.median(steps) / np.median(alone)), **quantiles(steps)}
 
@@ -108,9 +107,7 @@ def thread(job: Job) -> dict[str, float]:
             time.sleep(0.001)
             late.append(time.perf_counter() - started - 0.001)
 
-    items = iterator(job)
-    for _ in range(10):
-        next(items)
+    items = warm(job)
     sleeper = threading.Thread(target=sleep)
     sleeper.start()
     count, until = 0, time.perf_counter() + job['seconds']
@@ -118,7 +115,7 @@ def thread(job: Job) -> dict[str, float]:
         next(items)
         count += BATCH
     beside = quantiles(late)
-    items.close()  # type: ignore[attr-defined]
+    items.close()
     late.clear()
     time.sleep(1)
     ended.set()
@@ -172,8 +169,3 @@ def first(job: Job) -> dict[str, float]:
     with granular.ShardedDatasetReader(job['url'], granular.decoders, shardstep=job['step']) as reader:
         source = granular.sources.Transform(granular.sources.Epochs(reader), sizes)
         return {'size': float(next(granular.Loader(source, BATCH))['size'].sum())}
-
-
-if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))), flush=True)
-    os._exit(0)

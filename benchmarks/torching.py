@@ -1,15 +1,12 @@
-"""PyTorch's DataLoader in a benchmark, in its own process: ``python -m benchmarks.torching FUNCTION JOB``, in JSON."""
+"""PyTorch's DataLoader in a benchmark, in its own process."""
 
-import json
-import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from benchmarks.clients import open_reader
-from benchmarks.piping import rate
+from benchmarks.timing import rate
 
 Job = Mapping[str, Any]
 BATCH = 64
@@ -44,7 +41,3 @@ def loader(job: Job) -> dict[str, float]:
         collate_fn=sizes,
     )
     return {'rate': rate(items, job['batches'], BATCH, 2 + 2 * job['workers'])}
-
-
-if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))))

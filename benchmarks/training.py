@@ -4,8 +4,9 @@ import resource
 import subprocess
 import sys
 import time
+from statistics import median
 
-from benchmarks.bars import CORE, ROOT, Bar, Result, child, median
+from benchmarks.bars import CORE, ROOT, Bar, Result, child, medians
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours, rival
@@ -35,8 +36,7 @@ def training(data: Data, server: Server) -> Result:
     def run(what: str, consumer: str, mp: bool = False) -> tuple[dict[str, float], dict[str, float]]:
         job = {'url': url, 'consumer': consumer, 'mp': mp, 'inflight': 0, 'steps': steps, 'seconds': seconds}
         runs = [ours(data, what, None, 'stepping', **job) for _ in range(data.runs())]
-        pinned = ours(data, what, CORE, 'stepping', **job)
-        return {name: median([run[name] for run in runs]) for name in pinned}, pinned
+        return medians(runs), ours(data, what, CORE, 'stepping', **job)
 
     bars = []
     for mp, bound, consumers in (
@@ -65,10 +65,10 @@ def training(data: Data, server: Server) -> Result:
         got, one = run('step', 'Loader', mp)
         name = f'step of 20 ms of Python, {"a worker process" if mp else "threads"} / the work alone'
         bars.append(Bar(name, got['ratio'], bound, f'pinned {one["ratio"]:.2f}', at_most=True))
-    return [*bars, imports(data), first(data, server)], []
+    return [*bars, imports(), first(data, server)], []
 
 
-def imports(data: Data) -> Bar:
+def imports() -> Bar:
     """Compare the processor time of ``import granular`` with that of ``import numpy``."""
 
     def cost(code: str) -> float:
@@ -80,7 +80,7 @@ def imports(data: Data) -> Bar:
     runs = [
         (cost('import granular'), cost('import granular; granular.Loader'), cost('import numpy')) for _ in range(20)
     ]
-    own, used, numpy = (median(list(times)) for times in zip(*runs, strict=True))
+    own, used, numpy = (median(times) for times in zip(*runs, strict=True))
     behind = f'processor time; {used / numpy:.2f} with granular.Loader'
     return Bar('import granular / import numpy', own / numpy, 2.5, behind, at_most=True)
 

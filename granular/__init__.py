@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
     from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
     from granular.aio.pipeline.data_loader import DataLoader as DataLoader
+    from granular.aio.pipeline.data_loader import load as load
     from granular.aio.pipeline.data_source import DataSource as DataSource
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
-    from granular.aio.pipeline.load import load as load
     from granular.aio.pipeline.nodes.source import RandomAccessDataSource as RandomAccessDataSource
     from granular.aio.pipeline.nodes.stacking import batch_and_pad as batch_and_pad
     from granular.aio.pipeline.samplers import IndexSampler as IndexSampler
@@ -99,10 +99,9 @@ else:
             'granular': 'aio errors filters formats metrics shuffle sources',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.pipeline.blocking_iterator': 'DatasetIterator',
-            'granular.aio.pipeline.data_loader': 'DataLoader',
+            'granular.aio.pipeline.data_loader': 'DataLoader load',
             'granular.aio.pipeline.data_source': 'DataSource',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
-            'granular.aio.pipeline.load': 'load',
             'granular.aio.pipeline.nodes.source': 'RandomAccessDataSource',
             'granular.aio.pipeline.nodes.stacking': 'batch_and_pad',
             'granular.aio.pipeline.samplers': 'IndexSampler RecordMetadata SequentialSampler',

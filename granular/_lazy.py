@@ -19,24 +19,19 @@ the program, which may still read and write, although it registered them before 
 
 
 def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
-    """Import a module of an optional extra.
-
-    Args:
-      module: full name of the module.
-      extra: the extra of this package that installs it.
-      purpose: what needs it, for the error; by default, that the module cannot be imported.
+    """Import a module that an extra of this package installs.
 
     Raises:
-      MissingExtraError: if it is not installed; the message contains the command that installs it.
+      MissingExtraError: if it is not installed; the message tells the purpose, and the command that installs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         reason = purpose or f'{module} cannot be imported'
-        raise MissingExtraError(f'{reason}: {install_command(extra)}') from error
+        raise MissingExtraError(f'{reason}: {_install_command(extra)}') from error
 
 
-def install_command(extra: str) -> str:
+def _install_command(extra: str) -> str:
     """Return the command that installs an extra from where this package was installed from.
 
     An index may have no release of it, or another one.

@@ -39,13 +39,7 @@ def protect(secrets: Iterable[str]) -> None:
         while len(_secrets) >= _MOST:
             del _secrets[next(iter(_secrets))]
         _secrets[secret] = None
-    if new:
         _pattern.cache_clear()
-
-
-def redact(text: str, secrets: Iterable[str]) -> str:
-    """Replace the given values by three dots, including their URL-quoted and HTML-escaped forms."""
-    return _alternatives(_variants(secrets)).sub('...', text)
 
 
 def _variants(secrets: Iterable[str]) -> list[str]:
@@ -58,14 +52,10 @@ def _variants(secrets: Iterable[str]) -> list[str]:
     return [word for word in found if len(word) >= _LEAST and word.lower() not in _PLAIN]
 
 
-def _alternatives(words: Iterable[str]) -> re.Pattern[str]:
-    longest_first = sorted(words, key=len, reverse=True)
-    return re.compile('|'.join(rf'(?<!\w){re.escape(word)}(?!\w)' for word in longest_first) or r'(?!)')
-
-
 @functools.cache
 def _pattern() -> re.Pattern[str]:
-    return _alternatives(_secrets)
+    longest_first = sorted(_secrets, key=len, reverse=True)
+    return re.compile('|'.join(rf'(?<!\w){re.escape(word)}(?!\w)' for word in longest_first) or r'(?!)')
 
 
 def hidden(text: str) -> str:

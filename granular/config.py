@@ -82,16 +82,10 @@ class IOConfig:
             if field.name in ('index_cache', 'cache_dir'):
                 continue
             value, minimum = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
-            integer = field.type is int
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, numbers.Real)
-                or math.isnan(value)
-                or (integer and value % 1)
-            ):
-                raise InvalidArgumentError(
-                    f'IOConfig.{field.name}: expected {"an integer" if integer else "a number"}, got {value!r:.100}'
-                )
+            valid = isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+            if not valid or (field.type is int and value % 1):
+                expected = 'an integer' if field.type is int else 'a number'
+                raise InvalidArgumentError(f'IOConfig.{field.name}: expected {expected}, got {value!r:.100}')
             if value < minimum or (value == 0 and field.name not in _ZERO_ALLOWED):
                 raise InvalidArgumentError(f'IOConfig.{field.name}: {value!r} is not allowed: {field.metadata["doc"]}')
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.

@@ -14,16 +14,10 @@ Seed = int | tuple[int, ...]
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an argument that must be an integer as an ``int``.
-
-    Args:
-      name: the argument, for errors.
-      value: a Python or numpy integer. A bool is not an integer here.
-      least: the smallest allowed value.
-      most: the largest allowed value; unlimited by default.
+    """Return an argument that must be an integer, of Python or numpy and no bool, as an ``int``.
 
     Raises:
-      InvalidArgumentError: if it is not an integer, or out of these limits.
+      InvalidArgumentError: if it is not an integer from ``least`` to ``most``; it names the argument.
     """
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < least or (most is not None and value > most):
@@ -33,23 +27,14 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
 
 
 def check_seed(seed: Any) -> Seed:
-    """Return the seed of a random generator: an integer >= 0 of any size, or a sequence of such integers as a tuple.
-
-    Raises:
-      InvalidArgumentError: if it is neither.
-    """
+    """Return the seed of a random generator: an integer >= 0 of any size, or a sequence of such integers as a tuple."""
     if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str | bytes) and len(seed):
         return tuple(check_integer('seed', part, 0) for part in seed)
     return check_integer('seed', seed, 0)
 
 
 def check_index(index: SupportsIndex, name: str) -> int:
-    """Return an index as an int.
-
-    Raises:
-      InvalidArgumentError: if it is not an integer.
-      OutOfRangeError: if no source has so many.
-    """
+    """Return an index as an int; raise ``OutOfRangeError`` if it is larger than that of any source."""
     try:
         position = operator.index(index)
     except TypeError:
@@ -66,7 +51,6 @@ def index_of(index: SupportsIndex, length: int, name: str) -> int:
     """Return one index as a position; a negative index counts from the end.
 
     Raises:
-      InvalidArgumentError: if it is not an integer.
       OutOfRangeError: if it is out of range; an ``IndexError``, so that ``list(reader)`` ends after the last record.
     """
     position = check_index(index, name)
@@ -87,10 +71,6 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
       indices: a slice, a range, or anything that converts to a 1-D array of integers.
       length: number of records or datapoints.
       name: the indexed object, for errors.
-
-    Raises:
-      InvalidArgumentError: if they are not a 1-D sequence of integers.
-      OutOfRangeError: if one is out of range.
     """
     if isinstance(indices, slice):
         return np.arange(*indices.indices(length), dtype=np.int64)
@@ -98,8 +78,7 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     invalid = (array < -length) | (array >= length)
     if invalid.any():
-        index = int(array[invalid][0])
-        raise _out_of_range(name, index, length)
+        raise _out_of_range(name, int(array[invalid][0]), length)
     array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)
 
@@ -112,16 +91,7 @@ def cut_to(indices: slice | range, length: int) -> slice | range:
 
 
 def integers_of(values: Any, name: str) -> Ints:
-    """Return integers as an array; numpy alone would truncate fractions, and take a mask of booleans for 0 and 1.
-
-    Args:
-      values: a range, or anything that converts to a 1-D array of integers.
-      name: what is indexed, for errors.
-
-    Raises:
-      InvalidArgumentError: if they are not a 1-D sequence of integers.
-      OutOfRangeError: if one is too large.
-    """
+    """Return integers as a 1-D array; numpy alone would truncate fractions, and take a mask of booleans for 0 and 1."""
     array = _array_of_integers(values, name)
     if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
         raise OutOfRangeError(f'{name}: expected integers below 2**63, got {array.max()}')

@@ -10,11 +10,10 @@ buckets and hosts (never keys, queries or users), outcomes, and stages of pipeli
 """
 
 import dataclasses
-import itertools
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from granular._redact import hidden
 
@@ -43,7 +42,58 @@ MAX_LABELS: Final = 64
 _LONGEST_LABEL: Final = 80
 
 
-class Histogram:
+_NUMBERS: Final = (int, float)
+_GAUGES: Final = ('in_flight', 'connections')
+
+
+class _Fields:
+    """Base of the classes of metrics: their fields are numbers, lists of these, and dicts of these or of metrics."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Workers send them with each item, and the state of a dataclass with slots pickles slowly.
+        return type(self), tuple(getattr(self, name) for name in self.__slots__)
+
+    def copy(self) -> Self:
+        """Return a copy that does not change."""
+        return type(self)(*[_copy(getattr(self, name)) for name in self.__slots__])
+
+    def add(self, other: Self, gauges: bool = True) -> None:
+        """Add other metrics; without gauges, if their process has ended."""
+        for name in self.__slots__:
+            own, value = getattr(self, name), getattr(other, name)
+            if isinstance(value, _Fields):
+                own.add(value, gauges)
+            elif isinstance(value, dict):
+                for label, item in list(value.items()):
+                    label = _bounded(label, own)
+                    if isinstance(item, int):
+                        own[label] = own.get(label, 0) + item
+                    else:
+                        own.setdefault(label, type(item)()).add(item, gauges)
+            elif isinstance(value, list):
+                setattr(self, name, [mine + theirs for mine, theirs in zip(own, value, strict=True)])
+            elif gauges or name not in _GAUGES:
+                setattr(self, name, own + value)
+
+    def clear(self) -> None:
+        """Begin at zero."""
+        fresh = type(self)()
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, _NUMBERS):
+        return value
+    if isinstance(value, dict):
+        return {label: _copy(item) for label, item in list(value.items())}
+    return value.copy()
+
+
+@dataclasses.dataclass(slots=True, repr=False)
+class Histogram(_Fields):
     """Counts of times in fixed buckets, which grow by a factor of two.
 
     Attributes:
@@ -52,21 +102,8 @@ class Histogram:
       sum: the sum of all times in seconds.
     """
 
-    __slots__ = ('counts', 'sum')
-
-    counts: list[int]
-    sum: float
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _histogram, (self.counts, self.sum)
-
-    def clear(self) -> None:
-        """Forget all times."""
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.sum = 0.0
+    counts: list[int] = dataclasses.field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    sum: float = 0.0
 
     def __repr__(self) -> str:
         return f'<Histogram: {self.count} times, mean {self.mean:.6f} s>'
@@ -104,28 +141,9 @@ class Histogram:
                 return bound
         return float('inf')
 
-    def copy(self) -> 'Histogram':
-        """Return a copy."""
-        return _histogram(list(self.counts), self.sum)
-
-    def add(self, other: 'Histogram') -> None:
-        """Add the times of another histogram."""
-        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
-        self.sum += other.sum
-
-
-def _histogram(counts: list[int], seconds: float) -> Histogram:
-    histogram = Histogram()
-    histogram.counts, histogram.sum = counts, seconds
-    return histogram
-
-
-_NUMBERS: Final = (int, float)
-_GAUGES: Final = ('in_flight', 'connections')
-
 
 @dataclasses.dataclass(slots=True)
-class StoreMetrics:
+class StoreMetrics(_Fields):
     """Metrics of a bucket, a host, or of all local files.
 
     Attributes:
@@ -152,10 +170,6 @@ class StoreMetrics:
     connects: int = 0
     first_byte: Histogram = dataclasses.field(default_factory=Histogram)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Workers send it with each item, and the state of a dataclass with slots pickles slowly.
-        return StoreMetrics, tuple(getattr(self, name) for name in self.__slots__)
-
     @property
     def outcomes(self) -> dict[str, int]:
         """Attempts that ended, by outcome: ``ok``, and those of ``failures``."""
@@ -165,11 +179,6 @@ class StoreMetrics:
     def requests(self) -> int:
         """Requests sent: attempts that ended, hedged requests, and those in flight."""
         return self.ok + sum(list(self.failures.values())) + self.hedges + self.in_flight
-
-    def copy(self) -> 'StoreMetrics':
-        """Return a copy."""
-        copied: StoreMetrics = _copy(self)
-        return copied
 
     def failed(self, outcome: str) -> None:
         """Count an attempt that failed."""
@@ -181,7 +190,7 @@ class StoreMetrics:
 
 
 @dataclasses.dataclass(slots=True)
-class StageMetrics:
+class StageMetrics(_Fields):
     """Time spent in a stage of pipelines, while ``time_stages`` is on.
 
     Attributes:
@@ -194,7 +203,7 @@ class StageMetrics:
 
 
 @dataclasses.dataclass(slots=True)
-class Metrics:
+class Metrics(_Fields):
     """All metrics of a process, or of several.
 
     Attributes:
@@ -218,9 +227,6 @@ class Metrics:
     consumer: dict[str, Histogram] = dataclasses.field(default_factory=dict)
     stages: dict[str, StageMetrics] = dataclasses.field(default_factory=dict)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Metrics, tuple(getattr(self, name) for name in self.__slots__)
-
     def store(self, root: str) -> StoreMetrics:
         """Return the metrics of a store, by an address without a key."""
         return self.stores.setdefault(_label(root, self.stores), StoreMetrics())
@@ -233,53 +239,13 @@ class Metrics:
         """Return the histograms of waiting and of the consumer's times."""
         return self.wait.setdefault(kind, Histogram()), self.consumer.setdefault(kind, Histogram())
 
-    def copy(self) -> 'Metrics':
-        """Return a copy that does not change."""
-        copied: Metrics = _copy(self)
-        return copied
-
-    def add(self, other: 'Metrics', gauges: bool = True) -> None:
-        """Add the metrics of another process; without gauges, if it has ended."""
-        _add(self, other, gauges)
-
     def total(self, name: str) -> int:
         """Return the sum of a counter over all stores."""
         return sum(getattr(store, name) for store in list(self.stores.values()))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data, for JSON; histograms as ``counts`` and ``sum``."""
-        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
-
-# The fields of metrics are numbers, histograms, and dicts of these or of other metrics.
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, _NUMBERS):
-        return value
-    if isinstance(value, Histogram):
-        return value.copy()
-    if isinstance(value, dict):
-        return {label: _copy(item) for label, item in list(value.items())}
-    return type(value)(*[_copy(getattr(value, name)) for name in value.__slots__])
-
-
-def _add(mine: Any, theirs: Any, gauges: bool) -> None:
-    for name in theirs.__slots__:
-        value, own = getattr(theirs, name), getattr(mine, name)
-        if isinstance(value, Histogram):
-            own.add(value)
-        elif isinstance(value, dict):
-            for label, item in list(value.items()):
-                label = _bounded(label, own)
-                if isinstance(item, int):
-                    own[label] = own.get(label, 0) + item
-                elif isinstance(item, Histogram):
-                    own.setdefault(label, Histogram()).add(item)
-                else:
-                    _add(own.setdefault(label, type(item)()), item, gauges)
-        elif gauges or name not in _GAUGES:
-            setattr(mine, name, own + value)
+        return dataclasses.asdict(self)
 
 
 class Timing:
@@ -302,9 +268,8 @@ timing: Final = Timing()
 local_files: Final = counters.store('file')
 """The metrics of local files: counted after a read."""
 
-_workers: dict[int, Metrics] = {}  # the last report of each worker process that lives
+_workers: dict['Reports', Metrics] = {}  # the last report of each worker process that lives
 _ended: Final = Metrics()  # the sum of the reports of those that have ended
-_numbers: Final = itertools.count()
 _lock: threading.Lock = threading.Lock()
 
 
@@ -376,8 +341,8 @@ def samples() -> Iterator[Sample]:
     """Yield every metric of a snapshot. The names and labels are always the same; there may be no values yet."""
     now = snapshot()
 
-    def by_store(name: str) -> dict[tuple[str, ...], Any]:
-        return {(label,): getattr(store, name) for label, store in now.stores.items()}
+    def each(parts: Mapping[str, object], name: str) -> dict[tuple[str, ...], Any]:
+        return {(label,): getattr(part, name) for label, part in parts.items()}
 
     def by_outcome(name: str) -> dict[tuple[str, ...], Any]:
         return {
@@ -389,62 +354,42 @@ def samples() -> Iterator[Sample]:
     def single(histograms: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
         return {(label,): value for label, value in histograms.items()}
 
-    stage_counts = {label: stage.count for label, stage in now.stages.items()}
-    stage_seconds = {label: stage.seconds for label, stage in now.stages.items()}
+    stores, stages = now.stores, now.stages
     store, outcome, iterator, stage = ('store',), ('store', 'outcome'), ('iterator',), ('stage',)
+    late = 'Requests sent again because the first was late.'
     yield from (
         Sample('requests', 'counter', '', 'Requests that ended, by outcome.', outcome, by_outcome('outcomes')),
         Sample('retries', 'counter', '', 'Attempts repeated, by cause.', ('store', 'cause'), by_outcome('retries')),
-        Sample(
-            'hedges',
-            'counter',
-            '',
-            'Requests sent again because the first was late.',
-            store,
-            by_store('hedges'),
-        ),
-        Sample('received', 'counter', 'bytes', 'Bytes of replies.', store, by_store('bytes')),
-        Sample('requests_in_flight', 'gauge', '', 'Requests in flight.', store, by_store('in_flight')),
-        Sample('connections', 'gauge', '', 'Open connections.', store, by_store('connections')),
-        Sample('connects', 'counter', '', 'Connections opened.', store, by_store('connects')),
-        Sample('first_byte', 'histogram', 'seconds', 'Time until a reply began.', store, by_store('first_byte')),
+        Sample('hedges', 'counter', '', late, store, each(stores, 'hedges')),
+        Sample('received', 'counter', 'bytes', 'Bytes of replies.', store, each(stores, 'bytes')),
+        Sample('requests_in_flight', 'gauge', '', 'Requests in flight.', store, each(stores, 'in_flight')),
+        Sample('connections', 'gauge', '', 'Open connections.', store, each(stores, 'connections')),
+        Sample('connects', 'counter', '', 'Connections opened.', store, each(stores, 'connects')),
+        Sample('first_byte', 'histogram', 'seconds', 'Time until a reply began.', store, each(stores, 'first_byte')),
         Sample('ranges', 'counter', '', 'Byte ranges requested.', (), {(): now.ranges}),
         Sample('cached', 'counter', '', 'Datapoints that a cache or a buffer had.', (), {(): now.cached}),
         Sample('block_hits', 'counter', '', 'Blocks read from the block cache.', (), {(): now.block_hits}),
         Sample('block_misses', 'counter', '', 'Blocks fetched for it.', (), {(): now.block_misses}),
         Sample('wait', 'histogram', 'seconds', 'Time that a consumer waited for an item.', iterator, single(now.wait)),
         Sample('consumer', 'histogram', 'seconds', 'Time between two items.', iterator, single(now.consumer)),
-        Sample('stage_items', 'counter', '', 'Datapoints computed by a timed stage.', stage, single(stage_counts)),
-        Sample('stage', 'counter', 'seconds', 'Time in a timed stage.', stage, single(stage_seconds)),
+        Sample('stage_items', 'counter', '', 'Datapoints computed by a timed stage.', stage, each(stages, 'count')),
+        Sample('stage', 'counter', 'seconds', 'Time in a timed stage.', stage, each(stages, 'seconds')),
     )
 
 
 class Reports:
     """The reports of a worker process, in the process that started it."""
 
-    def __init__(self) -> None:
-        self._number = next(_numbers)
-
     def take(self, report: Metrics) -> None:
         """Take the snapshot of the worker, which replaces the one before."""
         with _lock:
-            _workers[self._number] = report
+            _workers[self] = report
 
     def end(self) -> None:
         """Keep the counters of a worker that has ended."""
         with _lock:
-            if (last := _workers.pop(self._number, None)) is not None:
+            if (last := _workers.pop(self, None)) is not None:
                 _ended.add(last, gauges=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {label: _plain(item) for label, item in value.items()}
-    if isinstance(value, Histogram):
-        return {'counts': list(value.counts), 'sum': value.sum}
-    if isinstance(value, StoreMetrics | StageMetrics):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
 
 
 def reset() -> None:
@@ -455,9 +400,5 @@ def reset() -> None:
     for metrics in (counters, _ended):
         metrics.ranges = metrics.cached = metrics.block_hits = metrics.block_misses = 0
         metrics.stages.clear()
-        for store in metrics.stores.values():
-            fresh = StoreMetrics()
-            for field in dataclasses.fields(store):
-                setattr(store, field.name, getattr(fresh, field.name))
-        for histogram in (*metrics.wait.values(), *metrics.consumer.values()):
-            histogram.clear()
+        for part in (*metrics.stores.values(), *metrics.wait.values(), *metrics.consumer.values()):
+            part.clear()

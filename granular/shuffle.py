@@ -61,9 +61,7 @@ class Permutation:
         permutation = self._cached.get(key)
         if permutation is None:
             permutation = np.random.default_rng(seed=[seed, epoch]).permutation(np.arange(length))
-            while len(self._cached) >= _MAX_CACHED:
-                self._cached.pop(next(iter(self._cached)), None)
-            self._cached[key] = permutation
+            _cache(self._cached, key, permutation, _MAX_CACHED)
         return permutation[positions]
 
     def is_ready(self, length: int, seed: int, epoch: int) -> bool:
@@ -115,15 +113,13 @@ class Blocks:
         dataset = dataset.shuffle(seed=0, order=granular.shuffle.Blocks(block=64, window=512))
 
     The dataset is divided into ``window`` strata of equal length. Each window of an epoch consists of one block of each
-    stratum, drawn at random without replacement, and its datapoints are fully mixed by numpy's permutation: however the
-    dataset is sorted, each window represents all of it. One range request reads a whole block, and a source reads at
-    most one window ahead. Memory is that of a few windows' permutations, whatever the length, and any step can be
-    looked up independently. docs/performance.md shows how well it mixes.
+    stratum, drawn at random without replacement, and its datapoints are fully mixed: however the dataset is sorted,
+    each window represents all of it. One range request reads a whole block, and a source reads at most one window
+    ahead. Any step can be looked up independently. docs/performance.md shows how well it mixes.
 
     By default the settings follow the mean size of the source's datapoints, as they are stored: blocks of 64 and
     windows of 512, smaller powers of two if a window would take more than 256 MiB, first for the block. They are 64 and
-    256 if the source does not know its size. States of pipelines contain them, and a pipeline with other settings
-    refuses such a state.
+    256 if the size is unknown. A pipeline with other settings refuses a state.
 
     Args:
       block: number of neighbouring datapoints that are read together; None to choose it.
@@ -267,7 +263,7 @@ class _Strata:
             positions = window - (window > self._left_out[present])
             sizes = self._sizes[present]
             blocks = self._begins[present] + _swap_or_not(positions, sizes, self._keys[:, present])
-            _cache(self._blocks, window, blocks)
+            _cache(self._blocks, window, blocks, _CACHED_WINDOWS)
         return blocks
 
     def blocks_at(self, slots: Ints) -> Ints:
@@ -289,7 +285,7 @@ class _Strata:
             order = np.random.default_rng(seed=[self.seed, self.epoch, window]).permutation(size)
             slots, within = np.divmod(order, self.block)
             indices = blocks[slots] * self.block + within
-            _cache(self._indices, window, indices)
+            _cache(self._indices, window, indices, _CACHED_WINDOWS)
         return indices
 
 
@@ -298,10 +294,10 @@ def _strata(length: int, block: int, window: int, seed: int, epoch: int) -> _Str
     return _Strata(length, block, window, seed, epoch)
 
 
-def _cache(table: dict[int, Ints], window: int, value: Ints) -> None:
-    while len(table) >= _CACHED_WINDOWS:
+def _cache(table: dict[Any, Ints], key: Any, value: Ints, most: int) -> None:
+    while len(table) >= most:
         table.pop(next(iter(table)), None)
-    table[window] = value
+    table[key] = value
 
 
 def _power_of_two(value: float, most: int) -> int:
@@ -389,29 +385,25 @@ def _mix(x: Any, width: int, mask: Any) -> Any:
 @functools.lru_cache(64)
 def _keys(seed: int) -> tuple[int, ...]:
     """Return four keys from a seed, as C++'s ``std::seed_seq`` generates them (its standard, [rand.util.seedseq])."""
-    count, seeds = 4, (seed,)
     full = (1 << 32) - 1
-    state = [0x8B8B8B8B] * count
-    lag, rounds = (count - 1) // 2, max(len(seeds) + 1, count)
-    near = (count - lag) // 2
-    far = near + lag
+    state = [0x8B8B8B8B] * 4
 
     def scramble(x: int) -> int:
         x &= full
         return x ^ x >> 27
 
-    for k in range(rounds):
-        first_index, second_index = k % count, (k + near) % count
-        first = 1664525 * scramble(state[first_index] ^ state[second_index] ^ state[k - 1 if k else -1 % count]) & full
-        second = first + (len(seeds) if k == 0 else first_index + (seeds[k - 1] if k <= len(seeds) else 0)) & full
-        state[second_index] = state[second_index] + first & full
-        state[(k + far) % count] = state[(k + far) % count] + second & full
-        state[first_index] = second
-    for k in range(rounds, rounds + count):
-        first_index, second_index = k % count, (k + near) % count
-        third = 1566083941 * scramble(state[first_index] + state[second_index] + state[(k - 1) % count]) & full
-        fourth = third - first_index & full
-        state[second_index] ^= third
-        state[(k + far) % count] ^= fourth
-        state[first_index] = fourth
+    for k, added in enumerate((1, 1 + seed, 2, 3)):
+        near, far = (k + 1) % 4, (k + 2) % 4
+        first = 1664525 * scramble(state[k] ^ state[near] ^ state[k - 1]) & full
+        second = first + added & full
+        state[near] = state[near] + first & full
+        state[far] = state[far] + second & full
+        state[k] = second
+    for k in range(4):
+        near, far = (k + 1) % 4, (k + 2) % 4
+        third = 1566083941 * scramble(state[k] + state[near] + state[k - 1]) & full
+        fourth = third - k & full
+        state[near] ^= third
+        state[far] ^= fourth
+        state[k] = fourth
     return tuple(state)

@@ -37,8 +37,7 @@ class Source(Blocking, Batched):
     def __call__(self, step: int) -> Any:
         return run(self.aio.get(step))
 
-    def __getitem__(self, step: int) -> Any:
-        return run(self.aio.get(step))
+    __getitem__ = __call__
 
     def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the datapoints at many steps, in the order requested, read concurrently."""

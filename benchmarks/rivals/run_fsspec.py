@@ -1,11 +1,9 @@
 """s3fs or gcsfs by their cat_ranges, anonymous, with nginx as the bucket."""
 
-import json
-import pathlib
-import sys
 import time
 
-job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+from measuring import job, tell
+
 if job['scheme'] == 's3':
     import s3fs
 
@@ -38,4 +36,4 @@ started = time.perf_counter()
 got = run(0, len(starts))
 seconds = time.perf_counter() - started
 assert got == sum(stops) - sum(starts)
-print(json.dumps({'rate': len(starts) / seconds, 'bytes': got / seconds}))
+tell(rate=len(starts) / seconds)

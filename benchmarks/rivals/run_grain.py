@@ -1,14 +1,11 @@
 """Grain on the local disk: ArrayRecord's bulk read, a pipeline's iteration, and the rows of a Parquet file."""
 
-import json
 import os
-import pathlib
 import sys
 import time
 
 import numpy as np
-
-job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+from measuring import job, rate, tell
 
 
 def write():
@@ -21,6 +18,7 @@ def write():
         at = i * 4001 % (len(block) - job['size'])
         writer.write(block[at : at + job['size']])
     writer.close()
+    tell()
 
 
 def read():
@@ -29,59 +27,26 @@ def read():
     source = grain.sources.ArrayRecordDataSource(f'{job["folder"]}/data.array_record')
     order = np.random.default_rng(0).integers(0, len(source), 40_000).tolist()
     batches = [order[i : i + 256] for i in range(0, len(order), 256)]
-    result = {}
-    for name, items, fn in (('bulk', batches, source.__getitems__), ('one', order, source.__getitem__)):
-        best = 1e9
-        for _ in range(3):
-            started = time.perf_counter()
-            for item in items:
-                fn(item)
-            best = min(best, time.perf_counter() - started)
-        result[name] = len(order) / best
+    bulk = max(rate(map(source.__getitems__, batches), len(batches), len(order) / len(batches)) for _ in range(3))
     data = grain.MapDataset.source(source).shuffle(seed=0).repeat()
     data = data.map(lambda record: np.frombuffer(record, np.uint8)).batch(256).to_iter_dataset()
     items = iter(data)
     next(items)
-    best = 1e9
-    for _ in range(3):
-        started = time.perf_counter()
-        for _ in range(80):
-            next(items)
-        best = min(best, time.perf_counter() - started)
-    result['pipeline'] = 80 * 256 / best
-    print(json.dumps(result), flush=True)
-    os._exit(0)
+    tell(bulk=bulk, pipeline=max(rate(items, 80, 256) for _ in range(3)))
 
 
 def overhead():
     import grain
 
     dataset = grain.MapDataset.source(list(range(job['count']))).map(lambda x: x).batch(64)
-    best = 0.0
-    for _ in range(3):
-        items = iter(dataset.to_iter_dataset())
-        for _ in range(90):
-            next(items)
-        count = job['count'] // 64 - 100
-        started = time.perf_counter()
-        for _ in range(count):
-            next(items)
-        best = max(best, count * 64 / (time.perf_counter() - started))
-    print(json.dumps({'rate': best}), flush=True)
-    os._exit(0)
+    tell(rate=max(rate(iter(dataset.to_iter_dataset()), job['count'] // 64 - 100, 64, 90) for _ in range(3)))
 
 
 def parquet():
     import grain
 
     items = iter(grain.experimental.ParquetIterDataset(job['path']))
-    for _ in range(job['warm']):
-        next(items)
-    started = time.perf_counter()
-    for _ in range(job['count']):
-        next(items)
-    print(json.dumps({'rate': job['count'] / (time.perf_counter() - started)}), flush=True)
-    os._exit(0)
+    tell(rate=rate(items, job['count'], 1, job['warm']))
 
 
 def ready():
@@ -98,8 +63,7 @@ def ready():
         batch = next(items)
         seconds.append(time.perf_counter() - started)
         del batch
-    print(json.dumps({'p50': float(np.median(seconds)) * 1e3}), flush=True)
-    os._exit(0)
+    tell(p50=float(np.median(seconds)) * 1e3)
 
 
 if __name__ == '__main__':

@@ -6,17 +6,14 @@ filesystems, so here it has one over http.client, with a connection per thread a
 
 import http.client
 import io
-import json
-import os
-import pathlib
 import sys
 import threading
 import time
 
 import elements
 import numpy as np
+from measuring import job, rate, tell
 
-job = json.loads(pathlib.Path(sys.argv[2]).read_text())
 local = threading.local()
 
 
@@ -115,16 +112,8 @@ def loader():
     reader = granular.DatasetReader(path, decoders, cache_index=True, cache_keys=('label', 'text'))
     source = granular.sources.Epochs(reader, shuffle=True, seed=0)
     source = granular.sources.Transform(source, sizes)
-    items = granular.Loader(source, batch=64, workers=32)
-    items = iter(items)
-    for _ in range(job['warmup']):
-        next(items)
-    started = time.perf_counter()
-    for _ in range(job['batches']):
-        next(items)
-    seconds = time.perf_counter() - started
-    print(json.dumps({'rate': job['batches'] * 64 / seconds}), flush=True)
-    os._exit(0)
+    items = iter(granular.Loader(source, batch=64, workers=32))
+    tell(rate=rate(items, job['batches'], 64, job['warmup']))
 
 
 def text(data):
@@ -146,7 +135,7 @@ def reads():
         for i in order:
             reader[i]
         best = min(best, time.perf_counter() - started)
-    print(json.dumps({'rate': len(order) / best}))
+    tell(rate=len(order) / best)
 
 
 if __name__ == '__main__':

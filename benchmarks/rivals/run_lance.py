@@ -1,31 +1,24 @@
-"""Lance: ``take`` of random blobs from a local dataset. ``write`` makes it of the records of a folder."""
+"""Lance: ``take`` of random blobs from a local dataset. ``write`` makes it."""
 
-import json
-import pathlib
+import itertools
 import sys
 import time
 
 import lance
 import numpy as np
 import pyarrow as pa
-
-job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+from measuring import job, records, tell
 
 
 def write():
-    rng = np.random.default_rng(0)
-    block = rng.bytes(64 << 20)
-
-    def tables():
-        for _ in range(job['count'] // 100):
-            starts = rng.integers(0, len(block) - 150_000, 100)
-            values = [
-                block[at : at + int(size)] for at, size in zip(starts, rng.integers(50_000, 150_001, 100), strict=True)
-            ]
-            yield pa.record_batch({'data': pa.array(values, pa.large_binary())})
-
     schema = pa.schema([('data', pa.large_binary())])
-    lance.write_dataset(tables(), job['folder'], schema)
+    values = records(job['count'])
+    batches = (
+        pa.record_batch({'data': pa.array(itertools.islice(values, 100), pa.large_binary())})
+        for _ in range(job['count'] // 100)
+    )
+    lance.write_dataset(batches, job['folder'], schema)
+    tell()
 
 
 def read():
@@ -39,14 +32,13 @@ def read():
 
     for _ in range(5):
         take()
-    began, used = time.perf_counter(), time.process_time()
+    used = time.process_time()
     for _ in range(job['batches']):
         values = take()
-    seconds, used = time.perf_counter() - began, time.process_time() - used
+    used = time.process_time() - used
     if len(values) != batch or not all(len(value) >= 50_000 for value in values):
         raise RuntimeError(f'expected {batch} records of 50 to 150 kB, got {[len(value) for value in values]}')
-    count = job['batches'] * batch
-    print(json.dumps({'cpu': used / count * 1e6, 'rate': count / seconds}))
+    tell(cpu=used / (job['batches'] * batch) * 1e6)
 
 
 if __name__ == '__main__':

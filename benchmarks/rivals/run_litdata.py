@@ -1,31 +1,25 @@
 """litdata: optimized chunks from S3, with nginx as the bucket, a cold local cache, and its StreamingDataLoader."""
 
-import json
 import os
-import pathlib
 import shutil
 import sys
 import tempfile
 import time
 
 import numpy as np
-
-job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+from measuring import job, records, tell
 
 
 def write():
     from litdata.streaming.writer import BinaryWriter
 
     os.makedirs(job['folder'], exist_ok=True)
-    rng = np.random.default_rng(0)
-    block = rng.bytes(64 << 20)
     writer = BinaryWriter(job['folder'], chunk_bytes='64MB')
-    for i in range(job['count']):
-        size = int(rng.integers(50_000, 150_001))
-        at = int(rng.integers(0, len(block) - size))
-        writer[i] = {'data': block[at : at + size], 'label': i % 1000}
+    for i, record in enumerate(records(job['count'])):
+        writer[i] = {'data': record, 'label': i % 1000}
     writer.done()
     writer.merge()
+    tell()
 
 
 def collate(items):
@@ -49,10 +43,9 @@ def read():
         started = time.perf_counter()
         count = sum(next(items)[1].shape[0] for _ in range(job['batches']))
         seconds = time.perf_counter() - started
-        print(json.dumps({'rate': count / seconds}), flush=True)
     finally:
         shutil.rmtree(local, ignore_errors=True)
-    os._exit(0)
+    tell(rate=count / seconds)
 
 
 if __name__ == '__main__':

@@ -1,13 +1,11 @@
 """The orders of mosaicml-streaming and webdataset for the records of a sharded dataset."""
 
-import json
-import pathlib
 import random
 import sys
 
 import numpy as np
+from measuring import job, tell
 
-job = json.loads(pathlib.Path(sys.argv[2]).read_text())
 shards = [range(at, at + job['shard']) for at in range(0, job['count'], job['shard'])]
 
 
@@ -30,4 +28,4 @@ def webdataset():
 
 
 if __name__ == '__main__':
-    print(json.dumps(globals()[sys.argv[1]]()), flush=True)
+    tell(**globals()[sys.argv[1]]())

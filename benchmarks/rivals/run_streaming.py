@@ -1,29 +1,23 @@
 """mosaicml-streaming: MDS shards from S3, with nginx as the bucket, a cold local cache, and torch's loader."""
 
-import json
 import os
-import pathlib
 import shutil
 import sys
 import tempfile
 import time
 
 import numpy as np
-
-job = json.loads(pathlib.Path(sys.argv[2]).read_text())
+from measuring import job, records, tell
 
 
 def write():
     from streaming import MDSWriter
 
-    rng = np.random.default_rng(0)
-    block = rng.bytes(64 << 20)
     columns = {'data': 'bytes', 'label': 'int'}
     with MDSWriter(out=job['folder'], columns=columns, size_limit=1 << 26, progress_bar=False) as writer:
-        for i in range(job['count']):
-            size = int(rng.integers(50_000, 150_001))
-            at = int(rng.integers(0, len(block) - size))
-            writer.write({'data': block[at : at + size], 'label': i % 1000})
+        for i, record in enumerate(records(job['count'])):
+            writer.write({'data': record, 'label': i % 1000})
+    tell()
 
 
 def read():
@@ -49,10 +43,9 @@ def read():
         started = time.perf_counter()
         count = sum(next(items)[1].shape[0] for _ in range(job['batches']))
         seconds = time.perf_counter() - started
-        print(json.dumps({'rate': count / seconds}), flush=True)
     finally:
         shutil.rmtree(local, ignore_errors=True)
-    os._exit(0)
+    tell(rate=count / seconds)
 
 
 def collate(items):

@@ -148,7 +148,7 @@ def slow(folder: pathlib.Path, scale: float) -> Answer:
 def doubled(folder: pathlib.Path, scale: float) -> Answer:
     """The limit doubles after ten minutes."""
     count, rate, after = int(1000 * scale), RATE * scale, 600
-    run = Run(dataset(folder), count, Model(rate=rate, changes=((after, 2.0),)), Program('data')).run(after + 90)
+    run = Run(dataset(folder), count, Model(rate=rate, change=(after, 2.0)), Program('data')).run(after + 90)
     done = np.array(run.line('done'))
     used = [second - after for second in range(after, len(done) - 5) if done[second : second + 5].mean() >= 1.8 * rate]
     figures = {'90 % used after s': used[0] if used else float('inf'), 'share in the end': done[-20:].mean() / 2 / rate}

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from granular.aio.loader.loader import Loader as Loader
     from granular.aio.paths.path import Path as Path
     from granular.aio.pipeline.data_loader import DataLoader as DataLoader
+    from granular.aio.pipeline.data_loader import load as load
     from granular.aio.pipeline.iter_dataset import IterDataset as IterDataset
     from granular.aio.pipeline.iterator import DatasetIterator as DatasetIterator
-    from granular.aio.pipeline.load import load as load
     from granular.aio.pipeline.map_dataset import MapDataset as MapDataset
     from granular.aio.pipeline.spec import get_element_spec as get_element_spec
     from granular.aio.runtime.loop_resources import aclose as aclose
@@ -88,10 +88,9 @@ else:
             'granular.aio.loader.checkpoints': 'load_state save_state',
             'granular.aio.loader.loader': 'Loader',
             'granular.aio.paths.path': 'Path',
-            'granular.aio.pipeline.data_loader': 'DataLoader',
+            'granular.aio.pipeline.data_loader': 'DataLoader load',
             'granular.aio.pipeline.iter_dataset': 'IterDataset',
             'granular.aio.pipeline.iterator': 'DatasetIterator',
-            'granular.aio.pipeline.load': 'load',
             'granular.aio.pipeline.map_dataset': 'MapDataset',
             'granular.aio.pipeline.spec': 'get_element_spec',
             'granular.aio.runtime.loop_resources': 'aclose',

@@ -32,7 +32,6 @@ class Epochs(Shuffle):
         source = sources.Epochs(reader, seed=0)
 
     Args:
-      source: any source.
       length: number of datapoints per epoch; all of them by default.
       shuffle: True for numpy's permutation, the order of granular 0.21; False for the stored order; or an order of
         :mod:`granular.shuffle`.
@@ -65,10 +64,7 @@ class Transform(Element):
 
         source = sources.Transform(sources.Epochs(reader), flip)
 
-    Args:
-      source: any source.
-      fn: the function.
-      seed: first of the two seeds that the function receives.
+    The ``seed`` is the first of the two that the function receives.
     """
 
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
@@ -94,9 +90,7 @@ class Sample(Node):
         source = sources.Sample(reader, seed=0)
 
     Args:
-      source: any source.
       length: number of datapoints to draw from, from the start; all of them by default.
-      seed: integer.
     """
 
     seed: int
@@ -131,8 +125,6 @@ class Truncate(Wrapped):
         overfit = sources.Truncate(reader, limit=64)
 
     Args:
-      source: any source.
-      limit: maximum number of datapoints.
       length: number of datapoints of the source; its ``len`` by default.
     """
 
@@ -178,7 +170,6 @@ class Mix(SourceChoice):
         source = sources.Mix([web, books], weights=[0.9, 0.1], seed=0)
 
     Args:
-      sources: any sources.
       weights: relative probabilities of the sources, with any sum.
       seed: each choice depends only on (seed, step).
     """

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import granular
 from granular._lazy import import_extra
-from granular.cli.describe import Description, describe, open_any, printable, readable, refuse_other_formats
+from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.errors import InvalidArgumentError, UnknownTypeError
 from granular.view.sources import as_record
@@ -345,14 +345,14 @@ def _total(path: granular.Path) -> int:
     return sum((folder / name).stat().size for folder, _, files in path.walk() for name in files)
 
 
-def _print_description(description: Description) -> None:
+def _print_description(description: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text  # prints brackets literally, not as markup
 
     console = Console()
     head = Table.grid(padding=(0, 2))
     for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes', 'index'):
-        value: Any = description.get(name)
+        value = description.get(name)
         if name == 'versions' and value:
             name, value = 'format', f'version {", ".join(map(str, value))}'
         elif isinstance(value, bool):
@@ -360,7 +360,7 @@ def _print_description(description: Description) -> None:
         if value is not None:
             head.add_row(name, f'{value:,}' if isinstance(value, int) else Text(printable(value)))
     console.print(head, highlight=False, soft_wrap=True)
-    if description.get('keys'):
+    if description['keys']:
         table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
         for key, row in description['keys'].items():
             counts = [f'{row[name]:,}' if name in row else '' for name in ('records', 'bytes')]

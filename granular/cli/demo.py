@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,17 +24,7 @@ SHARD: Final = 500
 EPOCHS: Final = 2
 
 
-class Figures(NamedTuple):
-    """Duration and amount of the data that the loader read."""
-
-    datapoints: int
-    seconds: float
-    bytes: int
-    requests: int
-    ranges: int
-
-
-def run(store: str, keep: bool, out: 'Console', err: 'Console') -> Figures:
+def run(store: str, keep: bool, out: 'Console', err: 'Console') -> None:
     """Write the digits, stream two epochs with a stop in the middle, check them, and print the figures.
 
     Args:
@@ -58,7 +48,6 @@ def run(store: str, keep: bool, out: 'Console', err: 'Console') -> Figures:
         _report(figures, out)
         if keep:
             _keep(path, store, out)
-        return figures
 
 
 # --- steps
@@ -90,7 +79,8 @@ def _write(path: granular.Path, err: 'Console') -> None:
             )
 
 
-def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console') -> tuple[list[int], Figures]:
+def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console') -> tuple[list[int], dict[str, str]]:
+    """Return the indices in the order in which they came, and figures to report."""
     source = granular.sources.Transform(granular.sources.Epochs(reader, shuffle=True, seed=0), preprocess)
     total = EPOCHS * len(reader)
     batches = -(-total // BATCH)
@@ -109,8 +99,13 @@ def _stream(reader: granular.ShardedDatasetReader, out: 'Console', err: 'Console
         seconds, after = time.perf_counter() - began, granular.io_stats()
     finally:
         loader.close()
-    moved = {name: after[name] - before[name] for name in after}
-    return order[:total], Figures(len(order), seconds, moved['bytes'], moved['requests'], moved['ranges'])
+    nbytes, requests, ranges = (after[name] - before[name] for name in ('bytes', 'requests', 'ranges'))
+    return order[:total], {
+        'datapoints/s': f'{len(order) / seconds:,.0f}',
+        'MB/s': f'{nbytes / seconds / 1e6:,.2f}',
+        'requests': f'{requests:,}',
+        'saved by coalescing': f'{ranges - requests:,} of {ranges:,}',
+    }
 
 
 def _check(order: list[int], length: int) -> None:
@@ -122,15 +117,13 @@ def _check(order: list[int], length: int) -> None:
         raise GranularError('both epochs have the same order')
 
 
-def _report(figures: Figures, out: 'Console') -> None:
+def _report(figures: dict[str, str], out: 'Console') -> None:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_row('both epochs held', 'every datapoint once, in different orders')
-    table.add_row('datapoints/s', f'{figures.datapoints / figures.seconds:,.0f}')
-    table.add_row('MB/s', f'{figures.bytes / figures.seconds / 1e6:,.2f}')
-    table.add_row('requests', f'{figures.requests:,}')
-    table.add_row('saved by coalescing', f'{figures.ranges - figures.requests:,} of {figures.ranges:,}')
+    for row in figures.items():
+        table.add_row(*row)
     out.print(table, highlight=False)
 
 

@@ -1,6 +1,6 @@
 """Describes datasets as plain data, for the command line."""
 
-from typing import Any, TypedDict, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,35 +11,13 @@ from granular.aio.datasets.index import index_path
 from granular.aio.datasources.detect import format_of
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import shard_number
-from granular.sync.datasets import DatasetReader, ShardedDatasetReader
+from granular.sync.datasets import ShardedDatasetReader
 from granular.sync.path import Path
 from granular.view.sources import source_of
 
-_MAX_VALUES = 8  # number of array values to show
-_DEPTH = 64  # limit on the nesting of lists and maps
-
-
-class Key(TypedDict, total=False):
-    """One key of a dataset, or a column of another file, whose records are not counted."""
-
-    type: str
-    records: int
-    bytes: int
-
-
-class Description(TypedDict, total=False):
-    """A dataset, or a file of another format."""
-
-    url: str
-    kind: str
-    layout: str
-    versions: list[int]
-    shards: int
-    datapoints: int
-    bytes: int
-    index: bool
-    spec: dict[str, str]
-    keys: dict[str, Key]
+_FACTS: Final = ('kind', 'layout', 'versions', 'shards', 'bytes')
+_MAX_VALUES: Final = 8  # number of array values to show
+_DEPTH: Final = 64  # limit on the nesting of lists and maps
 
 
 def refuse_other_formats(path: Path) -> None:
@@ -61,17 +39,14 @@ def open_any(path: Path, decoders: Decoders) -> Any:
     Raises:
       NotFoundError: if there is nothing that has a reader; it says so if a conversion has not finished.
     """
-    if path.suffix != '.bag' and not format_of(path.name):
-        for cls in (DatasetReader, ShardedDatasetReader):
-            try:
-                return cls(path, decoders, cache_index=False)
-            except NotFoundError:
-                continue
-            except CorruptDatasetError:
-                _refuse_unfinished(path)
-                raise
-    _refuse_unfinished(path)
-    return granular.open(path, decoders)
+    try:
+        try:
+            return granular.open(path, decoders, cache_index=False)
+        except InvalidArgumentError:  # files of other formats have no such option
+            return granular.open(path, decoders)
+    except (NotFoundError, CorruptDatasetError):
+        _refuse_unfinished(path)
+        raise
 
 
 def _refuse_unfinished(path: Path) -> None:
@@ -84,22 +59,24 @@ def _refuse_unfinished(path: Path) -> None:
         )
 
 
-def describe(path: Path) -> Description:
+def describe(path: Path) -> dict[str, Any]:
     """Describe what is at a path. Of a dataset, only the ends of tables are read, never records.
+
+    Facts that files of its format do not have are left out.
 
     Raises:
       NotFoundError: if there is nothing that has a reader.
     """
     with open_any(path, None) as reader:
         facts = source_of(reader.aio).describe()
-        keys = {row.pop('key'): row for row in facts.pop('keys')}
-        description = {name: value for name, value in facts.items() if name in Description.__annotations__}
+        description = {name: facts[name] for name in _FACTS if facts.get(name) is not None}
+        keys = {row.pop('key'): row for row in facts['keys']}
         description.update(url=f'{path}', datapoints=len(reader), keys=keys)
         if hasattr(reader, 'spec'):
             description['spec'] = reader.spec
         if isinstance(reader, ShardedDatasetReader):
             description['index'] = Path(index_path(path.aio)).exists()
-        return cast(Description, {name: value for name, value in description.items() if value is not None})
+        return description
 
 
 def printable(text: str) -> str:

@@ -46,16 +46,12 @@ class Prices:
     def of(cls, scheme: str, read: float | None = None, egress: float | None = None) -> Self:
         """Return the prices of a store by its scheme, with those that are given; 0 for a store of unknown prices."""
         table = stores()
-        store = table['stores'].get(
-            scheme, {'name': scheme or 'local disk', 'read_per_1000': 0.0, 'egress_per_gb': 0.0, 'source': ''}
-        )
-        return cls(
-            store['name'],
-            table['date'] if scheme in table['stores'] else '',
-            store['read_per_1000'] if read is None else read,
-            store['egress_per_gb'] if egress is None else egress,
-            store['source'],
-        )
+        store = table['stores'].get(scheme)
+        if store is None:
+            return cls(scheme or 'local disk', '', read or 0.0, egress or 0.0, '')
+        read = store['read_per_1000'] if read is None else read
+        egress = store['egress_per_gb'] if egress is None else egress
+        return cls(store['name'], table['date'], read, egress, store['source'])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,66 +117,53 @@ class Rates:
 UNKNOWN: Final = Rates()
 
 
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What one host reads.
+def time_of(
+    rates: Rates,
+    *,
+    units: float,
+    ahead: float,
+    rounds: int,
+    requests: float,
+    nbytes: float,
+    batches: float,
+    batch: int,
+    concurrency: int,
+) -> tuple[float, str, int | None]:
+    """Return the seconds that the reads of one host take.
 
-    Attributes:
+    Args:
+      rates: what it can read.
       units: batches or windows. Each is requested as a whole.
       ahead: units that are read at a time.
       rounds: requests after each other that a unit takes: references, then records.
-      requests, bytes, datapoints, batches: of all units.
+      requests, nbytes, batches: of all units.
+      batch: datapoints in a batch.
       concurrency: requests in flight, at most; 0 if that adapts.
+
+    Returns:
+      The seconds; what limits them: latency, bandwidth, requests, concurrency or processor; and the units to read at a
+      time, from which on latency does not limit them, None if nothing else is known.
     """
-
-    units: float
-    ahead: float
-    rounds: int
-    requests: float
-    bytes: float
-    datapoints: float = 0
-    batches: float = 0
-    concurrency: int = 0
-
-    def time(self, rates: Rates) -> 'Time | None':
-        """Return the time that it takes; None if no rate is known."""
-        if rates == UNKNOWN:
-            return None
-        latency = rates.latency or 0.0
-        shares = {
-            'bandwidth': self.bytes / (rates.bytes_per_second or math.inf),
-            'requests': self.requests / (rates.requests_per_second or math.inf),
-            'concurrency': self.requests * latency / (self.concurrency or math.inf),
-        }
-        # One thread sends the requests and makes the batches, also while units wait for their replies.
-        batches = _DATAPOINT * self.datapoints + _BATCH * self.batches
-        thread = shares['requests'] + batches
-        waiting, transfer = self.rounds * latency * self.units, max(shares.values())
-        seconds, busy = (waiting + transfer) / self.ahead, max(transfer, thread)
-        if seconds > busy:
-            limit = 'latency'
-        elif thread > transfer and batches > shares['requests']:
-            limit = 'processor'
-        else:
-            limit = max(shares, key=lambda name: shares[name])
-        # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
-        began = (_OPENING + 2 * self.rounds) * latency
-        return Time(began + max(seconds, busy), limit, math.ceil((waiting + transfer) / busy) if busy else None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Time:
-    """The time of reads.
-
-    Attributes:
-      seconds: the time.
-      limit: what limits it: latency, bandwidth, requests, concurrency or processor.
-      enough: units to read at a time, from which on latency does not limit it; None if nothing else is known.
-    """
-
-    seconds: float
-    limit: str
-    enough: int | None
+    latency = rates.latency or 0.0
+    shares = {
+        'bandwidth': nbytes / (rates.bytes_per_second or math.inf),
+        'requests': requests / (rates.requests_per_second or math.inf),
+        'concurrency': requests * latency / (concurrency or math.inf),
+    }
+    # One thread sends the requests and makes the batches, also while units wait for their replies.
+    making = batches * (_DATAPOINT * batch + _BATCH)
+    thread = shares['requests'] + making
+    waiting, transfer = rounds * latency * units, max(shares.values())
+    seconds, busy = (waiting + transfer) / ahead, max(transfer, thread)
+    if seconds > busy:
+        limit = 'latency'
+    elif thread > transfer and making > shares['requests']:
+        limit = 'processor'
+    else:
+        limit = max(shares, key=lambda name: shares[name])
+    # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
+    began = (_OPENING + 2 * rounds) * latency
+    return began + max(seconds, busy), limit, math.ceil((waiting + transfer) / busy) if busy else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Plans of training runs: requests, bytes, dollars, time, memory and mixing of orders."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -8,7 +9,7 @@ import numpy as np
 
 import granular
 from granular import shuffle
-from granular.cli.model import UNKNOWN, Limit, Prices, Rates, Share, Work, check, readable_size, share
+from granular.cli.model import UNKNOWN, Limit, Prices, Rates, Share, check, readable_size, share, time_of
 from granular.cli.planner import CACHE_BLOCK, Planner
 from granular.config import GiB
 from granular.errors import InvalidArgumentError
@@ -18,6 +19,7 @@ _LABELS: Final = 100  # of the sorted dataset by which mixing is measured
 _SAMPLES: Final = 64  # batches, and times 4 blocks, up to which all are planned
 _BUFFER: Final = GiB  # bytes that the blocks of an order may take
 _WELL_MIXED: Final = 0.97
+_SEED: Final = 0  # of the orders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,6 @@ class Run:
       memory: bytes that the data may take on a host.
       disk: bytes that a block cache may take on a host.
       prefetch: batches that a Loader reads ahead.
-      seed: of the orders.
     """
 
     batch: int
@@ -40,7 +41,6 @@ class Run:
     memory: float = GiB
     disk: float = 10 * GiB
     prefetch: int = 8
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ('batch', 'epochs', 'hosts'):
@@ -177,10 +177,10 @@ class _Estimate:
     def __init__(self, planner: Planner, run: Run, rates: Rates, prices: Prices, limit: Limit) -> None:
         self._planner, self._run, self._rates, self._prices, self._limit = planner, run, rates, prices, limit
         self._mean = planner.nbytes / planner.length
-        self._random = np.random.default_rng(run.seed)
+        self._random = np.random.default_rng(_SEED)
         # A Loader leaves out the last datapoints that give no full batch on each host.
         self._steps = planner.length // (run.batch * run.hosts) * run.hosts
-        self._full: tuple[int, int, str] | None = None
+        self._all = _Subset(planner.lengths, 1)
 
     def defaults(self) -> list[str]:
         """Return the orders to compare."""
@@ -194,12 +194,10 @@ class _Estimate:
         name, _, settings = order.partition(':')
         match name:
             case 'full' if not settings:
-                requests, nbytes, exact = self._shuffled()
-                return [self._plan('shuffle.Index()', requests, nbytes, exact, self._mixing(shuffle.Index()))]
+                return [self._plan('shuffle.Index()', *self._shuffled, self._mixing(shuffle.Index(), self._all))]
             case 'sequential' if not settings:
-                order_of = shuffle.Sequential()
-                requests, nbytes, exact = self._batches(order_of)
-                return [self._plan('shuffle.Sequential()', requests, nbytes, exact, self._mixing(order_of))]
+                in_order = shuffle.Sequential()
+                return [self._plan('shuffle.Sequential()', *self._batches(in_order), self._mixing(in_order, self._all))]
             case 'cache' if not settings:
                 return [self._with_cache()]
             case 'blocks':
@@ -236,23 +234,17 @@ class _Estimate:
           windows: the windows that a host reads, and how many at a time; None if it reads batches.
         """
         run, planner = self._run, self._planner
-        first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, run.seed, 0)
+        first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, _SEED, 0)
         opening = (planner.opening + planner.reads(first)[0]) * run.hosts
         dollars = (requests + opening) / 1000 * self._prices.read + nbytes / 1e9 * self._prices.egress
         batches = self._steps * run.epochs / run.hosts
         units, ahead = windows or (batches, run.prefetch + 1)
-        work = Work(
-            units,
-            ahead,
-            planner.rounds,
-            requests / run.hosts,
-            nbytes / run.hosts,
-            batches * run.batch,
-            batches,
-            planner.concurrency,
-        )
-        time = work.time(self._rates)
-        seconds, limits = (None, '') if time is None else (time.seconds, time.limit)
+        seconds, limits, enough = None, '', None
+        if self._rates != UNKNOWN:
+            seconds, limits, enough = time_of(
+                self._rates, units=units, ahead=ahead, rounds=planner.rounds, requests=requests / run.hosts,
+                nbytes=nbytes / run.hosts, batches=batches, batch=run.batch, concurrency=planner.concurrency,
+            )  # fmt: skip
         shared = share(self._limit, run.hosts, requests, seconds)
         if shared is not None and seconds is not None and shared.seconds > seconds:
             seconds, limits = shared.seconds, 'the store'
@@ -261,41 +253,35 @@ class _Estimate:
             obstacle = f'takes {readable_size(memory)} of memory, {readable_size(run.memory)} are allowed'
         elif disk > run.disk:
             obstacle = f'takes {readable_size(disk)} of disk, {readable_size(run.disk)} are allowed'
-        enough = None if time is None or windows or time.enough is None else time.enough - 1
         return Plan(
-            order, round(requests), round(nbytes), opening, dollars, seconds, limits, enough, shared, memory, disk,
-            mixing, exact, obstacle,
+            order, round(requests), round(nbytes), opening, dollars, seconds, limits,
+            None if windows or enough is None else enough - 1, shared, memory, disk, mixing, exact, obstacle,
         )  # fmt: skip
 
+    @functools.cached_property
     def _shuffled(self) -> tuple[int, int, str]:
-        """Return requests and bytes of a full shuffle."""
-        if self._full is None:
-            self._full = self._batches(shuffle.Index())
-        return self._full
+        return self._batches(shuffle.Index())
 
     def _batches(self, order: shuffle.Order) -> tuple[int, int, str]:
-        """Return requests and bytes of an order that is read in batches."""
+        """Return requests and bytes of an order that is read in batches, and whether these are exact."""
         count = self._steps * self._run.epochs
         chosen = self._sample(count, _SAMPLES)
-        planned = [self._planner.reads(self._batch(order, step, self._steps)) for step in chosen.tolist()]
+        planned = [self._planner.reads(self._batch(order, step, self._steps, self._all)) for step in chosen.tolist()]
         requests, nbytes = (np.array(planned).sum(0) * (count / len(chosen))).tolist()
         return requests, nbytes, 'exact' if len(chosen) == count else 'estimate'
 
     def _sample(self, count: int, most: int) -> Ints:
         return np.arange(count) if count <= most else np.sort(self._random.choice(count, most, replace=False))
 
-    def _batch(self, order: shuffle.Order, step: int, steps: int, subset: '_Subset | None' = None) -> Ints:
+    def _batch(self, order: shuffle.Order, step: int, steps: int, subset: _Subset) -> Ints:
         epoch, number = divmod(step, steps)
         positions = np.arange(number * self._run.batch, (number + 1) * self._run.batch)
-        length = self._planner.length if subset is None else subset.length
-        indices = order.lookup(positions, length, self._run.seed, epoch)
-        return indices if subset is None else subset.locate(indices)
+        return subset.locate(order.lookup(positions, subset.length, _SEED, epoch))
 
-    def _mixing(self, order: shuffle.Order, subset: '_Subset | None' = None) -> float:
+    def _mixing(self, order: shuffle.Order, subset: _Subset) -> float:
         """Return the labels in a batch of a sorted dataset, relative to those of a batch drawn at random."""
         length, batch = self._planner.length, self._run.batch
-        steps = (length if subset is None else subset.length) // batch
-        if not steps:
+        if not (steps := subset.length // batch):
             return 0.0
         epochs = max(1, _SAMPLES // steps)
         batches = [self._batch(order, step, steps, subset) for step in self._sample(steps * epochs, _SAMPLES).tolist()]
@@ -309,11 +295,11 @@ class _Estimate:
     def _in_blocks(self, order: shuffle.Blocks, own: bool) -> Plan:
         """Plan blocks: each host reads all of them, or those of its own shards."""
         planner, run = self._planner, self._run
-        subset = _Subset(planner.lengths, run.hosts) if own else _Subset(planner.lengths, 1)
+        subset = _Subset(planner.lengths, run.hosts) if own else self._all
         count = -(-subset.length // order.block)
         # The blocks of the first window are read one by one, later ones in groups of which requests are shared.
         ahead = order.groups_per_window(subset.length)
-        size = len(order.group(0, subset.length, run.seed))
+        size = len(order.group(0, subset.length, _SEED))
         groups = max(0, -(-count * run.epochs // size) - ahead)
         single = min(ahead * size, count)
         singles = self._sample(single, 4 * _SAMPLES)
@@ -324,7 +310,7 @@ class _Estimate:
             return np.array(reads).sum(0) * (of / len(reads)) if reads else np.zeros(2)
 
         sums = planned([np.array([i]) for i in singles.tolist()], single)
-        blocks = [order.group(i, subset.length, run.seed) for i in chosen.tolist()]
+        blocks = [order.group(i, subset.length, _SEED) for i in chosen.tolist()]
         sums += planned([part[part < count * run.epochs] % count for part in blocks], groups)
         requests, nbytes = (sums * run.hosts).tolist()
         whole = len(singles) == single and len(chosen) == groups and not own
@@ -354,7 +340,7 @@ class _Estimate:
     def _with_cache(self) -> Plan:
         """Plan a full shuffle with a block cache on each host: each host fetches each block at most once."""
         planner, run = self._planner, self._run
-        requests = self._shuffled()[0]
+        requests = self._shuffled[0]
         records = planner.length / max(1, planner.blocks)  # datapoints in a block, on average
         reached = 1 - (1 - 1 / run.hosts) ** (run.epochs * max(1.0, records))
         blocks = planner.blocks * reached * run.hosts
@@ -365,7 +351,7 @@ class _Estimate:
             min(requests, blocks) if run.epochs == 1 else blocks,
             blocks * CACHE_BLOCK,
             exact,
-            self._mixing(shuffle.Index()),
+            self._mixing(shuffle.Index(), self._all),
             disk=disk,
         )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -64,12 +65,8 @@ def plan(
     Reads the tables of the dataset, but no records.
     """
     path = open_path(url)
-    measured = _rates(bench)
-    rates = Rates(
-        measured.bytes_per_second if bytes_per_second is None else bytes_per_second,
-        measured.requests_per_second if requests_per_second is None else requests_per_second,
-        measured.latency if latency is None else latency,
-    )
+    given = {'bytes_per_second': bytes_per_second, 'requests_per_second': requests_per_second, 'latency': latency}
+    rates = dataclasses.replace(_rates(bench), **{name: rate for name, rate in given.items() if rate is not None})
     run = plans.Run(batch, epochs, hosts, memory * GiB, disk * GiB, prefetch)
     scheme = path.store.root.partition('://')[0]
     prices, limit = Prices.of(scheme, read_price, egress_price), Limit.of(scheme, prefix_rate, prefixes)
@@ -102,7 +99,6 @@ def bench(
 
 def _print_result(result: benches.Result) -> None:
     console = _console()
-
     note = '' if result.complete else ', ended early: allow more --seconds for all measurements'
     read = f'{result.requests:,} requests, {readable_size(result.bytes)} in {result.seconds:.1f} s'
     say(console, f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
@@ -110,25 +106,18 @@ def _print_result(result: benches.Result) -> None:
         say(console, f'first byte: p50 {result.first_byte_p50 * 1e3:.3g} ms, p99 {result.first_byte_p99 * 1e3:.3g} ms')
     if result.connection_bytes_per_second:
         say(console, f'one connection: {readable_size(result.connection_bytes_per_second)}/s')
-    table = Table(box=None, header_style='bold')
-    for name in ('in flight', 'size', 'requests/s', 'bytes/s', 'CPU', 'us CPU/request'):
-        table.add_column(name, justify='right', no_wrap=True)
+    table = _table((), ('in flight', 'size', 'requests/s', 'bytes/s', 'CPU', 'us CPU/request'))
     table.add_column('', no_wrap=True)
     for measurements in (result.by_in_flight, result.by_size):
         highest = max((one.bytes_per_second for one in measurements), default=0.0)
         for one in measurements:
-            if not one.requests:
-                table.add_row(f'{one.in_flight}', readable_size(one.size), '?', '?', '?', '?')
-                continue
-            table.add_row(
-                f'{one.in_flight}',
-                readable_size(one.size),
-                f'{one.requests_per_second:,.0f}',
-                f'{readable_size(one.bytes_per_second)}/s',
-                f'{one.cpu:.0%}',
-                f'{one.cpu_per_request * 1e6:,.0f}',
-                '█' * round(30 * one.bytes_per_second / max(highest, 1.0)),
-            )
+            cells = ['?'] * 4
+            if one.requests:
+                cells = [
+                    f'{one.requests_per_second:,.0f}', f'{readable_size(one.bytes_per_second)}/s', f'{one.cpu:.0%}',
+                    f'{one.cpu_per_request * 1e6:,.0f}', '█' * round(30 * one.bytes_per_second / max(highest, 1.0)),
+                ]  # fmt: skip
+            table.add_row(f'{one.in_flight}', readable_size(one.size), *cells)
         table.add_section()
     console.print(table, highlight=False)
     say(console, f'throttled {result.throttled}, retried {result.retries}')
@@ -143,6 +132,14 @@ def _console() -> Console:
     """Return a console on which no column of a table is cut off, however narrow the terminal."""
     console = Console()
     return console if console.width >= _WIDTH else Console(width=_WIDTH)
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """Return a table of columns that are flush left, and of others that are flush right."""
+    table = Table(box=None, header_style='bold')
+    for name in (*left, *right):
+        table.add_column(name, justify='right' if name in right else 'left', no_wrap=True)
+    return table
 
 
 def _rates(file: pathlib.Path | None) -> Rates:
@@ -162,11 +159,7 @@ def _rates(file: pathlib.Path | None) -> Rates:
 
 def _print_plans(report: plans.Report, rates: Rates) -> None:
     console = _console()
-    table = Table(box=None, header_style='bold')
-    table.add_column('')
-    table.add_column('order', no_wrap=True)
-    for name in ('requests', 'bytes', 'dollars', 'time', 'memory', 'disk', 'mixing'):
-        table.add_column(name, justify='right', no_wrap=True)
+    table = _table(('', 'order'), ('requests', 'bytes', 'dollars', 'time', 'memory', 'disk', 'mixing'))
     for one in report.plans:
         bound = {'exact': '', 'estimate': '~', 'at most': '≤'}[one.exact]
         table.add_row(
@@ -202,11 +195,8 @@ def _print_shares(console: Console, report: plans.Report) -> None:
     limit, shares = report.limit, [(one.order, one.share) for one in report.plans if one.share is not None]
     if limit.rate is None or not shares:
         return
-    table = Table(box=None, header_style='bold')
-    table.add_column('')
-    table.add_column('order', no_wrap=True)
-    for name in ('requests/s of all hosts', 'refused', 'answered/s for a host', f'{limit.parts} needed'):
-        table.add_column(name, justify='right', no_wrap=True)
+    names = ('requests/s of all hosts', 'refused', 'answered/s for a host', f'{limit.parts} needed')
+    table = _table(('', 'order'), names)
     for order, share in shares:
         known = share.wanted is not None and share.prefixes is not None
         table.add_row(
@@ -220,10 +210,8 @@ def _print_shares(console: Console, report: plans.Report) -> None:
     say(console, '')
     console.print(table, highlight=False)
     source = f' ({limit.source})' if limit.source else ''
-    say(
-        console,
-        f'limit: {limit.rate:,.0f} requests/s per {limit.per}{source}; {limit.parts} of the data: {limit.prefixes:,}',
-    )
+    rate = f'{limit.rate:,.0f} requests/s per {limit.per}{source}'
+    say(console, f'limit: {rate}; {limit.parts} of the data: {limit.prefixes:,}')
 
 
 def _duration(seconds: float) -> str:

@@ -77,30 +77,21 @@ def convert(
     """Convert Parquet, ArrayRecord, TFRecord, WebDataset or Hugging Face files, or images in folders by class."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    options: Any = {
-        'format': format,
-        'spec': pairs('--spec', 'TYPE, such as label=int', spec),
-        'shardlen': shardlen or None,
-        'layout': layout,
-    }
     if on_error not in ('stop', 'skip'):
         raise InvalidArgumentError(f"--on-error: expected 'stop' or 'skip', got {on_error!r}")
-    options.update(checksums=checksums, parallel=parallel, engine=engine)
-    options['on_error'] = 'raise' if on_error == 'stop' else on_error
+    options: Any = {
+        'format': format, 'spec': pairs('--spec', 'TYPE, such as label=int', spec), 'shardlen': shardlen or None,
+        'layout': layout, 'checksums': checksums, 'parallel': parallel, 'engine': engine,
+        'on_error': 'raise' if on_error == 'stop' else on_error,
+    }  # fmt: skip
     source_path, target_path = open_path(source), open_path(target)
     console = Console(stderr=True)
     if dry_run or console.is_terminal:
         done = granular.convert(source_path, target_path, **options, dry_run=True)
     if not dry_run:
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn('datapoints'),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
         total = done.datapoints if console.is_terminal else None
-        with show_progress(console, 'convert', total, *columns) as advance:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn('datapoints'), TimeElapsedColumn())
+        with show_progress(console, 'convert', total, *columns, TimeRemainingColumn()) as advance:
             done = granular.convert(source_path, target_path, **options, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))

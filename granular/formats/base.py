@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+from granular.errors import EncodeError
+
 Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 Buffer = bytes | bytearray | memoryview
@@ -23,3 +25,16 @@ class Codec(NamedTuple):
     decode: Decoder
     family: Family
     light: bool = False
+
+
+def checked_file(value: Buffer, format: str, expected: str, fits: bool) -> bytes:
+    """Return a file, which is kept as it is; raise ``EncodeError`` unless it fits the type that is expected."""
+    if not fits:
+        raise EncodeError(f'{format}: expected a {expected} file, got {outline_of(value)}')
+    return bytes(value)
+
+
+def outline_of(data: Buffer) -> str:
+    """Describe the bytes of a file that is none of those expected, for errors."""
+    head = bytes(memoryview(data)[:12])
+    return f'{memoryview(data).nbytes} bytes that begin with {head!r}' if head else 'an empty file'

@@ -25,10 +25,8 @@ def seal(seed: int, left: bytes, right: bytes) -> int:
 
 
 def load(data: bytes, records: int, name: str) -> Sums:
-    """Return the content of a checksum file, which may be ahead of a bag that grows.
-
-    Raises:
-      CorruptBagError: if it has fewer checksums than the bag has records.
+    """Return the content of a checksum file, which may be ahead of a bag that grows; raise ``CorruptBagError`` if it
+    has fewer checksums than the bag has records.
     """
     if len(data) < 4 * records:
         raise CorruptBagError(f'{name}: expected {records} checksums, one per record of its bag, got {len(data) // 4}')

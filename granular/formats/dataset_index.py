@@ -59,10 +59,8 @@ def dump_footer(directory: bytes, start: int) -> bytes:
 
 
 def parse_footer(tail: bytes, size: int, name: str) -> Footer:
-    """Return the footer of an index file, from its last bytes and its size.
-
-    Raises:
-      CorruptDatasetError: if it is not an index file, or of a later format.
+    """Return the footer of an index file, from its last bytes and its size; raise ``CorruptDatasetError`` if it is not
+    an index file, or of a later format.
     """
     if len(tail) < FOOTER or tail[-len(MAGIC) :] != MAGIC:
         raise CorruptDatasetError(f'{name}: expected {MAGIC!r} at the end, got {tail[-len(MAGIC) :]!r}')
@@ -134,10 +132,8 @@ def dump_directory(directory: Directory) -> bytes:
 
 
 def parse_directory(data: bytes, start: int, name: str) -> Directory:
-    """Return the directory of an index file, whose checksum was compared; the pages end at ``start``.
-
-    Raises:
-      CorruptDatasetError: if it does not describe bags.
+    """Return the directory of an index file, whose checksum was compared and whose pages end at ``start``; raise
+    ``CorruptDatasetError`` if it does not describe bags.
     """
     try:
         return _parse(data, start, name)
@@ -163,12 +159,9 @@ def _parse(data: bytes, start: int, name: str) -> Directory:
     if layout == 'refs':
         kinds = np.frombuffer(data, np.uint8, shards * len(spec), at).reshape(shards, len(spec))
         at += kinds.nbytes
-        most = [ANY] * len(spec)
-        if (kinds > most).any():
+        if (kinds > ANY).any():
             raise CorruptDatasetError(f'{name}: unknown kinds of references: {kinds.max()}')
-        scalars = [i for i, kind in enumerate(spec.values()) if not is_sequence(kind)]
-        sequences = [i for i, kind in enumerate(spec.values()) if is_sequence(kind)]
-        if (kinds[:, scalars] == RUNS).any() or (kinds[:, sequences] == SAME).any():
+        if (kinds == np.where([is_sequence(kind) for kind in spec.values()], SAME, RUNS)).any():
             raise CorruptDatasetError(f'{name}: kinds of references that do not fit the spec {spec!r:.200}')
     elif any(is_sequence(kind) for kind in spec.values()):
         raise CorruptDatasetError(f'{name}: sequences in layout {layout!r}')

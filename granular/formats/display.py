@@ -30,7 +30,8 @@ def html_table(datapoints: Sequence[Any]) -> str:
     rows = [datapoint if isinstance(datapoint, Mapping) else {'record': datapoint} for datapoint in datapoints]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     head = ''.join(f'<th>{_text(key)}</th>' for key in keys)
-    body = ''.join(f'<tr>{"".join(_cell(row, key) for key in keys)}</tr>' for row in rows)
+    cells = ([_value(row[key]) if key in row else '' for key in keys] for row in rows)
+    body = ''.join(f'<tr>{"".join(f"<td>{cell}</td>" for cell in row)}</tr>' for row in cells)
     return f'<table><tr>{head}</tr>{body}</table>'
 
 
@@ -53,10 +54,6 @@ def _fact(name: str, value: Any) -> str:
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return html.escape(text if len(text) <= _TEXT else f'{text[:_TEXT]}…')
-
-
-def _cell(row: Mapping[Any, Any], key: Any) -> str:
-    return f'<td>{_value(row[key])}</td>' if key in row else '<td></td>'
 
 
 def _value(value: Any) -> str:

@@ -35,10 +35,8 @@ _PADDED: Final = 10**6  # shards whose names have six digits
 
 
 def table_start(tail: bytes, size: int, name: str) -> int:
-    """Return the position at which the table of a bag of version 1 or 2 starts, from its last 8 bytes or more.
-
-    Raises:
-      CorruptBagError: if the file has no valid table.
+    """Return the position at which the table of a bag of version 1 or 2 starts, from its last 8 bytes or more; raise
+    ``CorruptBagError`` if the file has no valid table.
     """
     if size < LIMIT:
         raise CorruptBagError(f'{name}: expected a bag, which ends with a table of 8-byte limits, got {size} bytes')
@@ -74,15 +72,8 @@ def blank_limits(count: int, name: str) -> Ints:
 
 
 def finish_limits(filled: Ints, datasize: int, name: str) -> tuple[int, Ints]:
-    """Return the version (1 or 2) and limits of a single-file bag that was read, or the limits of a version 3 bag.
-
-    Args:
-      filled: the array from ``blank_limits``, filled. A table that itself begins with a zero is of version 1.
-      datasize: the bytes of all records; the last limit must not exceed it.
-      name: the file, for the error.
-
-    Raises:
-      CorruptBagError: if the limits decrease or exceed the data.
+    """Return the version (1 or 2) and the checked limits of a single-file bag, or the limits of a version 3 bag, given
+    the array from ``blank_limits``, filled. A table that itself begins with a zero is of version 1.
     """
     version = 1 if len(filled) > 1 and filled[1] == 0 else 2
     return version, check_limits(filled[1:] if version == 1 else filled, datasize, name)
@@ -125,15 +116,8 @@ def pack_refs(refs: list[Any]) -> bytes:
 
 
 def unpack_refs(records: Iterable[bytes], spec: Mapping[str, str], name: str) -> tuple[Ints, Ints]:
-    """Return the first record and the number of records of datapoints, int64 of shape (datapoints, keys).
-
-    Args:
-      records: the record of each datapoint in ``refs.bag``.
-      spec: the dataset's spec, in sorted order.
-      name: the file, for the error.
-
-    Raises:
-      CorruptDatasetError: if a record does not fit the spec.
+    """Return the first record and the number of records of datapoints, int64 of shape (datapoints, keys), from their
+    records in ``refs.bag``; raise ``CorruptDatasetError`` if one does not fit the spec, which is sorted.
     """
     sequence = [is_sequence(kind) for kind in spec.values()]
     flat: list[tuple[int, ...]] = []
@@ -185,20 +169,15 @@ def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
     """
     if layout not in ('refs', 'columns'):
         raise InvalidArgumentError(f"layout: expected 'refs' or 'columns', got {layout!r}")
-    if not isinstance(spec, Mapping) or not spec:
-        raise SpecError(f'expected a mapping from keys to types as the spec, got {spec!r}')
-    for key, kind in spec.items():
-        if not isinstance(key, str) or not _KEY.fullmatch(key):
-            raise SpecError(f'key {key!r} cannot be a file name: expected [a-z_] and then [A-Za-z0-9_.-]')
-        if not isinstance(kind, str) or not _KIND.match(kind):
-            raise SpecError(f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r}')
-        if layout == 'refs' and key == 'refs':
-            raise SpecError("key 'refs' is reserved: the refs layout stores its references in refs.bag")
+    checked = _sorted_spec(spec)
+    if layout == 'refs' and 'refs' in checked:
+        raise SpecError("key 'refs' is reserved: the refs layout stores its references in refs.bag")
+    for key, kind in checked.items():
         if layout == 'columns' and is_sequence(kind):
             raise SpecError(
                 f'key {key!r} has type {kind!r}: the columns layout does not support sequences, the refs layout does'
             )
-    return dict(sorted(spec.items()))
+    return checked
 
 
 def dump_spec(spec: Spec) -> bytes:
@@ -211,15 +190,21 @@ def parse_spec(content: bytes, name: str) -> Spec:
     valid spec.
     """
     try:
-        spec = json.loads(content)
+        return _sorted_spec(json.loads(content))
+    except SpecError as error:
+        raise CorruptDatasetError(f'{name}: {error}') from error
     except (ValueError, RecursionError) as error:
         raise CorruptDatasetError(f'{name}: is not JSON: {error}') from error
-    if not isinstance(spec, dict) or not spec or not all(isinstance(kind, str) for kind in spec.values()):
-        raise CorruptDatasetError(f'{name}: expected a mapping from keys to names of types, got {spec!r:.200}')
-    if bad := [key for key in spec if not _KEY.fullmatch(key)]:
-        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} cannot be file names')
-    if bad := [key for key, kind in spec.items() if not _KIND.match(kind)]:
-        raise CorruptDatasetError(f'{name}: keys {bad!r:.200} have types that are not names')
+
+
+def _sorted_spec(spec: Any) -> Spec:
+    if not isinstance(spec, Mapping) or not spec:
+        raise SpecError(f'expected a mapping from keys to types as the spec, got {spec!r:.200}')
+    if bad := [key for key in spec if not isinstance(key, str) or not _KEY.fullmatch(key)]:
+        raise SpecError(f'keys {bad!r:.200} cannot be file names: expected [a-z_] and then [A-Za-z0-9_.-]')
+    for key, kind in spec.items():
+        if not isinstance(kind, str) or not _KIND.match(kind):
+            raise SpecError(f'type of key {key!r}: expected a name such as "utf8" or "utf8[]", got {kind!r:.200}')
     return dict(sorted(spec.items()))
 
 

@@ -128,7 +128,7 @@ def decode(record: Buffer) -> Any:
 
         return read(record[5:stop])
     except (*UNPACKING, struct.error, AttributeError) as error:
-        raise DecodeError(f'{len(record)} bytes are not a value: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(record)} bytes are not a value: {str(error) or type(error).__name__}') from error
 
 
 _BITS: Final = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64, 16: np.complex128}

@@ -102,7 +102,7 @@ class Batches(Closing, Iterator[Any]):
         Raises:
           InvalidArgumentError: if the iterable has no state.
         """
-        self._check()
+        self._check('state', self._keeps)
         return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
@@ -116,7 +116,7 @@ class Batches(Closing, Iterator[Any]):
           InvalidArgumentError: if the iterable has no state.
           StateError: if it is not a state of this loader.
         """
-        self._check()
+        self._check('state', self._keeps)
         self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
         self._sent.clear()
         self._ended = self._told = False
@@ -126,24 +126,19 @@ class Batches(Closing, Iterator[Any]):
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of the loader or stream, which count also what was converted ahead."""
-        return dict(self._of_batches('stats')())
+        self._check('stats', hasattr(self._batches, 'stats'))
+        return dict(self._batches.stats())
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """The datapoints that the loader or stream skipped, as pairs of index and error."""
-        return list(self._of_batches('errors'))
+        self._check('errors', hasattr(self._batches, 'errors'))
+        return list(self._batches.errors)
 
-    def _of_batches(self, name: str) -> Any:
-        if not hasattr(self._batches, name):
+    def _check(self, name: str, has: bool) -> None:
+        if not has:
             raise InvalidArgumentError(
                 f'{type(self._batches).__name__} has no {name}: expected a Loader, or an iterator'
-            )
-        return getattr(self._batches, name)
-
-    def _check(self) -> None:
-        if not self._keeps:
-            raise InvalidArgumentError(
-                f'{type(self._batches).__name__} has no state: expected a Loader, or an iterator'
             )
 
     def close(self) -> None:

@@ -34,13 +34,8 @@ class Collector(_registry.Collector):  # type: ignore[misc]
         """Yield the families of all metrics."""
         for sample in metrics.samples():
             name = '_'.join(filter(None, ('granular', sample.name, sample.unit)))
-            match sample.kind:
-                case 'counter':
-                    family = _core.CounterMetricFamily(name, sample.description, labels=sample.labels)
-                case 'gauge':
-                    family = _core.GaugeMetricFamily(name, sample.description, labels=sample.labels)
-                case 'histogram':
-                    family = _core.HistogramMetricFamily(name, sample.description, labels=sample.labels)
+            make = getattr(_core, f'{sample.kind.capitalize()}MetricFamily')
+            family = make(name, sample.description, labels=sample.labels)
             for labels, value in sample.values.items():
                 if sample.kind == 'histogram':
                     counts = itertools.accumulate(value.counts)

@@ -5,12 +5,12 @@ import inspect
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Final, Generic, Self, SupportsIndex, cast
 
+from granular._other_names import Elementless
 from granular.aio.fields import fields as core
 from granular.aio.fields import interface, mode_wrapper, wrappers
 from granular.aio.fields.fields import FieldDataset
 from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.threads import current, secondary_threads
 from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on

@@ -63,12 +63,14 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
     start, waited, count = time.perf_counter(), 0.0, 0
     try:
         with (_line if console.is_jupyter else _bar)(console, total) as show:
-            for item, seconds in _timed(iterator):
-                waited += seconds
+            asked = time.perf_counter()
+            for item in iterator:
+                now = time.perf_counter()
+                waited += now - asked
                 count += 1
-                elapsed = time.perf_counter() - start
-                show(count, _figures(stats(), count, elapsed, waited))
+                show(count, _figures(stats(), count, max(now - start, 1e-9), waited))
                 yield item
+                asked = time.perf_counter()
     finally:
         if summary:
             timing.on = False
@@ -114,19 +116,11 @@ def _share(count: int, total: int | None) -> str:
     return f'{count:,}' if total is None else f'{count:,}/{total:,}'
 
 
-def _timed(iterator: Iterator[T]) -> Iterator[tuple[T, float]]:
-    """Yield each item with the seconds that it took to get it."""
-    start = time.perf_counter()
-    for item in iterator:
-        yield item, time.perf_counter() - start
-        start = time.perf_counter()
-
-
-def _figures(stats: dict[str, float], count: float, seconds: float, waited: float) -> str:
-    parts = [f'{count / max(seconds, 1e-9):,.1f}/s']
+def _figures(stats: dict[str, float], count: int, seconds: float, waited: float) -> str:
+    parts = [f'{count / seconds:,.1f}/s']
     if 'bytes' in stats:
-        parts.append(f'{stats["bytes"] / 1e6 / max(seconds, 1e-9):,.1f} MB/s')
-    parts.append(f'{waited / max(seconds, 1e-9):.0%} waiting')
+        parts.append(f'{stats["bytes"] / 1e6 / seconds:,.1f} MB/s')
+    parts.append(f'{waited / seconds:.0%} waiting')
     if 'ready' in stats:
         parts.append(f'{stats["ready"]:.0f} ready, {stats["in_flight"]:.0f} loading')
     counts = io_stats()

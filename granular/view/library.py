@@ -32,6 +32,10 @@ class _Holder:
         self.source: Source | None = None
         self.users = 0
 
+    async def close(self) -> None:
+        if self.source is not None:
+            await self.source.close()
+
 
 class Library:
     """Folders and datasets under one path. Nothing outside of it is read, except what links on a disk lead to.
@@ -104,30 +108,23 @@ class Library:
             raise
         finally:
             holder.users -= 1
-            if holder.source is None and not holder.users:
-                if self._holders.get(relative) is holder:
-                    del self._holders[relative]
-            elif not holder.users and self._holders.get(relative) is not holder and holder.source is not None:
-                await holder.source.close()
-            await self._trim()
-
-    async def _trim(self) -> None:
-        idle = [name for name, holder in self._holders.items() if not holder.users]
-        for name in idle[: max(0, len(self._holders) - _OPEN)]:
-            holder = self._holders.pop(name)
-            if holder.source is not None:
-                await holder.source.close()
+            if not holder.users and self._holders.get(relative) is not holder:
+                await holder.close()
+            elif not holder.users and holder.source is None:
+                del self._holders[relative]
+            idle = [name for name, holder in self._holders.items() if not holder.users]
+            for name in idle[: max(0, len(self._holders) - _OPEN)]:
+                await self._holders.pop(name).close()
 
     async def describe(self, relative: str) -> dict[str, Any]:
         """Return the facts of a dataset or file."""
         async with self.use(relative) as source:
             facts = source.describe()
             for row in facts['keys']:
-                kind = row['type']
-                row['family'] = (
-                    kind if kind in ('references', 'value') else self._names.family(row['key'], kind.removesuffix('[]'))
-                )
-                if names := self._names.classes.get(row['key']):
+                key, kind = row['key'], row['type']
+                own = kind in ('references', 'value')
+                row['family'] = kind if own else self._names.family(key, kind.removesuffix('[]'))
+                if names := self._names.classes.get(key):
                     row['classes'] = names[:_CLASSES]
                 row['many'] = kind.endswith('[]')
             return {'path': relative, 'url': f'{self.path(relative)}', 'length': source.length, **facts}
@@ -136,8 +133,7 @@ class Library:
         """Close all readers."""
         holders, self._holders = list(self._holders.values()), collections.OrderedDict()
         for holder in holders:
-            if holder.source is not None:
-                await holder.source.close()
+            await holder.close()
 
 
 def _format(name: str) -> str:

@@ -62,12 +62,8 @@ class Names:
             out['name'] = self.name(key, int(text)) if text.lstrip('-').isdigit() else ''
         if key in self.tokenizers and family_of(value.kind, head[:MAGIC], value.size) == 'array' and 'text' in out:
             try:
-                return {
-                    **out,
-                    'family': 'text',
-                    'tokens': out['text'],
-                    'text': self.text(key, head, value.size)[:chars],
-                }
+                text = self.text(key, head, value.size)[:chars]
+                return {**out, 'family': 'text', 'tokens': out['text'], 'text': text}
             except Exception as error:  # a user's function may raise anything: the other values are shown
                 return {**out, 'error': reason(error)}
         return out

@@ -4,6 +4,7 @@ A scan finds the datapoints that meet all conditions, and returns what they are 
 """
 
 import collections
+import contextlib
 import math
 import operator
 import struct
@@ -174,7 +175,9 @@ async def search(
     ordered = sorted(conditions, key=lambda one: (one.relation == 'damaged', not one.relation.startswith(_MEASURES)))
     whole = any(one.relation == 'damaged' for one in conditions)
     window = _WHOLE if whole else _WINDOW
-    measure = _measure_of(names.family(sort, source.spec[sort]), source.spec[sort]) if sort else ''
+    kind = source.spec.get(sort, '')
+    by_value = names.family(sort, kind) in ('number', 'text') or kind == 'value'
+    measure = 'length' if is_sequence(kind) else '' if by_value else 'bytes'
     scan = _Scan(source, names)
     matches: list[int] = []
     order: list[str | None] = []
@@ -202,11 +205,6 @@ async def search(
     if count:
         out['counts'] = [[text, name, number] for (text, name), number in counts.items()]
     return out
-
-
-def _measure_of(family: str, kind: str) -> str:
-    """Return by what a key is sorted: empty for its values, or ``length``, or ``bytes``."""
-    return 'length' if is_sequence(kind) else '' if family in ('number', 'text') or kind == 'value' else 'bytes'
 
 
 def _sort_key(value: Any) -> str | None:
@@ -249,17 +247,7 @@ def _damaged_of(group: Sequence[tuple[int, Value, bytes]]) -> tuple[set[int], se
 
 
 def _comparison(kind: str, relation: str, text: str, classes: Sequence[str] = ()) -> Callable[[Any], bool]:
-    """Return a function that tests a decoded value.
-
-    Args:
-      kind: the type of the field.
-      relation: as in ``Condition``.
-      text: what it is compared with: a number, a text, or the name of a class.
-      classes: the names of classes.
-
-    Raises:
-      InvalidArgumentError: if the field cannot be compared so.
-    """
+    """Return a function that compares a decoded value of a type with a number, a text, or the name of a class."""
     family = family_of(kind)
     if relation == 'has' and family in ('text', 'json'):
         part = text.casefold()
@@ -280,8 +268,6 @@ def _number(kind: str, text: str) -> Any:
             raise InvalidArgumentError(f'filter: expected true or false, got {text!r:.80}')
         return words[word]
     for convert in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return convert(text)
-        except ValueError:
-            continue
     raise InvalidArgumentError(f'filter: expected a number, got {text!r:.80}')

@@ -46,12 +46,7 @@ _TURNS: Final = 10  # of the loop, within which every callback that is due has r
 _CHUNK: Final = MiB  # bytes of a medium that are read at a time
 _PLANE: Final = 32 * MiB  # bytes of a plane of an array
 _SIDES: Final = (32, 1024)  # pixels of a picture
-_TYPES: Final = {
-    '.html': 'text/html',
-    '.css': 'text/css',
-    '.js': 'text/javascript',
-    '.svg': 'image/svg+xml',
-}
+_TYPES: Final = {'.html': 'text/html', '.css': 'text/css', '.js': 'text/javascript', '.svg': 'image/svg+xml'}
 _STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFoundError, 404), (OutOfRangeError, 404), (AccessDeniedError, 502), (InvalidArgumentError, 400),
     (SpecError, 400), (CorruptError, 422), (DatapointError, 422), (UnsupportedError, 422),
@@ -179,12 +174,11 @@ class _Server:
         return response
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info['name']
-        if name not in self._static:
-            raise web.HTTPNotFound
-        return self._static_response(name)
+        return self._static_response(request.match_info['name'])
 
     def _static_response(self, name: str) -> web.Response:
+        if name not in self._static:
+            raise web.HTTPNotFound
         kind = _TYPES[name[name.rindex('.') :]]
         return web.Response(body=self._static[name], content_type=kind, charset='utf-8')
 
@@ -292,28 +286,27 @@ class _Server:
 
     async def _draw_all(self, source: Source, values: Sequence[Value], side: int) -> list[tuple[dict[str, Any], bytes]]:
         """Return the facts and the file of a picture of each value."""
-        drawn: list[tuple[dict[str, Any], bytes]] = [({}, b'')] * len(values)
+        too_large = '{:,} bytes are too many for a thumbnail'
+        drawn: list[tuple[dict[str, Any], bytes]] = [
+            ({'error': value.error or too_large.format(value.size)}, b'') for value in values
+        ]
         small = [i for i, value in enumerate(values) if value.size <= MOST and not value.error]
-        for i in {*range(len(values))} - {*small}:
-            drawn[i] = {'error': values[i].error or f'{values[i].size:,} bytes are too many for a thumbnail'}, b''
         async for batch in source.read_batches([values[i] for i in small]):
             # The next fan-out begins when the pictures of this one are made, and its bytes are released.
-            draws = [self._draw(values[small[j]].kind, data, side, drawn, small[j]) for j, data in batch]
+            positions = [small[j] for j, _ in batch]
+            draws = [self._draw(values[small[j]].kind, data, side) for j, data in batch]
             batch.clear()
-            await gather(draws)
+            for position, one in zip(positions, await gather(draws), strict=True):
+                drawn[position] = one
             draws.clear()
         return drawn
 
-    async def _draw(
-        self, kind: str, data: bytes, side: int, drawn: list[tuple[dict[str, Any], bytes]], position: int
-    ) -> None:
+    async def _draw(self, kind: str, data: bytes, side: int) -> tuple[dict[str, Any], bytes]:
         try:
             image = await call_in(self._artists, picture, kind, data, side)
         except Exception as error:
-            drawn[position] = {'error': reason(error)}, b''
-            return
-        facts = {'media': image.media, 'width': image.width, 'height': image.height, 'note': image.note}
-        drawn[position] = facts, image.data
+            return {'error': reason(error)}, b''
+        return {'media': image.media, 'width': image.width, 'height': image.height, 'note': image.note}, image.data
 
     async def _plane(self, request: web.Request) -> web.StreamResponse:
         """Return a plane of an array as a picture, with its numbers, in the form of ``_pictures``."""
@@ -368,9 +361,8 @@ class _Server:
             return response
 
     async def _value(self, request: web.Request, source: Source) -> Value:
-        return await source.value(
-            request.query.get('key', ''), _integer(request, 'index'), _integer(request, 'position')
-        )
+        key = request.query.get('key', '')
+        return await source.value(key, _integer(request, 'index'), _integer(request, 'position'))
 
 
 # --- requests and replies

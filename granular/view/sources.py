@@ -17,10 +17,9 @@ from granular.aio.bags.records import read_limits, read_parts
 from granular.aio.datasets.columns import Columns, Group, read_references
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
-from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.detect import Opened
+from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.datasources.parquet.source import ParquetDataSource, encrypted_of
-from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import OnceMore
 from granular.config import MiB
@@ -93,24 +92,19 @@ class Source(abc.ABC):
 
     async def read(self, parts: Sequence[Part]) -> list[bytes]:
         """Return parts of values, read in one fan-out over any number of bags."""
-        positions: dict[int, list[int]] = {}
-        bags: dict[int, Bag] = {}
+        bags: dict[int, tuple[Bag, list[int]]] = {}  # with the positions of their parts
         for i, (value, _, _) in enumerate(parts):
             if value.bag is not None:
-                bags[id(value.bag)] = value.bag
-                positions.setdefault(id(value.bag), []).append(i)
-        requests = [
-            (
-                bag,
-                np.array([parts[i][0].start + parts[i][1] for i in positions[number]], np.int64),
-                np.array([parts[i][0].start + parts[i][2] for i in positions[number]], np.int64),
-            )
-            for number, bag in bags.items()
-        ]
+                bags.setdefault(id(value.bag), (value.bag, []))[1].append(i)
+        requests = []
+        for bag, positions in bags.values():
+            limits = [(value.start + start, value.start + stop) for value, start, stop in (parts[i] for i in positions)]
+            starts, stops = np.array(limits, np.int64).T
+            requests.append((bag, starts, stops))
         out = [value.data[start:stop] for value, start, stop in parts]
         if requests:
-            for (bag, _, _), data in zip(requests, await read_parts(requests), strict=True):
-                for i, part in zip(positions[id(bag)], data, strict=True):
+            for (_, positions), data in zip(bags.values(), await read_parts(requests), strict=True):
+                for i, part in zip(positions, data, strict=True):
                     out[i] = part
         return out
 
@@ -202,10 +196,12 @@ class DatasetSource(Source):
     async def _locate(
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
-        await self._compare(indices)
-        groups = self._group(indices)
+        groups = await self._group(indices)
         # A range that begins beyond the end of a sequence is an error for the readers, here it is empty.
-        selection = {key: slice(first, first + count) if self._many(key) else True for key in keys}
+        sequences = self._shards[0].refs is not None
+        selection = {
+            key: slice(first, first + count) if sequences and is_sequence(self.spec[key]) else True for key in keys
+        }
 
         async def locate() -> dict[str, list[Located]]:
             references = await read_references(groups)
@@ -224,16 +220,11 @@ class DatasetSource(Source):
                 located = out[choice.field.key] = []
                 for _ in groups:
                     (bag, _), (chosen, whole), (starts, stops) = next(limits)
-                    values = iter(
-                        [
-                            Value(stop - start, bag, start, element(choice.field.kind))
-                            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-                        ]
-                    )
+                    kind, pairs = element(choice.field.kind), zip(starts.tolist(), stops.tolist(), strict=True)
+                    values = iter([Value(stop - start, bag, start, kind) for start, stop in pairs])
                     for some, total in zip(chosen.tolist(), whole.tolist(), strict=True):
-                        located.append(
-                            Located(total if choice.field.many else None, [next(values) for _ in range(some)])
-                        )
+                        found = [next(values) for _ in range(some)]
+                        located.append(Located(total if choice.field.many else None, found))
             return {key: out[key] for key in keys}
 
         if not groups:
@@ -243,25 +234,14 @@ class DatasetSource(Source):
             async with once_more:
                 return await locate()
 
-    async def _compare(self, indices: Ints) -> None:
-        """Replace the shards of datapoints that are not those in the dataset's index."""
-        shards = np.unique(np.searchsorted(self._stops, indices, side='right'))
-        if await compare_shards(self.reader, shards.tolist()):
-            self._shards = columns_of_shards(self.reader)
-
-    def _many(self, key: str) -> bool:
-        return self._shards[0].refs is not None and is_sequence(self.spec[key])
-
-    def _group(self, indices: Ints) -> list[Group]:
+    async def _group(self, indices: Ints) -> list[Group]:
+        """Return the shards of datapoints, and their indices in these."""
         shards = np.searchsorted(self._stops, indices, side='right')
-        edges = np.flatnonzero(np.diff(shards)) + 1
-        groups = []
-        for group in np.split(indices, edges):
-            if len(group):
-                shard = int(np.searchsorted(self._stops, group[0], side='right'))
-                start = int(self._stops[shard]) - self._shards[shard].length
-                groups.append((self._shards[shard], group - start))
-        return groups
+        used = np.unique(shards).tolist()
+        if await compare_shards(self.reader, used):  # which replaces shards that are not those in the dataset's index
+            self._shards = columns_of_shards(self.reader)
+        starts = self._stops - [columns.length for columns in self._shards]
+        return [(self._shards[shard], indices[shards == shard] - starts[shard]) for shard in used]
 
 
 class RecordSource(Source):
@@ -304,17 +284,12 @@ class ForeignSource(Source):
     def __init__(self, reader: Any) -> None:
         super().__init__(reader)
         self.length = len(reader)
-        names: tuple[str, ...]
-        self._records = isinstance(reader, ArrayRecordDataSource | TFRecordDataSource)
-        if self._records:
-            self._format = 'ArrayRecord' if isinstance(reader, ArrayRecordDataSource) else 'TFRecord'
-            names = ('record',)
-        elif isinstance(reader, ParquetDataSource):
-            encrypted = encrypted_of(reader)
-            self._format = f'Parquet, without the encrypted {", ".join(encrypted)}' if encrypted else 'Parquet'
-            names = tuple(name for name in reader.columns if name not in encrypted)
-        else:
-            self._format, names = 'WebDataset', reader.fields
+        self._format = type(reader).__name__.removesuffix('DataSource')
+        self._records = not isinstance(reader, MaskedFiles)
+        names: tuple[str, ...] = ('record',) if self._records else fields_of(reader)
+        if isinstance(reader, ParquetDataSource) and (encrypted := encrypted_of(reader)):
+            self._format = f'Parquet, without the encrypted {", ".join(encrypted)}'
+            names = tuple(name for name in names if name not in encrypted)
         # Members of tar files have the ending of a type; the types of other values are known when they are read.
         tar = self._format == 'WebDataset'
         self.spec = {name: name.rpartition('.')[2].lower() if tar else 'value' for name in names}

@@ -69,18 +69,17 @@ def _summarise(
             damaged[key] += 1
     keys = []
     for key, rows in located.items():
-        row: dict[str, Any] = {'key': key, 'charts': []}
+        charts = []
         first = 'first ' if is_sequence(source.spec[key]) else ''
         if first:
-            row['charts'].append(_histogram('values per sequence', [located.length or 0 for located in rows]))
+            charts.append(_histogram('values per sequence', [located.length or 0 for located in rows]))
         values, sizes = decoded.get(key, []), [value.size for located in rows for value in located.values]
         texts = sum(family_of(value.kind) == 'text' for located in rows for value in located.values) - damaged[key]
         if values and (_are_numbers(values) or _are_classes(values, texts)):
-            row['charts'].append(_histogram(f'{first}values', values, [names.name(key, value) for value in values]))
+            charts.append(_histogram(f'{first}values', values, [names.name(key, value) for value in values]))
         else:
-            row['charts'].append(_histogram(f'bytes{first and " of first values"}', sizes))
-        row['damaged'] = damaged[key]
-        keys.append(row)
+            charts.append(_histogram(f'bytes{first and " of first values"}', sizes))
+        keys.append({'key': key, 'charts': charts, 'damaged': damaged[key]})
     return {'sampled': sampled, 'length': source.length, 'keys': keys}
 
 

@@ -63,6 +63,7 @@ LAYERS = (
     },
     {
         '_lazy': 'optional packages and late imports',
+        '_other_names': 'answers to names of other libraries',
         'indexing': 'integer indices',
         '_redact': 'redaction of credentials',
         '_typing': 'type variables with defaults',

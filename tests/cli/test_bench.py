@@ -15,7 +15,7 @@ import granular
 from granular.cli import bench as benches
 from granular.cli.bench import Measurement, bench, limit_of, saturating
 from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
-from tests.support.servers import HTTPServer, TLSProxy, served
+from tests.support.servers import HTTPServer, TLSProxy
 
 DELAY = 0.01
 BANDWIDTH = 4_000_000
@@ -49,7 +49,7 @@ def requested(server):
 
 
 def test_bench_measures_latency_within_its_bytes(folder):
-    with served(folder, DELAY) as server:
+    with HTTPServer(folder, DELAY) as server:
         result = bench(granular.Path(f'{server.endpoint}/data'), 30, 2 * MIB)
         assert result.bytes <= requested(server) <= 2 * MIB
     assert result.first_byte_p99 >= result.first_byte_p50 >= DELAY
@@ -63,7 +63,7 @@ def test_bench_measures_latency_within_its_bytes(folder):
 
 
 def test_seconds_are_bounded_when_there_are_bytes(folder):
-    with served(folder, DELAY) as server:
+    with HTTPServer(folder, DELAY) as server:
         began = time.monotonic()
         result = bench(granular.Path(f'{server.endpoint}/data/large'), 2, 1 << 40)
         assert time.monotonic() - began < 30  # on a busy machine
@@ -84,7 +84,7 @@ def test_throttling_is_seen_and_limits(folder):
 @pytest.mark.parametrize('tls', [False, True])
 def test_rates_are_those_of_a_server_of_known_bandwidth(folder, tls):
     with contextlib.ExitStack() as stack:
-        endpoint, options = stack.enter_context(served(folder, bandwidth=BANDWIDTH)).endpoint, {}
+        endpoint, options = stack.enter_context(HTTPServer(folder, bandwidth=BANDWIDTH)).endpoint, {}
         if tls:
             authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             authority.issue_cert('127.0.0.1').configure_cert(context)
@@ -104,7 +104,7 @@ def test_rates_are_those_of_a_server_of_known_bandwidth(folder, tls):
 
 @pytest.mark.parametrize(('rate', 'limit'), [(2_000_000, 'bandwidth'), (math.inf, 'latency')])
 def test_a_second_run_confirms_the_recommendation(folder, rate, limit):
-    with served(folder, 0.1, rate) as server:
+    with HTTPServer(folder, 0.1, rate) as server:
         first, second = (bench(granular.Path(f'{server.endpoint}/data/large'), 8, 8 * MIB) for _ in range(2))
     assert first.limit == second.limit == limit
     assert set(first.settings) == set(second.settings) == {'max_gap'}
@@ -112,7 +112,7 @@ def test_a_second_run_confirms_the_recommendation(folder, rate, limit):
 
 
 def test_sizes_are_read_with_no_more_requests_in_flight_than_the_bytes_allow(folder):
-    with served(folder) as server:
+    with HTTPServer(folder) as server:
         result = bench(granular.Path(f'{server.endpoint}/data/large'), 30, 8 * MIB)
     for one in result.by_size:
         assert one.in_flight == 1 or one.requests >= 2 * one.in_flight
@@ -130,18 +130,18 @@ def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(fakegcs):
 
 @pytest.mark.parametrize(('seconds', 'nbytes'), [(0, MIB), (1, 100), (-1, MIB)])
 def test_bounds_are_checked(folder, seconds, nbytes):
-    with served(folder) as server, pytest.raises(InvalidArgumentError, match='expected more than 0 seconds'):
+    with HTTPServer(folder) as server, pytest.raises(InvalidArgumentError, match='expected more than 0 seconds'):
         bench(granular.Path(server.endpoint), seconds, nbytes)
 
 
 def test_places_that_cannot_be_measured_are_errors(folder):
     with pytest.raises(InvalidArgumentError, match='got a local one'):
         bench(granular.Path(folder))
-    with served(folder) as server:
+    with HTTPServer(folder) as server:
         for name in ('data/empty', 'data/missing'):
             with pytest.raises(NotFoundError):
                 bench(granular.Path(f'{server.endpoint}/{name}'), 5)
-    with served(folder, 5.0) as server, pytest.raises(StoreTimeoutError, match=r'within 0\.2 s'):
+    with HTTPServer(folder, 5.0) as server, pytest.raises(StoreTimeoutError, match=r'within 0\.2 s'):
         bench(granular.Path(f'{server.endpoint}/data'), 0.2)
 
 
@@ -189,7 +189,7 @@ def test_sizes_that_outlast_the_time_are_left_out(granular_cli, folder, monkeypa
     late = Measurement(8, benches.SIZES[-1], 0, 0.0, 0.0, 0.0, 0.0)
     by_size = [measured(256, benches.SIZES[0], 9000), late]
     assert limit_of(by_in_flight[-1], by_in_flight, by_size, 1e9, 0) == 'latency'
-    with served(folder) as server:
+    with HTTPServer(folder) as server:
         result = bench(granular.Path(f'{server.endpoint}/data'), 30, MIB)
         monkeypatch.setattr(benches, 'bench', lambda *args: dataclasses.replace(result, by_size=by_size))
         _, out, _ = granular_cli('bench', f'{server.endpoint}/data')
@@ -206,7 +206,7 @@ def test_command_prints_a_plot_and_json_for_plans(granular_cli, folder, tmp_path
     with granular.DatasetWriter(folder / 'set', {'x': 'int'}, granular.encoders) as writer:
         for i in range(100):
             writer.append({'x': i})
-    with served(folder) as server:
+    with HTTPServer(folder) as server:
         code, out, err = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1)
         assert (code, err) == (0, '')
         for word in ('first byte: p50', 'requests/s', '█', 'limit: ', 'IOConfig('):

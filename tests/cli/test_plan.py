@@ -15,7 +15,7 @@ from granular.cli.model import Limit, Prices, Rates, share, stores
 from granular.cli.plan import Plan, Run, plan
 from granular.errors import InvalidArgumentError, NotFoundError
 from tests.support.fault_proxy import FaultProxy
-from tests.support.servers import served
+from tests.support.servers import HTTPServer
 
 CALM = granular.IOConfig(max_gap=0, hedge=0)
 
@@ -48,7 +48,7 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp('plan')
     write(folder / 'refs')
     write(folder / 'columns', layout='columns')
-    with served(folder) as server:
+    with HTTPServer(folder) as server:
         yield server
 
 
@@ -177,7 +177,7 @@ def sized(tmp_path_factory):
     [(shuffle.Index(), 'full'), (shuffle.Sequential(), 'sequential'), (shuffle.Blocks(4, 8), 'blocks:4,8')],
 )
 def test_time_is_that_of_a_loader(sized, delay, rate, name, batch, order, name_of_order):
-    with served(sized, delay, rate) as server:
+    with HTTPServer(sized, delay, rate) as server:
         path = granular.Path(f'{server.endpoint}/{name}', config=CALM)
         rates = Rates(None if rate == math.inf else rate, 5000, delay)
         (one,) = plan(path, Run(batch, prefetch=3), [name_of_order], rates=rates).plans

@@ -376,7 +376,7 @@ def test_interleaving_positions_match_a_simulation(lengths, cycle, block):
     streams = [granular.MapDataset.source([(f, i) for i in range(n)]).to_iter_dataset() for f, n in enumerate(lengths)]
     expected = list(granular.IterDataset.interleave(streams, cycle))
     order = RowOrder(lengths, cycle)
-    files, rows = order.lookup(np.arange(len(order)))
+    files, rows = order.lookup(np.arange(sum(lengths)))
     assert list(zip(files.tolist(), rows.tolist(), strict=True)) == expected
     blocks = [[*range(block, n, block), n] if n else [] for n in lengths]
     first = {(f, i // block): at for at, (f, i) in reversed(list(enumerate(expected)))}

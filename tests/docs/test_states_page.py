@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from granular import IterDataset
-from granular.aio.pipeline.position import FITS, table
+from granular.aio.pipeline.position import FITS
 
 PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'states.md'
 
@@ -13,7 +13,11 @@ PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'states.md'
 def test_page_has_the_table_of_the_code():
     found = re.search(r'<!-- fits -->\n(.*)<!-- /fits -->', PAGE.read_text(), re.S)
     assert found is not None
-    assert found[1] == table()
+    rows = []
+    for name, fit in FITS.items():
+        hosts = 'no' if not fit.in_step else f'unless it holds {fit.holds}' if fit.holds else 'yes'
+        rows.append(f'| {name} | {hosts} | {"yes" if fit.weights else "no"} | {fit.remedy} |\n')
+    assert found[1] == ''.join(rows)
 
 
 def test_each_operation_of_streams_is_in_the_table():

@@ -100,7 +100,8 @@ def test_files_are_kept():
     assert encoders['wav'](wav) == encoders['wav'](bytearray(wav)) == wav
     assert encoders['flac'](memoryview(flac)) == flac
     for kind, data in ('wav', flac), ('flac', wav), ('wav', b'RIFF....WEBP'), ('flac', b''):
-        with pytest.raises(EncodeError, match=f'{kind}: expected a {kind.upper()} file, got {len(data)} bytes'):
+        found = f'{len(data)} bytes' if data else 'an empty file'
+        with pytest.raises(EncodeError, match=f'{kind}: expected a {kind.upper()} file, got {found}'):
             encoders[kind](data)
 
 

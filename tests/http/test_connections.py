@@ -364,7 +364,7 @@ async def test_hedge_is_not_sent_to_the_server_that_redirected_the_request():
         while not new.ranges:
             await asyncio.sleep(0.001)
         connected.set()
-        await asyncio.gather(*pool._tasks)
+        await asyncio.gather(*pool._hedging.values())
         assert [connection.exchange is not None for connection in pool.connections].count(True) == 1
         new.released.set()
         assert await read == DATA[10:50]

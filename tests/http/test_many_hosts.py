@@ -46,7 +46,7 @@ def test_large_host_returns_after_a_short_outage_although_some_requests_fail(buc
 
 
 def test_higher_limit_is_used(bucket):
-    run = read(bucket, 4, Model(rate=4 * SHARE, changes=((20.0, 2.0),)), 60)
+    run = read(bucket, 4, Model(rate=4 * SHARE, change=(20.0, 2.0)), 60)
     assert np.mean(run.line('done')[-10:]) > 1.8 * 4 * SHARE
 
 

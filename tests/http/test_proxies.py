@@ -10,7 +10,7 @@ import uvloop
 import granular
 from granular.errors import AccessDeniedError, InvalidArgumentError, StoreError
 from tests.support.forward_proxy import ForwardProxy, away
-from tests.support.servers import TLSProxy, served
+from tests.support.servers import HTTPServer, TLSProxy
 
 QUICK = granular.IOConfig(attempts=3, backoff=0.01)
 
@@ -33,7 +33,7 @@ def environment(monkeypatch):
 def server(tmp_path):
     (tmp_path / 'served').mkdir()
     (tmp_path / 'served' / 'object').write_bytes(bytes(range(256)) * 1000)
-    with served(tmp_path / 'served') as server:
+    with HTTPServer(tmp_path / 'served') as server:
         yield server
 
 

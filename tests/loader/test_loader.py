@@ -364,28 +364,6 @@ def test_failed_datapoints_are_summarised_by_reason(kind, end, caplog):
     assert summary() == expected
 
 
-@pytest.mark.parametrize('mp', [None, 'fork'])
-@pytest.mark.parametrize('bad', [range(4, 8), range(4, 13), range(16, 20), range(4, 20), range(20, 20)], ids=str)
-def test_batches_of_which_nothing_is_left_are_left_out(bad, mp):
-    def check(x):
-        if x in bad:
-            raise ValueError('bad')
-        return {'x': x}
-
-    dataset = granular.MapDataset.range(20).map(check)
-    expected = [[x for x in range(at, at + 4) if x not in bad] for at in range(0, 20, 4)]
-    with granular.Loader(dataset, 4, workers=1, mp=mp, on_error='skip') as loader:
-        got, states = [], []
-        for batch in loader:
-            got.append(batch['x'].tolist())
-            states.append(loader.save())
-        assert got == [batch for batch in expected if batch]
-        assert [step for step, _ in loader.errors] == list(bad)
-        for read, state in enumerate(states, 1):
-            loader.load(state)
-            assert [batch['x'].tolist() for batch in loader] == got[read:]
-
-
 def test_summary_tells_a_bounded_number_of_reasons_apart(caplog):
     def fail(x):
         raise ValueError('bad' * x)

@@ -10,13 +10,13 @@ import granular
 import granular.integrations.opentelemetry
 import granular.integrations.prometheus
 from granular import metrics
-from tests.support.servers import served
+from tests.support.servers import HTTPServer
 
 
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / 'file').write_bytes(bytes(1000))
-    with served(tmp_path) as server:
+    with HTTPServer(tmp_path) as server:
         for start in range(0, 500, 100):
             granular.Path(f'{server.endpoint}/file').read_range(start, start + 10)
         next(iter(granular.MapDataset.source(range(3)).to_iter_dataset()))

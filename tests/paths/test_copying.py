@@ -21,7 +21,7 @@ from granular.errors import (
     StoreError,
 )
 from tests.datasets.test_writers import SPEC, fill, point
-from tests.support.servers import served
+from tests.support.servers import HTTPServer
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_linked_file_is_replaced_and_not_written_through(source, tmp_path):
 
 
 def test_copy_from_a_web_server(source, tmp_path):
-    with served(str(source)) as server:
+    with HTTPServer(str(source)) as server:
         granular.Path(f'{server.endpoint}/000001').copy(granular.Path(tmp_path) / 'copy')
     with granular.DatasetReader(tmp_path / 'copy', granular.decoders) as reader:
         assert list(reader) == [point(i) for i in range(5, 10)]

@@ -487,10 +487,10 @@ def test_close_ranges_share_a_request(http):
 
 
 def test_requests_in_flight_are_bounded(tmp_path):
-    from tests.support.servers import served
+    from tests.support.servers import HTTPServer
 
     (tmp_path / 'x').write_bytes(bytes(1_000_000))
-    with served(tmp_path, delay=0.01) as server:
+    with HTTPServer(tmp_path, delay=0.01) as server:
         path = granular.Path(f'{server.endpoint}/x', config=granular.IOConfig(concurrency=5, max_gap=0))
         starts = list(range(0, 1_000_000, 10_000))
         path.read_ranges(starts, [start + 10 for start in starts])

@@ -153,6 +153,16 @@ def test_options_of_earlier_stages_trace_later_ones():
     assert list(random) == list(untimed)
 
 
+@pytest.mark.parametrize('batched', [False, True])
+def test_later_options_replace_those_of_all_stages(batched):
+    stream = MapDataset.range(9).to_iter_dataset()
+    stream = (stream.batch(2) if batched else stream).with_options(DatasetOptions(stage_timing=True))
+    with iter(stream.limit(3).with_options(DatasetOptions())) as iterator:
+        next(iterator)
+        with pytest.raises(InvalidArgumentError, match='not timed: call with_options'):
+            iterator.execution_summary()
+
+
 def test_debug_mode_logs_what_each_stage_yields(caplog):
     caplog.set_level(logging.INFO, 'granular')
     dataset = MapDataset.range(5).shuffle(seed=1).map(lambda x: {'x': np.full(3, x)}).filter(lambda e: e['x'][0] != 2)

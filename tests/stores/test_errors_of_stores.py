@@ -224,7 +224,8 @@ class FailingParts(PartWriter):
     """An upload whose first parts all fail at the same moment."""
 
     def __init__(self):
-        super().__init__(part_size=1, parallel=2)
+        super().__init__(granular.Path('/folder').aio.store, 'key', new=False, parallel=2)
+        self._part_size = 1
         self.fail = asyncio.Event()
 
     async def send(self, number, data, last):

@@ -9,7 +9,6 @@ import granular
 from granular.aio.http.messages import Head
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
-from granular.aio.stores.gcs.listing import next_page
 from granular.aio.stores.listing import Listing
 from granular.errors import BadReplyError
 from tests.support.faults import FaultServer
@@ -43,7 +42,7 @@ def parse_object(reply):
 
 
 def parse_page(reply):
-    return next_page(Listing('gs://bucket/a', 'a/', '/', True), reply)
+    return gcsreplies.next_page(Listing('gs://bucket/a', 'a/', '/', True), reply)
 
 
 PARSERS = {
@@ -118,7 +117,7 @@ def test_pages_with_invalid_fields_are_bad_replies(page):
 )
 def test_empty_listings_are_accepted(page):
     listing = Listing('gs://bucket/a', 'a/', '/', True)
-    assert next_page(listing, answer(page)) == ([], [], '')
+    assert gcsreplies.next_page(listing, answer(page)) == ([], [], '')
     assert listing.ended
 
 
@@ -128,17 +127,17 @@ def items(*names, **more):
 
 def test_repeated_page_is_a_bad_reply():
     listing = Listing('gs://bucket/a', 'a/', '', True)
-    next_page(listing, items('a/1', 'a/2', nextPageToken='x'))
+    gcsreplies.next_page(listing, items('a/1', 'a/2', nextPageToken='x'))
     for again in (
         items('a/1', 'a/2', nextPageToken='y'),
         items('a/2', nextPageToken='z'),
         items('a/3', nextPageToken='x'),
     ):
         with pytest.raises(BadReplyError):
-            next_page(listing, again)
+            gcsreplies.next_page(listing, again)
     # A reply that was refused leaves the listing as it was.
     assert listing.token == 'x'
-    assert [item.key for item in next_page(listing, items('a/3')).items] == ['a/3']
+    assert [item.key for item in gcsreplies.next_page(listing, items('a/3')).items] == ['a/3']
     assert listing.ended
 
 
@@ -179,10 +178,10 @@ def test_listing_of_empty_pages_with_new_tokens_ends(monkeypatch):
     monkeypatch.setattr('granular.aio.stores.listing._EMPTY_PAGES', 50)  # otherwise thousands of pages are parsed
     listing = Listing('gs://bucket/a', 'a/', '/', True)
     page = {'kind': 'storage#objects', 'prefixes': ['a/c/']}
-    assert next_page(listing, answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']
+    assert gcsreplies.next_page(listing, answer({**page, 'nextPageToken': 'first'})).folders == ['a/c/']
     with pytest.raises(BadReplyError, match='without a new name'):
         for number in range(99):
-            assert next_page(listing, answer({**page, 'nextPageToken': str(number)})).folders == []
+            assert gcsreplies.next_page(listing, answer({**page, 'nextPageToken': str(number)})).folders == []
 
 
 @pytest.mark.parametrize(

@@ -526,7 +526,7 @@ def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, o
         monkeypatch.setattr(
             S3Client,
             '_address',
-            lambda self: original(self) if self.endpoint else f'{places[self.region].endpoint}/{self._store.bucket}',
+            lambda self: original(self) if self.endpoint else f'{places[self.region].endpoint}/{self.store.bucket}',
         )
         case = new_case(operation)
         case.reopen(key='KEY', secret=str(next(numbers)), config=QUICK)

@@ -256,17 +256,13 @@ class FaultServer(LoopServer):
     async def hang(self, writer: asyncio.StreamWriter, request: Request) -> None:
         await asyncio.sleep(60)
 
-    async def truncate(self, writer: asyncio.StreamWriter, request: Request, after: int) -> None:
+    async def truncate(self, writer: asyncio.StreamWriter, request: Request, after: int | None = None) -> None:
         await self.good(writer, request, after)
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.transport.abort()
 
-    async def then_reset(self, writer: asyncio.StreamWriter, request: Request) -> None:
-        await self.good(writer, request)
-        await writer.drain()
-        await asyncio.sleep(0.02)
-        writer.transport.abort()
+    then_reset = truncate
 
     async def stall(self, writer: asyncio.StreamWriter, request: Request, after: int) -> None:
         await self.good(writer, request, after)
@@ -421,11 +417,8 @@ class FaultServer(LoopServer):
         """The connection breaks after half of the requested bytes."""
         if len(request.content) < 2:
             await self.good(writer, request)
-            return
-        writer.write(self._good_head(request, len(request.content)) + request.content[: len(request.content) // 2])
-        await writer.drain()
-        await asyncio.sleep(0.01)
-        writer.transport.abort()
+        else:
+            await self.truncate(writer, request, len(request.content) // 2)
 
     async def redirect(self, writer: asyncio.StreamWriter, request: Request, location: str) -> None:
         writer.write(self._head(request, 307, 0, Location=location))

@@ -8,7 +8,7 @@ import pathlib
 import urllib.parse
 from typing import Any
 
-from tests.support.loop_server import LoopServer
+from tests.support.loop_server import LoopServer, read_head
 
 Files = dict[str, bytes]
 Answer = tuple[int, dict[str, str], bytes]
@@ -26,9 +26,7 @@ class _Server(LoopServer):
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            first, *lines = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1').split('\r\n')
-            method, target, _ = first.split(' ')
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+            method, target, headers = await read_head(reader)
             body = await reader.readexactly(int(headers.get('content-length', 0)))
             self.requests.append((method, target, headers))
             answer = self.faults.pop(0) if self.faults else self.answer(method, target, headers, body)

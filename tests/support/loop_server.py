@@ -10,6 +10,14 @@ _TURNS: Final = 10
 """Iterations of the loop within which each callback and task that is due has run."""
 
 
+async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]]:
+    """Return the method, the target and the headers of a request, whose names are in lower case."""
+    first, *lines = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1').split('\r\n')
+    method, target, _ = first.split(' ')
+    fields = (line.partition(':') for line in lines if line)
+    return method, target, {name.lower(): value.strip() for name, _, value in fields}
+
+
 class LoopServer:
     """A server on a free port of 127.0.0.1. ``endpoint`` is its address; subclasses answer in ``serve``.
 

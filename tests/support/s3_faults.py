@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from tests.support.loop_server import LoopServer
+from tests.support.loop_server import LoopServer, read_head
 
 _HTML = b'<html><head><title>Welcome</title></head><body>Please log in.</body></html>'
 _ERROR = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>We failed</Message></Error>'
@@ -112,10 +112,7 @@ class S3Proxy(LoopServer):
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            head = (await reader.readuntil(b'\r\n\r\n')).decode()
-            first, *rest = head.split('\r\n')
-            method, target, _ = first.split(' ')
-            headers = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
+            method, target, headers = await read_head(reader)
             body = await reader.readexactly(int(headers.get('content-length', 0)))
             request = Request(kind_of(method, target, headers), method, target, headers, body)
             self.kinds.append(request.kind)

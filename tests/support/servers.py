@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import granular
 from granular import testing
-from tests.support.loop_server import LoopServer
+from tests.support.loop_server import LoopServer, read_head
 
 KEY, SECRET = 'granular-key', 'granular-secret'
 
@@ -163,7 +163,6 @@ class AzuriteServer(Server):
     """Azure Blob Storage in memory: Azurite, which verifies signatures. ``make azurite`` installs it from npm.
 
     Args:
-      port: its port; 0 for a free one.
       certificate: a file with the key and the certificate of a server that speaks TLS and also takes bearer tokens, of
         which it compares everything but the signature; None for plain HTTP.
     """
@@ -172,8 +171,8 @@ class AzuriteServer(Server):
     account = 'granularaccount'
     key = base64.b64encode(b'granular-azure-account-key-of-64-bytes'.ljust(64, b'.')).decode()
 
-    def __init__(self, port: int = 0, certificate: pathlib.Path | None = None) -> None:
-        self.port, self._certificate = port, certificate
+    def __init__(self, certificate: pathlib.Path | None = None) -> None:
+        self.port, self._certificate = 0, certificate  # a free port, which a second start uses again
 
     @property
     def connection_string(self) -> str:
@@ -190,13 +189,7 @@ class AzuriteServer(Server):
         environment = {**os.environ, 'AZURITE_ACCOUNTS': f'{self.account}:{self.key}'}
         streams: dict[str, Any] = {'stdin': subprocess.DEVNULL, 'stdout': subprocess.PIPE, 'stderr': subprocess.DEVNULL}
         self._folder = tempfile.TemporaryDirectory(prefix='granular-azurite-')
-        self.process = subprocess.Popen(
-            command,
-            cwd=self._folder.name,
-            env=environment,
-            text=True,
-            **streams,
-        )
+        self.process = subprocess.Popen(command, cwd=self._folder.name, env=environment, text=True, **streams)
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if 'successfully listen' in line:
@@ -270,9 +263,7 @@ class HTTPServer(LoopServer, Server):
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            first, *lines = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1').split('\r\n')
-            method, target, _ = first.split(' ')
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+            method, target, headers = await read_head(reader)
             await reader.readexactly(int(headers.get('content-length', 0)))
             path = urllib.parse.unquote(target.partition('?')[0])
             self.requests.append((method, path, headers.get('range')))
@@ -362,10 +353,3 @@ class RedisServer:
         """End it at once."""
         self.process.kill()
         self.process.wait()
-
-
-@contextlib.contextmanager
-def served(folder: str | os.PathLike[str], delay: float = 0.0, bandwidth: float = math.inf) -> Iterator[HTTPServer]:
-    """Serve a folder over HTTP."""
-    with HTTPServer(folder, delay, bandwidth) as server:
-        yield server

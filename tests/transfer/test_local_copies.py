@@ -32,7 +32,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
-from tests.support.servers import served
+from tests.support.servers import HTTPServer
 
 MARKER = '.granular-copy.json'
 FILES = {'a/1.txt': b'one', 'a/2.txt': b'', 'b/c/3.bin': os.urandom(1 << 20), 'top': b'x' * 1000}
@@ -248,7 +248,7 @@ def test_folder_of_archives_and_files_is_unpacked(store, request, local):
 def test_archive_of_a_web_server_is_unpacked(tmp_path, local):
     """A zip over HTTP, which has no listings."""
     (tmp_path / 'x.zip').write_bytes(zipped(FILES))
-    with served(str(tmp_path)) as server:
+    with HTTPServer(str(tmp_path)) as server:
         assert granular.copy_to_local(f'{server.endpoint}/x.zip', local / 'x').source_format == 'zip'
     assert contents(local / 'x') == FILES
 

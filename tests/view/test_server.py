@@ -24,7 +24,7 @@ from granular.view.sources import source_of
 from granular.view.statistics import histograms
 from tests.support.examples import frame
 from tests.support.programs import INTERRUPTIBLE, program
-from tests.support.servers import served as http_served
+from tests.support.servers import HTTPServer
 from tests.view.example import HOSTILE, HOSTILE_HTML, SPEC, write_hostile
 from tests.view.serving import Served
 
@@ -513,7 +513,7 @@ def test_page_of_thumbnails_is_one_fan_out(tmp_path):
     with granular.DatasetWriter(tmp_path / 'd', {'image': 'png', 'note': 'utf8'}, granular.encoders) as writer:
         for i in range(100):
             writer.append({'image': np.full((8, 8, 3), i, np.uint8), 'note': f'{i}'})
-    with http_served(tmp_path) as store, Served(granular.Path(f'{store.endpoint}/d')) as served:
+    with HTTPServer(tmp_path) as store, Served(granular.Path(f'{store.endpoint}/d')) as served:
         ask(served, '/api/rows', path='')
         store.requests.clear()
         entries, files = ask(served, '/api/pictures', path='', key='image', at=','.join(map(str, range(100)))).files

@@ -312,7 +312,7 @@ class Bag:
             handle: Any = self._handle
             kept: Any = self._kept[0]
             try:
-                file = kept.opened.get(handle[1]) or files.get(*handle)
+                file = kept.get(handle[1]) or files.get(*handle)
                 record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
                 if len(record) != stop - start:
                     record = file.read_exactly(handle[0], start, stop)

@@ -30,12 +30,7 @@ _INLINE: Final = MiB  # up to this many bytes of records, decode on the event lo
 class Cache(DataSource, AsyncResource):
     """A source and the cached values of it.
 
-    Args:
-      source, transform, pack, unpack, fingerprint: as for the caches.
-      options: the further arguments of the constructor, of which a copy in another process is made.
-
-    Attributes:
-      sparse: True if some values may be None because a filter removed them.
+    Its options are the further arguments of the constructor, of which a copy in another process is made.
     """
 
     def __init__(
@@ -50,9 +45,9 @@ class Cache(DataSource, AsyncResource):
         super().__init__()
         self._source, self._upstream, self._print = source, convert(source), fingerprint
         self._options = {**options, 'transform': transform, 'pack': pack, 'unpack': unpack}
-        self._transform = None if transform is None else method_of(transform, 'map')
-        self._pack = None if pack is None else method_of(pack, 'map')
-        self._unpack = None if unpack is None else method_of(unpack, 'map')
+        self._transform, self._pack, self._unpack = (
+            None if function is None else method_of(function, 'map') for function in (transform, pack, unpack)
+        )
         self._length = -1
         self.sparse: bool = self._upstream.sparse
 
@@ -60,9 +55,10 @@ class Cache(DataSource, AsyncResource):
         suffix = '' if self._transform is None else f', transform={name_of(self._transform)}'
         return f'{type(self).__name__}({self._upstream.describe()}{suffix})'
 
-    def _copy_args(self) -> tuple[Any, ...]:
-        """Return the arguments of ``copy_of``, to pickle the cache."""
-        return type(self), self._source, {**self._options, 'fingerprint': self._print}, self._length
+    def _copy_args(self, **attributes: Any) -> tuple[Any, ...]:
+        """Return the arguments of ``copy_of``, to pickle the cache with further attributes."""
+        options = {**self._options, 'fingerprint': self._print}
+        return type(self), self._source, options, {'_length': self._length, **attributes}
 
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
@@ -150,14 +146,8 @@ class Cache(DataSource, AsyncResource):
     def _fingerprint(self, lasting: bool) -> bytes:
         """Return 16 bytes that identify the source: its stages and length, its readers, and its functions.
 
-        Functions are identified by their code and the values that they hold.
-
-        Args:
-          lasting: True if the values outlive the processes. An object without an identity of its own is then refused;
-            otherwise it is identified by the values that it holds.
-
-        Raises:
-          InvalidArgumentError: if the source or a function has no identity.
+        An object without an identity of its own is refused if the values are lasting, beyond the processes; otherwise
+        it is identified by the values that it holds.
         """
         return digest(repr(self._identities(lasting)))[:16]
 
@@ -198,10 +188,10 @@ def _roots(stage: Any) -> Iterator[Any]:
         yield getattr(root, 'aio', root)
 
 
-def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], length: int) -> C:
+def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]) -> C:
     """Return the copy of a cache in another process."""
     cache = kind(source, **options)
-    cache._length = length
+    vars(cache).update(attributes)
     return cache
 
 

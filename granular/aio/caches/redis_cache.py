@@ -117,7 +117,7 @@ class RedisCache(Cache):
         self._counts = dict.fromkeys(_COUNTERS, 0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._public_url, self._uses_variable, *self._copy_args())
+        return _again, (self._public_url, *self._copy_args(_uses_variable=self._uses_variable))
 
     @property
     def url(self) -> str:
@@ -196,7 +196,7 @@ class RedisCache(Cache):
 
     def _valid_records(self, indices: Sequence[int], answers: Sequence[bytes | None]) -> list[bytes | None]:
         """Return the valid records of answers, and count them."""
-        records = [self._checked(answer, index) for answer, index in zip(answers, indices, strict=True)]
+        records = list(map(self._checked, answers, indices))
         self._counts['hits'] += len(records) - records.count(None)
         return records
 
@@ -319,11 +319,7 @@ async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:
 
 
 def _checked_values(answers: Any, count: int) -> list[bytes | None]:
-    """Validate the answer to an MGET.
-
-    Raises:
-      ValueError: if it is not a list of ``count`` values.
-    """
+    """Return the answer to an MGET if it is a list of ``count`` values; any error is one of the server."""
     if type(answers) is not list or len(answers) != count:
         raise ValueError(f'expected a list of {count} values')
     if not all(answer is None or type(answer) is bytes for answer in answers):
@@ -348,12 +344,10 @@ def _without_credentials(url: str) -> tuple[str, bool]:
 
 
 def _again(
-    url: str, uses_variable: bool, kind: type[RedisCache], source: Any, options: Mapping[str, Any], length: int
+    url: str, kind: type[RedisCache], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> RedisCache:
     """Unpickle a cache, with the password that is available in this process."""
     variable = os.environ.get(VARIABLE)
-    if uses_variable and variable is not None and _without_credentials(variable)[0] == url:
+    if attributes['_uses_variable'] and variable is not None and _without_credentials(variable)[0] == url:
         url = variable
-    cache = copy_of(kind, source, {**options, 'url': url}, length)
-    cache._uses_variable = uses_variable
-    return cache
+    return copy_of(kind, source, {**options, 'url': url}, attributes)

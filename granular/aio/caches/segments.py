@@ -25,12 +25,7 @@ _RETRY: Final = 0.005  # seconds
 
 
 class Segment(NamedTuple):
-    """A file of shared memory.
-
-    Attributes:
-      fd: the descriptor to read and write through.
-      holder: keeps the file's name; None for a process that only reads.
-    """
+    """A file of shared memory, and what keeps its name; None for a process that only reads."""
 
     fd: int
     holder: 'Holder | None'
@@ -77,23 +72,16 @@ def _unlink(fd: int, paths: list[str]) -> None:
 
 
 def path_of(kind: str, name: str) -> str:
-    """Return the path of the shared memory of a name.
-
-    Raises:
-      InvalidArgumentError: if the name is invalid.
-    """
+    """Return the path of the shared memory of a name, which is checked."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(f'name: expected 1 to 160 of the characters A-Z a-z 0-9 _ . -, got {name!r:.100}')
     return os.path.join(FOLDER, f'granular-{os.getuid()}-{kind}-{name}')
 
 
 def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segment:
-    """Create a new file, which gets its name once it is filled.
+    """Create a file that gets its name once it is filled, by a function that is given its descriptor.
 
-    Args:
-      path: the path of the file.
-      fill: writes the content to a descriptor.
-      shared: allow other processes to hold the file too.
+    Other processes may hold it, too, if it is shared.
 
     Raises:
       AlreadyExistsError: if the path exists and is held by a process.
@@ -129,11 +117,7 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
 
 
 def attach(path: str, hold: bool = False) -> Segment:
-    """Open the file of a name.
-
-    Args:
-      path: the path of the file.
-      hold: share the hold on its name.
+    """Open a file, and share the hold on its name if ``hold``.
 
     Raises:
       NotFoundError: if it does not exist.

@@ -75,7 +75,7 @@ class SharedMemoryCache(Cache):
         if self._address is None and self._name is None:
             self._check_open()
         address = self._table.address if self._state == 'open' else self._address
-        return _attached, (address, *self._copy_args())
+        return copy_of, self._copy_args(_address=address)
 
     async def _connect(self) -> None:
         if self._address is not None:
@@ -83,14 +83,9 @@ class SharedMemoryCache(Cache):
         elif self._name is None:
             self._table = Table.anonymous(self._length, self._max_bytes)
         else:
-            source = await offload(self._source_digest)
+            given = self._print
+            source = await offload(self._fingerprint, False) if given is None else digest(given)[:16]
             self._table = Table.named(self._length, self._max_bytes, source, self._name)
-
-    def _source_digest(self) -> bytes:
-        """Return 16 bytes that identify the source."""
-        if self._print is None:
-            return self._fingerprint(lasting=False)
-        return digest(self._print)[:16]
 
     async def _close(self) -> None:
         await offload_whole(self._table.close)
@@ -129,10 +124,3 @@ class SharedMemoryCache(Cache):
         """
         self._check_open()
         return self._table.stats()
-
-
-def _attached(address: Address | None, *args: Any) -> SharedMemoryCache:
-    """Unpickle a cache in a worker process, over the memory of its parent."""
-    cache: SharedMemoryCache = copy_of(*args)
-    cache._address = address
-    return cache

@@ -47,22 +47,14 @@ _MEANWHILE: Final = 'the cache was closed meanwhile'
 
 
 class Address(NamedTuple):
-    """The location of a table.
-
-    Attributes:
-      path: of its file, or of a process's open file.
-      token: the token in its header.
-    """
+    """The location of a table: the path of its file, or of a process's open file, and the token in its header."""
 
     path: str
     token: bytes
 
 
 class Table:
-    """Records by index, of a limited total size.
-
-    Memory: up to ``room`` and 8 bytes for each of ``count`` indices, for all processes together.
-    """
+    """Records by index, of a limited total size: up to ``room``, and 8 bytes for each of ``count`` indices."""
 
     def __init__(self, segment: Segment, name: str) -> None:
         self._fd, self._holder, self._name = segment.fd, segment.holder, name
@@ -74,11 +66,10 @@ class Table:
                 raise NotFoundError(f'{name}: is not a cache')
             self.token = struct.pack('=2Q', *head[_TOKEN : _TOKEN + 2])
             self.fingerprint = struct.pack('=2Q', *head[_PRINT : _PRINT + 2])
-            front, _ = _sizes(self.count, self.room)
-            self._front = mmap.mmap(self._fd, front)
+            self._start = _sizes(self.count, self.room)[0]
+            self._front = mmap.mmap(self._fd, self._start)
             self._words: Any = memoryview(self._front).cast('Q')
-            self._data = mmap.mmap(self._fd, max(self.room, 1), access=mmap.ACCESS_READ, offset=front)
-            self._start = front
+            self._data = mmap.mmap(self._fd, max(self.room, 1), access=mmap.ACCESS_READ, offset=self._start)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, GranularError):
@@ -104,11 +95,7 @@ class Table:
 
     @classmethod
     def named(cls, count: int, room: int, fingerprint: bytes, name: str) -> 'Table':
-        """Open the table of a name. The first process to ask for it creates it.
-
-        Raises:
-          InvalidArgumentError: if the table of that name is for another source.
-        """
+        """Open the table of a name, which must be of this source. The first process to ask for it creates it."""
         _check_system()
         path, fill = path_of('cache', name), functools.partial(_fill, count, room, fingerprint)
         while True:
@@ -118,21 +105,18 @@ class Table:
             except NotFoundError:
                 with contextlib.suppress(AlreadyExistsError):  # another process created it first
                     return cls(create(path, fill, shared=True), path)
-        if (table.count, table.room, table.fingerprint) != (count, room, fingerprint):
-            sizes = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}: choose another name'
+        if (table.count, table.room) != (count, room):
+            other = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}: choose another name'
+        elif table.fingerprint != fingerprint:
             other = 'another source: choose another name, or pass the same fingerprint= if the values are the same'
-            difference = sizes if (table.count, table.room) != (count, room) else other
-            table.close()
-            raise InvalidArgumentError(f'the cache named {name!r} is of {difference}')
-        return table
+        else:
+            return table
+        table.close()
+        raise InvalidArgumentError(f'the cache named {name!r} is of {other}')
 
     @classmethod
     def at(cls, address: Address) -> 'Table':
-        """Open the table of another process.
-
-        Raises:
-          NotFoundError: if it no longer exists.
-        """
+        """Open the table of another process."""
         message = 'a cache ended with the process that created it: keep that alive, or give the cache a name'
         try:
             table = cls(attach(address.path), 'a cache')
@@ -199,16 +183,12 @@ class Table:
         with self._counting:
             if self._closed:
                 return
-            if self._pid != os.getpid():
-                self._take_row()
+            if self._pid != os.getpid():  # choose the row of counters of this process
+                with self._writing.held(_WAIT) as acquired:
+                    self._row = self._words[_PROCESSES]
+                    self._words[_PROCESSES] += acquired
+                self._pid = os.getpid()
             self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
-
-    def _take_row(self) -> None:
-        """Choose the row of counters of this process."""
-        with self._writing.held(_WAIT) as acquired:
-            self._row = self._words[_PROCESSES]
-            self._words[_PROCESSES] += acquired
-        self._pid = os.getpid()
 
     def stats(self) -> dict[str, int]:
         """Return the counters of all processes together, and the size of the table."""

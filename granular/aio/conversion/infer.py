@@ -10,7 +10,8 @@ import numpy as np
 from granular import formats
 from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
-from granular.formats.codecs.images import image_type, outline_of
+from granular.formats.base import outline_of
+from granular.formats.codecs.images import image_type
 from granular.formats.layout import Layout, Spec, check_spec
 
 _PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from granular import formats
+from granular._other_names import answering
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
@@ -22,7 +23,6 @@ from granular.aio.datasets.writer import (
 )  # fmt: skip
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.other_names import answering
 from granular.aio.runtime.lifecycle import ending_with, ensure_open, report_no_loss
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.tasks import gather

@@ -27,15 +27,8 @@ def as_paths(paths: Any) -> tuple[Path, ...]:
 
 
 def refuse_gaps(paths: Iterable[Path], name: str, pattern: str = '*') -> None:
-    """Raise an error if files that were found are named ``...-00000-of-00003``, and others of these are missing.
-
-    Args:
-      paths: the files.
-      name: where they were found, for errors.
-      pattern: the pattern by which they were found. Files that it does not match are not missing.
-
-    Raises:
-      NotFoundError: naming the missing files.
+    """Raise ``NotFoundError`` if files that were found are named ``...-00000-of-00003``, and others of these are
+    missing, unless they do not match the pattern by which they were found; errors begin with the name.
     """
     groups: dict[tuple[str | None, ...], dict[int, re.Match[str]]] = {}
     for path in paths:

@@ -25,15 +25,16 @@ from granular.formats.base import Decoder
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
-ENDINGS: Final = {
-    '.parquet': 'parquet', '.pq': 'parquet', '.arrayrecord': 'arrayrecord', '.array_record': 'arrayrecord',
-    '.tar': 'webdataset', '.tfrecord': 'tfrecord', '.tfrecords': 'tfrecord', '.tfrecord.gz': 'tfrecord',
-    '.tfrecord.zz': 'tfrecord',
-}  # fmt: skip
-CLASSES: Final[Mapping[str, Any]] = {
-    'parquet': ParquetDataSource, 'arrayrecord': ArrayRecordDataSource, 'tfrecord': TFRecordDataSource,
-    'webdataset': WebDatasetDataSource,
-}  # fmt: skip
+FORMATS: Final[Mapping[str, tuple[Any, ...]]] = {
+    'parquet': (ParquetDataSource, '.parquet', '.pq'),
+    'arrayrecord': (ArrayRecordDataSource, '.arrayrecord', '.array_record'),
+    'webdataset': (WebDatasetDataSource, '.tar'),
+    'tfrecord': (TFRecordDataSource, '.tfrecord', '.tfrecords', '.tfrecord.gz', '.tfrecord.zz'),
+}
+"""The formats of files: the reader of each, and the ends of the names of its files."""
+
+CLASSES: Final = {name: reader for name, (reader, *_) in FORMATS.items()}
+ENDINGS: Final[Mapping[str, str]] = {ending: name for name, (_, *endings) in FORMATS.items() for ending in endings}
 
 PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
 UNPACK: Final = (
@@ -186,14 +187,11 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
     if 'decoders' in accepted or (decoders is not None and decoders is not formats.decoders):
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
+        name = path[0] if isinstance(path, list) else path
         raise InvalidArgumentError(
-            f'{cls.__name__} of {_name_of(path)}: unknown options {unknown}: expected some of {accepted}; '
-            f'options of the store, such as config or endpoint_url, belong to granular.Path(...)'
+            f'{cls.__name__} of {name}: unknown options {unknown}: expected some of {accepted}; options of the store, '
+            f'such as config or endpoint_url, belong to granular.Path(...)'
         )
     reader: Opened = cls(path, **options)
     await ensure_open(reader)
     return reader
-
-
-def _name_of(path: Any) -> str:
-    return f'{path[0]}' if isinstance(path, list) else f'{path}'

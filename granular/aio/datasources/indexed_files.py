@@ -1,35 +1,61 @@
-"""Data sources over files that are indexed once, when the source is opened."""
+"""Bases of data sources: over files that are indexed once, when the source is opened, and with or without fields."""
 
 import abc
-from collections.abc import Mapping
-from typing import Any, Generic, Self, SupportsIndex, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
 from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
-from granular.aio.datasources.header_scanner import Index
-from granular.aio.datasources.scanning import forget_indices
+from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
+from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
-from granular.aio.stores import Store
-from granular.aio.stores.base import Request
+from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.errors import ObjectChangedError
 from granular.indexing import Ints, index_of, indices_of
 
+T = TypeVar('T')
+
+
+class SequenceSource(OpenedDataSource[Datapoint_co]):
+    """A data source whose datapoints have no fields to choose: a slice of them is a list."""
+
+    _name: str  # for errors
+
+    @abc.abstractmethod
+    async def _read_all(self, positions: Ints) -> list[Datapoint_co]:
+        """Return the datapoints at positions, which exist."""
+
+    async def _read_one(self, position: int) -> Datapoint_co:
+        return (await self._read_all(np.array([position])))[0]
+
+    @overload
+    async def get(self, index: SupportsIndex) -> Datapoint_co: ...
+    @overload
+    async def get(self, index: slice | range) -> list[Datapoint_co]: ...
+    async def get(self, index: SupportsIndex | slice | range) -> Datapoint_co | list[Datapoint_co]:
+        """Return the datapoint at an index, negative from the end, or those of a slice.
+
+        Raises:
+          OutOfRangeError: an ``IndexError``.
+        """
+        await self._ensure_open()
+        if isinstance(index, slice | range):
+            return await self.fetch(index)
+        return await self._read_one(index_of(index, len(self), self._name))
+
+    async def fetch(self, indices: Any) -> list[Datapoint_co]:
+        await self._ensure_open()
+        return await self._read_all(indices_of(indices, len(self), self._name))
+
 
 class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
-    """A data source over files, in the order given, each with an index that is read once and shared with workers.
-
-    Args:
-      paths: a file, or a sequence of files.
-
-    Attributes:
-      paths: the files.
-    """
+    """A data source over files, its ``paths``, each with an index that is read once and shared with workers."""
 
     def __init__(self, paths: Paths) -> None:
         super().__init__()
@@ -98,35 +124,67 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         owners = np.searchsorted(self._stops, positions, side='right')
         return owners, positions - np.where(owners > 0, self._stops[owners - 1], 0)
 
-    async def _read_ranges(self, ranges: Mapping[int, tuple[Ints, Ints]]) -> dict[int, list[bytes]]:
-        """Read byte ranges concurrently: for each file, by its number, given where they begin and where they end.
-
-        Raises:
-          ObjectChangedError: if a file was replaced; its cached index is then removed.
+    async def _read_items(
+        self, owners: Ints, items: Ints, limits: Callable[[Index, Ints], tuple[Ints, Ints]]
+    ) -> list[bytes]:
+        """Read items of files concurrently: of the file with each number, the item with each number, of which
+        ``limits`` returns where they begin and end. The cached index of a file that was replaced is removed.
         """
-        stores: dict[Store, list[int]] = {}
-        for owner in ranges:
-            stores.setdefault(self.paths[owner].store, []).append(owner)
-        reads = [
-            read_all(
-                store,
-                [Request(self.paths[owner].key, *ranges[owner], self._file_indices[owner].version) for owner in owners],
-            )
-            for store, owners in stores.items()
-        ]
+        groups = grouped(owners)
+        reads = []
+        for owner, own in groups:
+            path, index = self.paths[owner], self._file_indices[owner]
+            reads.append((path.store, Request(path.key, *limits(index, items[own]), index.version)))
         try:
-            data = await gather(reads)
+            data = await read_files(reads)
         except ObjectChangedError:
-            await forget_indices(self.paths[owner] for owner in ranges)
+            await forget_indices(self.paths[owner] for owner, _ in groups)
             raise
-        return {
-            owner: list(file_data)
-            for owners, store_data in zip(stores.values(), data, strict=True)
-            for owner, file_data in zip(owners, store_data, strict=True)
-        }
+        return placed(groups, data, len(owners))
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, all(path.store.local for path in self.paths)
+
+
+def grouped(owners: Ints) -> list[tuple[int, Ints]]:
+    """Return each owner with the positions that it has, in order."""
+    if len(owners) and (owners == owners[0]).all():
+        return [(int(owners[0]), np.arange(len(owners)))]
+    order = np.argsort(owners, kind='stable')
+    numbers, firsts = np.unique(owners[order], return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
+
+
+def placed(groups: Sequence[tuple[int, Ints]], values: Sequence[Sequence[T]], count: int) -> list[T]:
+    """Return the values of all groups in the order of the positions."""
+    if len(groups) == 1:
+        return list(values[0])
+    out: list[Any] = [None] * count
+    for (_, positions), group_values in zip(groups, values, strict=True):
+        for position, value in zip(positions.tolist(), group_values, strict=True):
+            out[position] = value
+    return out
+
+
+async def read_files(reads: Sequence[tuple[Store, Request]]) -> list[list[bytes]]:
+    """Read byte ranges of files concurrently, those of a store in one fan-out; return a list per request, in order."""
+    stores: dict[Store, list[int]] = {}
+    for i, (store, _) in enumerate(reads):
+        stores.setdefault(store, []).append(i)
+    data = await gather([read_all(store, [reads[i][1] for i in numbers]) for store, numbers in stores.items()])
+    out: list[list[bytes]] = [[] for _ in reads]
+    for numbers, store_data in zip(stores.values(), data, strict=True):
+        for i, pieces in zip(numbers, store_data, strict=True):
+            out[i] = pieces
+    return out
+
+
+async def bytes_from(path: Path, tail: Reply, start: int) -> bytes:
+    """Return the bytes of a file from a position to its end, of which the last ones were read."""
+    if start >= tail.start:
+        return tail.data[start - tail.start :]
+    (rest,) = await path.read_ranges([start], [tail.start], version=tail.version)
+    return rest + tail.data
 
 
 class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
@@ -191,3 +249,8 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
         """Return the fields that a mask selects."""
         available = self._available
         return available if mask is None else names_in(mask, available, self._named, self._name)
+
+
+def fields_of(files: MaskedFiles[Any, Any]) -> tuple[str, ...]:
+    """Return the names of the fields of an open source."""
+    return files._available

@@ -1,33 +1,90 @@
 """Indexes files whose format has no index: their headers are read once, and the result is cached on the local disk."""
 
+import abc
+import dataclasses
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
-from granular.aio.datasources.header_scanner import HeaderScanner, Index
 from granular.aio.paths.path import Path
-from granular.aio.reply import changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
+from granular.config import MiB
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
 
 logger = logging.getLogger('granular')
 
+SCAN: Final = 16 * MiB  # bytes that are read at a time of a file with many headers
+_PEEK: Final = 4096
+_SPARSE: Final = 4 * MiB  # average bytes between headers above which what is between them is skipped
 _SCANS: Final = 8  # number of files that are indexed concurrently
 
 
-async def index_files(paths: Sequence[Path], scanner: type[HeaderScanner[Index]]) -> list[Index]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileIndex(abc.ABC):
+    """The index of a file. One that is made by a scanner refuses fields that contradict each other by any exception.
+
+    Attributes:
+      size: bytes of the file.
+      version: its ETag or generation.
+    """
+
+    size: int
+    version: str | None
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int:
+        """Number of datapoints."""
+
+
+Index = TypeVar('Index', bound=FileIndex)
+
+
+class HeaderScanner(abc.ABC, Generic[Index]):
+    """Parses headers from parts of a file that it requests. No I/O.
+
+    Args:
+      name: the file's name in errors.
+
+    Attributes:
+      kind: the format, for errors.
+      at: position of the next header.
+      done: True if there are no more headers.
+      count: number of headers parsed so far.
+    """
+
+    kind: str
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.at, self.done, self.count = 0, False, 0
+
+    def reach(self) -> int:
+        """Return the number of bytes to read from ``at``: many headers at once, or one if they are far apart."""
+        return _PEEK if self.count and self.at // self.count > _SPARSE else SCAN
+
+    @abc.abstractmethod
+    def feed(self, start: int, data: bytes, size: int) -> None:
+        """Parse the headers in a part of the file, which has ``size`` bytes, that begins at ``at``."""
+
+    @abc.abstractmethod
+    def index(self, size: int, version: str | None) -> Index:
+        """Return the index of the headers parsed so far."""
+
+
+async def index_files(paths: Sequence[Path], kind: type[Index], scanner: type[HeaderScanner[Index]]) -> list[Index]:
     """Return the indices of files, eight files at a time."""
     await ensure_event_loop()
     indices: dict[int, Index] = {}
 
     async def index(number: int) -> None:
-        indices[number] = await _index_of(paths[number], scanner)
+        indices[number] = await _index_of(paths[number], kind, scanner)
 
     await for_each(range(len(paths)), index, _SCANS)
     return [indices[number] for number in range(len(paths))]
@@ -40,14 +97,20 @@ async def forget_indices(paths: Iterable[Path]) -> None:
             await offload(remove_file, file)
 
 
-async def _index_of(path: Path, scanner: type[HeaderScanner[Index]]) -> Index:
-    """Return the index of a file: the cached one if the file is unchanged, or a new one."""
+async def _index_of(path: Path, kind: type[Index], scanner: type[HeaderScanner[Index]]) -> Index:
+    """Return the index of a file: the cached one if the file is unchanged, or a new one.
+
+    The tables of an index are cached as they are, its other fields in the head.
+    """
+    fields = dataclasses.fields(kind)
 
     def parse(rows: Any, numbers: Ints) -> Index:
         head, counts = rows
         if sum(counts) != len(numbers):
             raise ValueError('expected tables of the lengths in the head')
-        return scanner.from_tables(head, np.split(numbers, np.cumsum(counts)[:-1]))
+        values, tables = iter(head), iter(np.split(numbers, np.cumsum(counts)[:-1]))
+        arguments: list[Any] = [next(tables if field.type == Ints else values) for field in fields]
+        return kind(*arguments)
 
     file = cache_file_of(path)
     if file is not None and (cached := await offload(load_tables, file, f'{path}', parse)) is not None:
@@ -56,8 +119,9 @@ async def _index_of(path: Path, scanner: type[HeaderScanner[Index]]) -> Index:
             return cached
     index = await _scan(path, scanner(f'{path}'))
     if file is not None and index.version is not None:
+        head = [getattr(index, field.name) for field in fields if field.type != Ints]
+        tables = [getattr(index, field.name) for field in fields if field.type == Ints]
         try:
-            head, tables = scanner.to_tables(index)
             await offload(save_tables, file, f'{path}', (head, [len(table) for table in tables]), tables)
         except OSError as error:
             logger.warning('the index of %s was not cached, and will be read again: %s', f'{path}', error)
@@ -74,8 +138,6 @@ async def _scan(path: Path, scanner: HeaderScanner[Index]) -> Index:
     while not scanner.done:
         at = scanner.at
         reply = await path.store.read(path.key, at, min(size, at + scanner.reach()), version)
-        if version is not None and reply.version != version:
-            raise changed(f'{path}', version, reply.version)
         size, version = reply.size, reply.version
         await offload(scanner.feed, at, reply.data, size)
         del reply  # free the bytes before the next read

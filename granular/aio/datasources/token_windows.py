@@ -17,7 +17,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
-from granular.aio.datasources.sequence_source import SequenceSource
+from granular.aio.datasources.indexed_files import SequenceSource, grouped, placed
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
@@ -56,9 +56,7 @@ class TokenWindows(SequenceSource[Window]):
             batch = await windows.fetch([3, 1, 41])
 
     A window is ``length`` consecutive values of one datapoint; its first one is at a multiple of ``stride``. Values at
-    the end of a datapoint that do not fill a window are in none. Windows are numbered in the order of the datapoints,
-    so they are a data source of a ``MapDataset`` or ``Loader``, whose batches and states are the same for any number of
-    workers and hosts.
+    the end of a datapoint that do not fill a window are in none. Windows are numbered in the order of the datapoints.
 
     Only the bytes of a window are read, in one fan-out for many windows, in which neighbours share a request. With the
     first window of a datapoint, the head of its array is read too, and compared with the dtype and length that follow
@@ -228,21 +226,9 @@ class TokenWindows(SequenceSource[Window]):
         """Return byte ranges of the bags of some datapoints, in order."""
         check_open(self._reader)
         shards = np.searchsorted(self._firsts, owners, side='right') - 1
-        order = np.argsort(shards, kind='stable')
-        numbers, edges = np.unique(shards[order], return_index=True)
-        groups = np.split(order, edges[1:])
-        requests = [
-            (self._shards[number].bags[self._key], starts[group], stops[group])
-            for number, group in zip(numbers.tolist(), groups, strict=True)
-        ]
-        parts = await read_parts(requests)
-        if len(parts) == 1:
-            return parts[0]
-        out = [b''] * len(owners)
-        for group, group_parts in zip(groups, parts, strict=True):
-            for position, part in zip(group.tolist(), group_parts, strict=True):
-                out[position] = part
-        return out
+        groups = grouped(shards)
+        requests = [(self._shards[number].bags[self._key], starts[own], stops[own]) for number, own in groups]
+        return placed(groups, await read_parts(requests), len(owners))
 
     async def _reading(self) -> tuple[int, bool]:
         return len(self) * self._length * self._dtype.itemsize, not self._remote

@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
+from granular._other_names import Elementless
 from granular.aio.execution.failures import Failure
 from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
 from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
@@ -266,21 +266,21 @@ class Methods(Adapter):
             return await super()._load_all(field)
         if not hasattr(type(self.dataset), name := ALL + field):
             return await fields_of(self._wrapped)._load_all(field)
-        method = getattr(self.dataset, name)
-        values = await call_or_await(method)
-        if len(values) != len(self):
-            raise DatapointError(f'{name} returned {len(values)} values for {len(self)} datapoints')
+        return await self._call_once(name, len(self))
+
+    async def _call_once(self, name: str, count: int, *args: Any) -> list[Any]:
+        """Return the values of some datapoints, which one call of a method returns."""
+        values = await call_or_await(getattr(self.dataset, name), *args)
+        if len(values) != count:
+            raise DatapointError(f'{name} returned {len(values)} values for {count} datapoints')
         return list(values)
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
         numbers = indices.tolist()
         name = self.own.get(field, ONE + field)
-        method = getattr(self.dataset, name)
         if name.startswith(MANY):
-            values = await call_or_await(method, numbers, ctxs)
-            if len(values) != len(numbers):
-                raise DatapointError(f'{name} returned {len(values)} values for {len(numbers)} datapoints')
-            return list(values)
+            return await self._call_once(name, len(numbers), numbers, ctxs)
+        method = getattr(self.dataset, name)
 
         def add_note(error: Exception, i: int) -> None:
             error.add_note(f'while loading field {field!r} of datapoint {numbers[i]} of {self.describe()}')

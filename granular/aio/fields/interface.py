@@ -3,14 +3,14 @@
 import abc
 import functools
 from collections.abc import Sequence
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 from granular import filters
-from granular.aio.fields.navigation import Nested, dispose_of
+from granular._other_names import Elementless
+from granular.aio.fields.navigation import Disposable
 from granular.aio.pipeline.nodes.selection import read_labels
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.threads import offload
-from granular.errors import InvalidArgumentError, UnknownKeyError
+from granular.errors import UnknownKeyError
 from granular.indexing import Ints, indices_of
 
 Ctx = dict[str, Any]
@@ -20,7 +20,7 @@ MANY: Final = 'getitems_'
 ALL: Final = 'getall_'
 
 
-class Fields(Elementless, Nested, abc.ABC):
+class Fields(Elementless, Disposable, abc.ABC):
     """The internal interface of all datasets of fields.
 
     Attributes:
@@ -69,20 +69,6 @@ class Fields(Elementless, Nested, abc.ABC):
         for parent in self.parents:
             await parent.release()
 
-    async def _labels(self, field: str) -> filters.Labels:
-        """Return the labels of all datapoints, which are read once, in bulk."""
-        if field not in self.known_labels:
-            check_fields(self, [field])
-
-            async def read(indices: Ints) -> list[Any]:
-                return (await self._load([field], indices, [{} for _ in indices]))[0]
-
-            if self._loads_all(field):
-                self.known_labels[field] = await offload(filters.as_labels, await self._load_all(field), field)
-            else:
-                self.known_labels[field] = await read_labels(read, len(self), field)
-        return self.known_labels[field]
-
     def _loads_all(self, field: str) -> bool:
         """Return whether the user's dataset has a method that loads the field of all datapoints."""
         return False
@@ -90,17 +76,6 @@ class Fields(Elementless, Nested, abc.ABC):
     async def _load_all(self, field: str) -> list[Any]:
         """Return the field of all datapoints."""
         return await self._load_many(field, slice(None))
-
-    async def dispose(self) -> None:
-        """Dispose of the wrapped datasets: close those that are readers."""
-        for dataset in self._wraps():
-            await dispose_of(dataset)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.dispose()
 
     def __getattr__(self, name: str) -> Any:
         if name in ('dataset', 'datasets'):  # before __init__, or while it is unpickled
@@ -129,17 +104,18 @@ async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctx
 
 async def labels_of(dataset: Fields, field: str) -> filters.Labels:
     """Return the labels of all datapoints, which are read once, in bulk."""
-    return await dataset._labels(field)
+    if field not in dataset.known_labels:
+        check_fields(dataset, [field])
 
+        async def read(indices: Ints) -> list[Any]:
+            return (await dataset._load([field], indices, [{} for _ in indices]))[0]
 
-def default_label(dataset: Fields) -> str:
-    """Return the field of the labels where none is named: ``label``, or ``class``, which is KappaData's name. Raise
-    ``InvalidArgumentError`` if the dataset has both.
-    """
-    names = dataset.fields or ()
-    if 'class' in names and 'label' in names:
-        raise InvalidArgumentError(f"{dataset.describe()}: has fields 'class' and 'label': pass field= to choose one")
-    return 'class' if 'class' in names else 'label'
+        if dataset._loads_all(field):
+            labels = await offload(filters.as_labels, await dataset._load_all(field), field)
+        else:
+            labels = await read_labels(read, len(dataset), field)
+        dataset.known_labels[field] = labels
+    return dataset.known_labels[field]
 
 
 def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:

@@ -1,14 +1,14 @@
 """ModeWrapper loads selected fields of a dataset."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Final, Self, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.fields.fields import fields_of, original
 from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, check_fields, load_fields
-from granular.aio.fields.navigation import Nested, dispose_of
+from granular.aio.fields.navigation import Disposable
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
 from granular.aio.pipeline.nodes.source import Fetching, Source
@@ -19,7 +19,7 @@ _CTX: Final = 'ctx.'
 _INDEX: Final = 'index'
 
 
-class ModeWrapper(Nested):
+class ModeWrapper(Disposable):
     """Load the fields that a mode names, in its order, and no other fields.
 
     ::
@@ -92,16 +92,6 @@ class ModeWrapper(Nested):
         if name.startswith((ONE, MANY, ALL)):
             return getattr(self._fields, name)
         return self._inherited(name)
-
-    async def dispose(self) -> None:
-        """Dispose of the wrapped dataset: close it, if it is a reader."""
-        await dispose_of(self.dataset)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.dispose()
 
     async def get(self, index: SupportsIndex | slice | Sequence[SupportsIndex]) -> Any:
         """Return a datapoint, or a list of datapoints for a slice or a list of indices.

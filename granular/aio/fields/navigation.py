@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.threads import call_or_await
@@ -87,12 +87,27 @@ class Nested:
         """Return an attribute of the first wrapped dataset that has it; of readers and pipelines no methods."""
         if name.startswith(_DIM) and hasattr(self, _SHAPE + name.removeprefix(_DIM)):
             return functools.partial(self.getdim, name.removeprefix(_DIM))
-        wrapped = () if name.startswith('_') or name in _PROTOCOL else self._wraps()
-        for dataset in wrapped[:1]:
-            value = getattr(dataset, name, self)
-            if value is not self and (_has_methods(dataset) or not callable(value)):
-                return value
+        if not name.startswith('_') and name not in _PROTOCOL:
+            for dataset in self._wraps()[:1]:
+                value = getattr(dataset, name, self)
+                if value is not self and (_has_methods(dataset) or not callable(value)):
+                    return value
         raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
+
+
+class Disposable(Nested):
+    """A dataset of fields whose end is that of the datasets that it wraps."""
+
+    async def dispose(self) -> None:
+        """Dispose of the wrapped datasets: close those that are readers."""
+        for dataset in self._wraps():
+            await dispose_of(dataset)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.dispose()
 
 
 async def dispose_of(dataset: Any) -> None:
@@ -103,9 +118,8 @@ async def dispose_of(dataset: Any) -> None:
         return
     target = core if isinstance(core, Nested) else dataset
     method = getattr(target, 'dispose', getattr(target, 'close', None))
-    if method is None:
-        return
-    await call_or_await(method)
+    if method is not None:
+        await call_or_await(method)
 
 
 def _has_methods(dataset: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from granular import filters
 from granular.aio.fields.fields import fields_of, original
-from granular.aio.fields.interface import Ctx, Fields, default_label, labels_of
+from granular.aio.fields.interface import Ctx, Fields, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
 from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled
@@ -19,7 +19,45 @@ from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, check_integer, indices_of
 
 
-class IndexWrapper(Fields):
+class _Arranged(Fields):
+    """Datapoints of one or several datasets in another order."""
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        super().__init__()
+        self.parents: tuple[Any, ...] = tuple(map(fields_of, datasets))
+        self._pure = all(part._pure for part in self.parents)
+
+    @property
+    def fields(self) -> tuple[str, ...] | None:
+        """Names of the fields that all wrapped datasets have, sorted; None if they are unknown."""
+        fields = [set(part.fields) for part in self.parents if part.fields is not None]
+        return tuple(sorted(set.intersection(*fields))) if len(fields) == len(self.parents) else None
+
+    def has(self, field: str) -> bool:
+        """Return whether all wrapped datasets have the field; True if that is unknown."""
+        return all(part.has(field) for part in self.parents)
+
+    def _loads_all(self, field: str) -> bool:
+        return all(part._loads_all(field) for part in self.parents)
+
+    async def _load_all(self, field: str) -> list[Any]:
+        if not self._loads_all(field):
+            return await super()._load_all(field)
+        values = [value for part in self.parents for value in await part._load_all(field)]
+        return [values[i] for i in self._flat().tolist()]
+
+    def _keep_labels(self) -> None:
+        """Take over the labels that are known of all wrapped datasets."""
+        for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
+            labels = [part.known_labels[field] for part in self.parents]
+            self.known_labels[field] = np.concatenate(labels)[self._flat()]
+
+    @abc.abstractmethod
+    def _flat(self) -> Ints:
+        """Return the positions of all datapoints in the concatenation of the wrapped datasets."""
+
+
+class IndexWrapper(_Arranged):
     """A wrapper that maps each index to an index of the wrapped dataset.
 
     Attributes:
@@ -29,38 +67,21 @@ class IndexWrapper(Fields):
     _node: IndexNode | None = None  # selects among the positions of the wrapped dataset
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__()
-        wrapped = fields_of(dataset)
+        super().__init__([dataset])
         self.dataset: Any = original(dataset)
-        self.parents: tuple[Any, ...] = (wrapped,)
-        self._pure = wrapped._pure
-        self._positions = Wrapped(range(len(wrapped)))
-
-    @property
-    def fields(self) -> tuple[str, ...] | None:
-        fields: tuple[str, ...] | None = self.parents[0].fields
-        return fields
-
-    def has(self, field: str) -> bool:
-        return bool(self.parents[0].has(field))
+        self._positions = Wrapped(range(len(self.parents[0])))
 
     def _wraps(self) -> Sequence[Any]:
         return (self.dataset,)
-
-    def _loads_all(self, field: str) -> bool:
-        return bool(self.parents[0]._loads_all(field))
-
-    async def _load_all(self, field: str) -> list[Any]:
-        if not self._loads_all(field):
-            return await super()._load_all(field)
-        values = await self.parents[0]._load_all(field)
-        return [values[i] for i in self._lookup(np.arange(len(self))).tolist()]
 
     def __len__(self) -> int:
         return len(self._selected())
 
     def _lookup(self, indices: Ints) -> Ints:
         return look_up(self._selected(), indices)[1]
+
+    def _flat(self) -> Ints:
+        return self._lookup(np.arange(len(self)))
 
     def _selected(self) -> IndexNode:
         if self._node is None:
@@ -74,10 +95,7 @@ class IndexWrapper(Fields):
     def _select(self, node: IndexNode) -> None:
         """Take the datapoints at the positions that a node selects, with their known labels."""
         self._node = node
-        if self.parents[0].known_labels:
-            indices = self._lookup(np.arange(len(self)))
-            known = self.parents[0].known_labels
-            self.known_labels.update({field: labels[indices] for field, labels in known.items()})
+        self._keep_labels()
 
 
 class SubsetWrapper(IndexWrapper):
@@ -217,11 +235,15 @@ class ShuffleWrapper(IndexWrapper):
 class _ByLabel(IndexWrapper):
     """Datapoints selected by their labels."""
 
-    _field: str
-
     def __init__(self, dataset: Any, field: str | None) -> None:
         super().__init__(dataset)
-        self._field = default_label(self.parents[0]) if field is None else field
+        if field is None:
+            names = self.parents[0].fields or ()
+            if 'class' in names and 'label' in names:
+                shown = self.parents[0].describe()
+                raise InvalidArgumentError(f"{shown}: has fields 'class' and 'label': pass field= to choose one")
+            field = 'class' if 'class' in names else 'label'  # KappaData's name, or that of most datasets
+        self._field = field
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> Self:
@@ -328,7 +350,7 @@ class OversamplingWrapper(_ByLabel):
         return f'OversamplingWrapper({self._strategy!r}, field={self._field!r})'
 
 
-class FieldConcat(Fields):
+class FieldConcat(_Arranged):
     """Datasets of fields, concatenated. A batch fetches once from each dataset involved, concurrently.
 
     ::
@@ -345,12 +367,10 @@ class FieldConcat(Fields):
     """
 
     def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
-        super().__init__()
-        self.parents: tuple[Any, ...] = tuple(map(fields_of, datasets))
+        super().__init__(datasets)
         if not self.parents:
             raise InvalidArgumentError('expected one dataset or more, got none')
         self.datasets: list[Any] = [original(dataset) for dataset in datasets]
-        self._pure = all(part._pure for part in self.parents)
         positions = [Wrapped(range(len(part))) for part in self.parents]
         lengths = [len(part) for part in positions]
         if balanced_sampling and not all(lengths):
@@ -359,37 +379,16 @@ class FieldConcat(Fields):
             )
         self._length = max(lengths) * len(lengths) if balanced_sampling else sum(lengths)
         self._chosen = Interleave(positions) if balanced_sampling else Concatenate(positions)
-        for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
-            labels = [part.known_labels[field] for part in self.parents]
-            self.known_labels[field] = np.concatenate(labels)[self._flat()]
+        self._keep_labels()
 
     def __len__(self) -> int:
         return self._length
-
-    @property
-    def fields(self) -> tuple[str, ...] | None:
-        """Names of the fields that all datasets have, sorted; None if they are unknown."""
-        fields = [set(part.fields) for part in self.parents if part.fields is not None]
-        return tuple(sorted(set.intersection(*fields))) if len(fields) == len(self.parents) else None
-
-    def has(self, field: str) -> bool:
-        """Return whether all datasets have the field; True if that is unknown."""
-        return all(part.has(field) for part in self.parents)
 
     def _wraps(self) -> Sequence[Any]:
         return self.datasets
 
     def _listed(self) -> bool:
         return False
-
-    def _loads_all(self, field: str) -> bool:
-        return all(part._loads_all(field) for part in self.parents)
-
-    async def _load_all(self, field: str) -> list[Any]:
-        if not self._loads_all(field):
-            return await super()._load_all(field)
-        values = [value for part in self.parents for value in await part._load_all(field)]
-        return [values[i] for i in self._flat().tolist()]
 
     def _choose(self, indices: Ints) -> tuple[Ints, Ints]:
         owners, inner = self._chosen.choose(indices)

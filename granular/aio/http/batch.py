@@ -3,55 +3,14 @@
 import asyncio
 import functools
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from granular.aio.http.download import Download
-from granular.aio.http.limits import Limit
-from granular.aio.http.messages import Head, Target
-from granular.aio.http.pool import Pool
-from granular.aio.http.retry import RecoverableKind, Traffic
-from granular.aio.reply import Reply
+from granular.aio.http.messages import Head
+from granular.aio.http.transport import Outcome, Provider, Transport
 from granular.aio.runtime.tasks import outcome, start_task
 
 _AT_ONCE: Final = 16  # requests sent in one turn of the loop
-
-
-class Provider(Protocol):
-    """Provides the signed requests of a store's objects."""
-
-    def ready(self, key: str) -> Target | None:
-        """Return the target of an object if it is signed already and can be used now, else None."""
-
-    async def prepare(self, key: str) -> Target:
-        """Return the target of an object, signed if necessary."""
-
-    async def recover(self, kind: RecoverableKind, detail: str) -> bool:
-        """Obtain new credentials, the right region, or the time. Return whether to try again."""
-
-
-class Reader(Protocol):
-    """The transport that a batch sends its reads on."""
-
-    pool: Pool
-    traffic: Traffic
-
-    async def read(self, provider: Provider, download: Download, first: 'Outcome | None' = None) -> Reply:
-        """Read a byte range with retries, from the beginning or from the outcome of the first attempt."""
-
-
-class Outcome:
-    """The outcome of a read's first attempt, from which a coroutine continues.
-
-    Args:
-      reply: the head of a reply that must be looked at, or the error; None if no request was sent.
-      reserved: the bytes of the limit that the attempt holds; None if it has no slot.
-    """
-
-    reply: Head | Exception | None
-    reserved: int | None
-
-    def __init__(self, reply: Head | Exception | None = None, reserved: int | None = None) -> None:
-        self.reply, self.reserved = reply, reserved
 
 
 class Batch:
@@ -60,16 +19,11 @@ class Batch:
     A read is an object that waits for its slot of the limit, is sent on an idle connection, and receives its own reply.
     A coroutine takes over where more is needed: to open a connection, to sign the request, to retry, to follow a
     redirect, or to verify a whole object.
-
-    Args:
-      transport: the connections and their limits.
-      provider: the signed requests.
-      downloads: the reads.
     """
 
-    def __init__(self, transport: Reader, provider: Provider, downloads: Sequence[Download]) -> None:
+    def __init__(self, transport: Transport, provider: Provider, downloads: Sequence[Download]) -> None:
         self._transport, self._provider, self._downloads = transport, provider, downloads
-        self._limit: Limit = transport.traffic.limit
+        self._limit = transport.traffic.limit
         self._metrics = transport.traffic.metrics
         self._left = len(downloads)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -132,7 +86,7 @@ class Batch:
         connection.send(download)
 
     def ended(self, download: Download, reply: Head | Exception | None) -> None:
-        """Take the outcome of a read: None if it is complete; else a head to look at, or an error."""
+        """See ``download.Batch``."""
         metrics = self._metrics
         metrics.in_flight -= 1
         if reply is not None:

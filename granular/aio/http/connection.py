@@ -43,18 +43,18 @@ class PoolClosedError(ConnectionAbortedError):
 class Exchange:
     """A request and the receiver of its reply: on one connection, or on up to three if it is hedged.
 
-    Args:
+    Attributes:
       target: the server and the object.
       request: the head of the request.
       bodiless: True if the reply has no body regardless of its head, as for HEAD.
       body: the body of the request.
       hedged: True if the request may be hedged.
-
-    Attributes:
       large: True if the body of the expected reply is larger than ``SCRATCH / 2``.
       got: bytes of the reply's body that have arrived.
       collected: the body, if it is collected.
       future: returns the head of the reply, if a coroutine awaits it.
+      first: the connection on which the request was sent, or the one that replies.
+      others: the connections of the hedged requests, in order.
     """
 
     # Most of these stay as they are, so that a range read is created by few assignments.
@@ -68,33 +68,20 @@ class Exchange:
     collected: bytearray
     future: 'asyncio.Future[Head] | None' = None
     first: 'Connection | None' = None
-    """The connection on which the request was sent, or the one that replies."""
     others: 'tuple[Connection, ...]' = ()
-    """The connections of the hedged requests, in order."""
 
-    def __init__(
-        self,
-        target: Target,
-        request: bytes,
-        bodiless: bool = False,
-        body: bytes | memoryview = b'',
-        hedged: bool = True,
-    ) -> None:
-        self.target, self.request, self.bodiless, self.body, self.hedged = target, request, bodiless, body, hedged
+    def __init__(self, target: Target, request: bytes) -> None:
+        self.target, self.request = target, request
 
     def expects(self, head: bytes) -> int:
-        """Return the length of the body if a head is exactly that of the expected reply.
+        """Return the length of the body, at least one byte, if a head is exactly that of the expected reply, else -1.
 
-        Args:
-          head: the head with the end of its last line, but not the empty line.
-
-        Returns:
-          The bytes of the body, at least one, or -1 if the head must be parsed to tell.
+        The head has the end of its last line, but not the empty line.
         """
         return -1
 
     def parsed(self, raw: bytes, head: Head) -> None:
-        """Called after ``place`` with a head that was not expected, as bytes up to the end of its last line too."""
+        """Called after ``place`` with a head that was parsed, and as bytes like those of ``expects``."""
 
     def allocate(self, length: int) -> memoryview:
         """Return the memory for the body of an expected reply."""
@@ -138,17 +125,14 @@ class Exchange:
 
 
 class ConnectionPool(Protocol):
-    """The interface of a pool that its connections use.
-
-    Attributes:
-      scratch: memory into which all connections receive heads, one after the other.
-      latencies: seconds from each recent request to the head of its reply.
-      first_byte: counts these seconds, of all requests.
-    """
+    """The interface of a pool that its connections use."""
 
     scratch: bytearray
+    """Memory into which all connections receive heads, one after the other."""
     latencies: collections.deque[float]
+    """Seconds from each recent request to the head of its reply."""
     first_byte: Histogram
+    """Counts these seconds, of all requests."""
 
     def opened(self, connection: 'Connection') -> None:
         """Register a connection that is established."""
@@ -169,17 +153,11 @@ class Connection(asyncio.BufferedProtocol):
       surplus: True if more data has arrived than TLS has delivered.
       moved: the time of the last byte.
       sent: the time of the request.
-      begun: whether the head of the reply has arrived.
+      begun: True once the head of the reply has arrived.
+      unsent: the rest of the request's body.
     """
 
-    origin: Origin
-    destination: memoryview | None
-    surplus: bool = False
-    moved: float
-    sent: float
-    mark_time: float
-    mark_got: int
-    begun: bool
+    surplus = False
 
     def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
@@ -197,13 +175,13 @@ class Connection(asyncio.BufferedProtocol):
         self._clear()
 
     def _clear(self) -> None:
-        self.begun = False  # True once the head of the reply has arrived
-        self.destination = None
+        self.begun = False
+        self.destination: memoryview | None = None
         self._left: int | None = None  # bytes of the body still to come; None if its end is marked otherwise
         self._reply: _ParsedReply | None = None  # unless the reply is exactly the expected one
         self._held = b''  # the beginning of an incomplete head
         self._informed = 0  # bytes of informational heads
-        self.unsent: memoryview | None = None  # the rest of the request's body
+        self.unsent: memoryview | None = None
 
     def send(self, exchange: Exchange) -> None:
         """Send a request; the exchange is told once the body of the reply has reached its destination."""
@@ -292,9 +270,6 @@ class Connection(asyncio.BufferedProtocol):
                 self._take_head(exchange, nbytes)
         except Exception as error:
             self.fail(error)
-
-    def eof_received(self) -> None:
-        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self)
@@ -470,15 +445,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 class _ParsedReply:
-    """A reply whose head was parsed, while its body arrives.
-
-    Attributes:
-      head: the head.
-      chunks: the decoder of a chunked body; None for any other.
-      last: True if this is the last reply on the connection.
-      room: the memory for the rest of the body, or the number of bytes to collect.
-      expected: bytes that must arrive; None if the body is collected.
-    """
+    """A reply whose head was parsed, while its body arrives."""
 
     __slots__ = ('chunks', 'expected', 'head', 'last', 'room')
 
@@ -487,7 +454,7 @@ class _ParsedReply:
         if coding not in ('', 'chunked'):
             raise ProtocolError(f'a reply with Transfer-Encoding {shown(coding)}')
         self.head = head
-        self.chunks = Chunks() if coding else None
-        self.last = 'close' in head.headers.get('connection', '').lower()
-        self.room: memoryview | int = 0
-        self.expected: int | None = None
+        self.chunks = Chunks() if coding else None  # the decoder of a chunked body
+        self.last = 'close' in head.headers.get('connection', '').lower()  # on its connection
+        self.room: memoryview | int = 0  # memory for the rest of the body, or the number of bytes to collect
+        self.expected: int | None = None  # bytes that must arrive; None if the body is collected

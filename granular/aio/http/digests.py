@@ -25,12 +25,8 @@ _OFFLOADED: Final = 256 * KiB  # from this size on, a checksum would block the l
 _ETAG: Final = re.compile(r'"?([0-9a-fA-F]{32})"?')
 
 
-def _crc32c(data: Data) -> bytes:
-    return crc32c(data if isinstance(data, bytes) else bytes(data)).to_bytes(4, 'big')
-
-
 _DIGESTS: Final[dict[str, Callable[[Data], bytes]]] = {
-    'crc32c': _crc32c,
+    'crc32c': lambda data: crc32c(bytes(data)).to_bytes(4, 'big'),  # which copies a view, but not bytes
     'crc32': lambda data: zlib.crc32(data).to_bytes(4, 'big'),
     'md5': lambda data: hashlib.md5(data, usedforsecurity=False).digest(),
     'sha256': lambda data: hashlib.sha256(data).digest(),
@@ -49,11 +45,8 @@ def checksum_in(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, 
     """Return the kind and base64 value of an object's checksum, if a reply has one that this library supports.
 
     GCS sends ``x-goog-hash: crc32c=...,md5=...``, S3 ``x-amz-checksum-crc32c`` and others, which may cover an upload's
-    parts rather than the object (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html).
-
-    Args:
-      headers: the headers of the reply, their names in lower case.
-      ranged: True if a range was requested: then S3 may send the checksum of a part.
+    parts rather than the object (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html),
+    or a part if a range was requested.
     """
     google = dict(part.strip().split('=', 1) for part in headers.get('x-goog-hash', '').split(',') if '=' in part)
     amazon = not ranged and headers.get('x-amz-checksum-type', 'FULL_OBJECT') == 'FULL_OBJECT'
@@ -88,11 +81,7 @@ async def digest(kind: str, data: Data) -> bytes:
 
 
 async def check_reported(headers: Mapping[str, str], data: Data, name: str, ranged: bool = False) -> bool:
-    """Compare an object with the checksum in a reply's headers. Returns False if there is none.
-
-    Raises:
-      BadReplyError: if they differ.
-    """
+    """Compare an object with the checksum in a reply's headers. Returns False if there is none."""
     checksum = checksum_in(headers, ranged)
     if checksum is None:
         return False
@@ -109,12 +98,7 @@ def proven(*kept: Iterable[str]) -> list[str]:
 
 
 class Digests:
-    """Checksums computed incrementally.
-
-    Args:
-      kinds: the checksums to compute, of ``'crc32c'``, ``'md5'`` and ``'parts'``.
-      part_size: the part size of the multipart upload in bytes, as ``IOConfig.part_size``.
-    """
+    """Checksums computed incrementally: 'crc32c', 'md5', and 'parts' of an upload in parts of this size."""
 
     def __init__(self, kinds: Iterable[str], part_size: int) -> None:
         self._kinds = set(kinds)
@@ -136,17 +120,14 @@ class Digests:
     def _add_parts(self, data: memoryview) -> None:
         while data:
             if not self._left:
-                self._end_part()
+                self._parts.append(self._part.digest())
+                self._part = hashlib.md5(usedforsecurity=False)
+                if len(self._parts) % 1000 == 0:
+                    self._part_size *= 2  # as PartWriter does
+                self._left = self._part_size
             head, data = data[: self._left], data[self._left :]
             self._part.update(head)
             self._left -= len(head)
-
-    def _end_part(self) -> None:
-        self._parts.append(self._part.digest())
-        self._part = hashlib.md5(usedforsecurity=False)
-        if len(self._parts) % 1000 == 0:
-            self._part_size *= 2  # as PartWriter does
-        self._left = self._part_size
 
     def found(self, kind: str) -> str:
         """Return one of the checksums."""

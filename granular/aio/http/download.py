@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from granular.aio.http.connection import SCRATCH, Exchange
 from granular.aio.http.known_heads import KnownHeads
@@ -23,30 +23,24 @@ _STORED: Final = 'x-goog-stored-content-encoding'
 _AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is an upload encoding that some stores keep
 
 
-class Versions(NamedTuple):
-    """The versions that the objects of a store have.
+class Versions:
+    """The versions that the objects of a store have, and the known heads of replies with these.
 
-    Attributes:
-      header: the header that contains the version, in lower case.
+    Args:
+      header: the header that contains the version.
       required: True if each object has a version, so that a whole body without one is not an object.
-      known_heads: the known heads of replies with these versions.
     """
 
-    header: str
-    required: bool
-    known_heads: KnownHeads
-
-    @classmethod
-    def of(cls, header: str, required: bool) -> 'Versions':
-        """Return the versions in a header of that name."""
-        return cls(header.lower(), required, KnownHeads(header.lower()))
+    def __init__(self, header: str, required: bool) -> None:
+        self.header, self.required = header.lower(), required
+        self.known_heads = KnownHeads(self.header)
 
 
 class Batch(Protocol):
     """The interface of a batch that its downloads use."""
 
     def start(self, download: 'Download') -> None:
-        """Send a download that has its slot of the limit."""
+        """Send a download that has its slot of the limit. It does not raise."""
 
     def ended(self, download: 'Download', reply: Head | Exception | None) -> None:
         """Take the outcome of a download: None if it is complete, or a head to look at, or an error."""
@@ -56,8 +50,7 @@ class Download(Exchange):
     """A byte range, received over as many replies as it takes.
 
     Args:
-      key: the object.
-      name: the object, for errors.
+      key, name: the object, and how errors name it.
       start: the first byte, or, if negative, the number of bytes from the object's end.
       stop: the position after the last byte; None for the object's end.
       version: the version that the object must have; None for any, but then the same in every reply.
@@ -72,16 +65,12 @@ class Download(Exchange):
       withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
-    key: str
-    name: str
-    got: int
-
     data: bytes = b''
-    ranged: bool = False
+    ranged = False
     """True if the current request has a range."""
-    coding: str = ''
+    coding = ''
     """The Content-Encoding of the replies."""
-    unproven: bool = False
+    unproven = False
     """True while it is unverified that the object is stored with that coding, or has the received length."""
     batch: 'Batch | None' = None
     weight = 0
@@ -137,10 +126,7 @@ class Download(Exchange):
         Anything else, such as an unknown head, or the whole object, which has a checksum, is left to the
         parser and to ``place``.
         """
-        if not self._range:
-            return -1
-        facts = self._versions.known_heads.match(head)
-        if facts is None:
+        if not self._range or (facts := self._versions.known_heads.match(head)) is None:
             return -1
         range_, size, length, version = facts
         start, stop, total = self._start, self._stop, int(size)
@@ -201,10 +187,9 @@ class Download(Exchange):
         self._filling, self.got = False, 0
         if self._span is not None and self._span[0] + self._done < self._span[1]:
             return f'Range: bytes={self._span[0] + self._done}-{self._span[1] - 1}\r\n'
-        self.restart()
         if self.whole:
-            self.ranged = False
-            return ''  # stores send the checksum of a whole object only without a range
+            return self.everything()  # stores send the checksum of a whole object only without a range
+        self.restart()
         if self._start < 0:
             return f'Range: bytes={self._start}\r\n'
         return f'Range: bytes={self._start}-{"" if self._stop is None else self._stop - 1}\r\n'
@@ -216,20 +201,14 @@ class Download(Exchange):
         return ''
 
     def place(self, head: Head) -> memoryview | int:
-        """Return the destination for the body of a reply.
-
-        Raises:
-          BadReplyError: if the reply does not answer the request.
-          ObjectChangedError: if it is of another version.
-        """
+        """Return the destination for the body of a reply, which must answer the request and be of its version."""
         if head.status not in (200, 206):
             return super().place(head)
         version = self._version_in(head)
         if version is None and (self.version is not None or (self._versions.required and head.status == 200)):
             # The reply is not from the store, such as an error page with a success status.
-            raise BadReplyError(
-                f'{self.name}: status {head.status} without {self._versions.header}, which objects have'
-            )
+            header = self._versions.header
+            raise BadReplyError(f'{self.name}: status {head.status} without {header}, which objects have')
         if self.version is not None and version != self.version:
             raise changed(self.name, self.version, version)
         if self.is_doubtful(head):
@@ -257,7 +236,6 @@ class Download(Exchange):
         """Return the result at the end of a reply; None for any status except 200, 206 and 416.
 
         Raises:
-          BadReplyError: if the reply does not answer the request.
           OutOfRangeError: if the object ends before the requested range does.
         """
         version = self._version_in(head)
@@ -278,7 +256,7 @@ class Download(Exchange):
         """Return the object's version. For a web server without ETags: its modification time and size."""
         version = head.headers.get(self._versions.header) or None
         if version is None and not self._versions.required and (modified := head.headers.get('last-modified')):
-            return stand_in(head.length if head.status == 200 else _total_in(head), modified)
+            return stand_in(head.length if head.status == 200 else _size_in(head, refused=False), modified)
         return version
 
     def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
@@ -419,16 +397,10 @@ def _reply(data: bytes, start: int, size: int, version: str | None, head: Head) 
     return Reply(data, start, size, version, head.headers.get('last-modified', ''), head.headers.get('date', ''))
 
 
-def _total_in(head: Head) -> int:
-    """Return an object's size from the Content-Range of a reply, or -1."""
+def _size_in(head: Head, refused: bool = True) -> int:
+    """Return an object's size from the Content-Range of a reply, which has no range if it was refused; or -1."""
     match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-    return int(match[3]) if match is not None and match[3] != '*' else -1
-
-
-def _size_in(head: Head) -> int:
-    """Return an object's size from the Content-Range of a refused range, or -1."""
-    match = _CONTENT_RANGE.fullmatch(head.headers.get('content-range', ''))
-    return int(match[3]) if match is not None and match[1] is None and match[3] != '*' else -1
+    return int(match[3]) if match is not None and match[3] != '*' and not (refused and match[1]) else -1
 
 
 @functools.lru_cache(64)

@@ -30,13 +30,9 @@ class KnownHeads:
         self._patterns: list[re.Pattern[bytes]] = []
 
     def match(self, head: bytes) -> tuple[bytes, ...] | None:
-        """Return the range (``first-last``), object size, body length and version in a known head.
+        """Return the range (``first-last``), object size, body length and version in a known head, else None.
 
-        Args:
-          head: the head of a reply, up to the end of its last line.
-
-        Returns:
-          None for an unknown head.
+        The head goes up to the end of its last line, here as in ``learn``.
         """
         for pattern in self._patterns:
             match = pattern.fullmatch(head)
@@ -45,12 +41,7 @@ class KnownHeads:
         return None
 
     def learn(self, raw: bytes, head: Head) -> None:
-        """Add a head that the full parser accepted, if replies like it need nothing else.
-
-        Args:
-          raw: the head, up to the end of its last line.
-          head: the same, parsed.
-        """
+        """Add a head that the full parser accepted, if replies like it need nothing else."""
         status, *lines = raw[:-2].split(b'\r\n')
         if len(self._patterns) >= _MOST or len(lines) != len(head.headers) or not self._is_simple(head):
             return

@@ -40,18 +40,14 @@ _BURST: Final = 0.05  # seconds whose requests may be sent at once
 
 
 class Waiting(Protocol):
-    """A request that waits for a slot.
+    """A request that waits for a slot."""
 
-    Attributes:
-      weight: the bytes that it reserves.
-      withdrawn: True if the request needs no slot any more.
-    """
+    weight: int
+    """The bytes that it reserves."""
 
     @property
-    def weight(self) -> int: ...
-
-    @property
-    def withdrawn(self) -> bool: ...
+    def withdrawn(self) -> bool:
+        """True if it needs no slot any more."""
 
     def admitted(self) -> None:
         """Called when the request has its slot. It must not raise."""
@@ -88,7 +84,8 @@ class Limit:
     """
 
     def __init__(self, requests: int, memory: int) -> None:
-        room = max(_FEWEST, _descriptors() // 2)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        room = 1 << 19 if files == resource.RLIM_INFINITY else max(_FEWEST, files // 2)
         if requests > room:
             logger.warning('concurrency=%d needs more open files than `ulimit -n` allows: using %d', requests, room)
         self.capacity = self._before = min(requests or _FIRST, room)
@@ -118,12 +115,7 @@ class Limit:
         return float('inf') if self._pace is None else self._pace.rate(time.monotonic())
 
     def admit(self, request: Waiting, again: bool = False) -> bool:
-        """Return whether a request has a slot; if not, it is queued and told once it is admitted.
-
-        Args:
-          request: the request.
-          again: True if it was sent before: then it is the first in the queue.
-        """
+        """Return whether a request has a slot. If not, it is queued, first if ``again``, and told when it has one."""
         if self._running < self.capacity and self._free >= request.weight and not self._waiting and self._is_due():
             self._running += 1
             self._free -= request.weight
@@ -273,11 +265,7 @@ class Pace:
     rate of answers is left. The rate grows by some percent a second, and by more the longer no request was refused, but
     only while the store answers. Once it has refused everything for a while, the rate is halved each second, down to
     ``_PROBING``; its answers bring it back, doubling it each second. After an outage, however short, the rate doubles
-    each second up to half of the former one.
-
-    Args:
-      now: the time.
-      known: the rate of the last second or two; 0 if they are not over.
+    each second up to half of the former one. At first, the rate of the last second or two may be known.
     """
 
     def __init__(self, now: float, known: float = 0.0) -> None:
@@ -360,8 +348,7 @@ class Budget:
 
     def __init__(self) -> None:
         self._tokens = self._most = 500.0
-        self.spent: bool = False
-        """True if retries have taken tokens that are not returned yet, or wait for some."""
+        self.spent = False  # True if retries have taken tokens that are not returned yet, or wait for some
         self._waiting: collections.deque[tuple[float, asyncio.Future[None]]] = collections.deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -440,8 +427,3 @@ class Pauses:
 def _end(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)
-
-
-def _descriptors() -> int:
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 20 if soft == resource.RLIM_INFINITY else soft

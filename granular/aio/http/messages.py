@@ -1,6 +1,5 @@
 """Requests and replies of HTTP/1.1 as values and pure functions, no I/O (RFC 9110 and 9112)."""
 
-import base64
 import contextlib
 import datetime
 import email.utils
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from granular._redact import hidden
-from granular.aio.http.proxies import Proxy, proxy_of
+from granular.aio.http.proxies import Proxy, basic_authorization, proxy_of
 from granular.config import KiB
 from granular.errors import InvalidArgumentError
 
@@ -59,11 +58,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str, headers: Mapping[str, str]) -> 'Target':
-        """Return the target of a URL whose path is already quoted.
-
-        Raises:
-          InvalidArgumentError: if the URL or a header is not valid in HTTP, or the environment's proxy is not.
-        """
+        """Return the target of a URL whose path is already quoted. URL, headers and proxy must be valid in HTTP."""
         try:
             parts = urllib.parse.urlsplit(url)
             port = parts.port
@@ -79,9 +74,8 @@ class Target(NamedTuple):
         port = default if port is None else port
         authority = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
         sent = {'Host': authority, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
-        if parts.username is not None:
-            pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
-            sent.setdefault('Authorization', 'Basic ' + base64.b64encode(pair.encode()).decode())
+        if (authorization := basic_authorization(parts)) is not None:
+            sent.setdefault('Authorization', authorization)
         path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
         proxy = proxy_of(secure, host, port)
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
@@ -102,8 +96,7 @@ class Target(NamedTuple):
     def follow(self, location: str) -> 'Target':
         """Return the target of a redirect; for another origin, without the headers that may hold credentials.
 
-        Raises:
-          ProtocolError: if it leads from TLS to plain HTTP, which others can read and change, or to an invalid URL.
+        It must not lead from TLS to plain HTTP, which others can read and change.
         """
         try:
             target = Target.of(urllib.parse.urljoin(self.url, location), {})
@@ -131,11 +124,7 @@ class Head(NamedTuple):
 
 
 def parse(head: bytes) -> Head:
-    """Parse the head of a reply, without the empty line that ends it.
-
-    Raises:
-      ProtocolError: if it is not a valid head.
-    """
+    """Parse the head of a reply, without the empty line that ends it."""
     text = head.decode('latin-1')
     first, *lines = text.split('\r\n')
     if text.count('\n') != len(lines) or text.count('\r') != len(lines) or '\0' in text:

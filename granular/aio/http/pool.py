@@ -20,7 +20,7 @@ from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
-from granular.metrics import Histogram, StoreMetrics
+from granular.metrics import StoreMetrics
 
 logger: Final = logging.getLogger('granular')
 
@@ -63,23 +63,17 @@ class Pool:
     A request whose reply has not begun after 1.5 times the 95th percentile of recent latencies is sent on another
     connection as well (hedged), after the same time on a third one, and the first reply wins. This applies only to a
     share of the requests, less those that the store throttles.
-
-    Args:
-      config: its timeouts, its minimum rate, and the share of requests that may be hedged.
-      metrics: counts its requests and connections.
-      tls_verify: whether to verify certificates, or the file of the CA bundle to trust.
     """
 
     def __init__(self, config: IOConfig, metrics: StoreMetrics, tls_verify: bool | str = True) -> None:
         self._config, self._metrics, self._tls_verify = config, metrics, tls_verify
-        self.first_byte: Histogram = metrics.first_byte
+        self.first_byte = metrics.first_byte
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began
         self._slow = float('inf')  # seconds after which a request is hedged
         self._spare = 0.0  # hedged requests still permitted
         self._judged = 0.0  # time of the last evaluation of latencies
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._hedging: set[Exchange] = set()  # those for whose second request a connection is being opened
-        self.scratch: bytearray = bytearray(SCRATCH)
+        self._hedging: dict[Exchange, asyncio.Task[None]] = {}  # opens a connection for another request
+        self.scratch = bytearray(SCRATCH)
         self._received = memoryview(bytearray(RECEIVED))
         self.connections: set[Connection] = set()
         self._idle: dict[Origin, list[Connection]] = {}
@@ -98,10 +92,8 @@ class Pool:
 
         Raises:
           ProtocolError: if the reply is not HTTP, or does not have the length it states.
-          ConnectionError, OSError, TimeoutError: if the connection breaks or stalls.
-          UnreachableError: a ``ConnectionError``, if no connection can be established.
-          PoolClosedError: if the pool is closed.
-          ssl.SSLCertVerificationError: if the server's certificate is not valid.
+          OSError: if the connection breaks, stalls or cannot be established: ``UnreachableError``, ``PoolClosedError``,
+            ``TimeoutError``, ``ssl.SSLCertVerificationError`` and others.
         """
         origin = exchange.target.origin
         connection = self.take(origin) or await self._connect(origin)
@@ -110,9 +102,7 @@ class Pool:
             connection.send(exchange)
             try:
                 return await exchange.future
-            except StaleError:
-                # A server may close a connection that was idle for some seconds: that is normal, and no attempt is
-                # spent.
+            except StaleError:  # a server may close a connection that was idle for seconds: that spends no attempt
                 connection = await self._connect(origin)
             except asyncio.CancelledError:
                 exchange.drop()
@@ -160,20 +150,17 @@ class Pool:
         async with self._opening:
             if self._closed:
                 raise PoolClosedError
-            return await self._connect_now(origin)
-
-    async def _connect_now(self, origin: Origin) -> Connection:
-        deadline = self._loop.time() + self._config.connect_timeout
-        addresses = await self._resolved(origin, deadline)
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self._open_any(origin, addresses)
-        except (TimeoutError, UnreachableError) as error:
-            self._forget_names(origin, addresses)
-            if str(error):
-                raise  # of the system
             seconds = self._config.connect_timeout
-            raise TimeoutError(f'no connection to {origin} within {seconds:g} s') from None
+            deadline = self._loop.time() + seconds
+            addresses = await self._resolved(origin, deadline)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self._open_any(origin, addresses)
+            except (TimeoutError, UnreachableError) as error:
+                self._forget_names(origin, addresses)
+                if str(error):
+                    raise  # of the system
+                raise TimeoutError(f'no connection to {origin} within {seconds:g} s') from None
 
     async def _open_any(self, origin: Origin, addresses: Sequence[str]) -> Connection:
         """Connect to one of the addresses of a host: to the next one as well if one fails, or does not answer soon."""
@@ -206,18 +193,15 @@ class Pool:
         detail = failure.strerror or str(failure)
         if isinstance(failure, ssl.SSLError) and failure.reason == 'WRONG_VERSION_NUMBER':
             detail = 'it answers without TLS, as an http:// server does'
-        reason = f'no connection to {origin} ({detail})'
-        raise UnreachableError(origin, reason) from failure
+        raise UnreachableError(origin, f'no connection to {origin} ({detail})') from failure
 
     async def _resolved(self, origin: Origin, deadline: float) -> list[str]:
         """Return the addresses of a host."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._shared(self._addresses(origin))
-        except PoolClosedError:
-            raise
         except OSError as error:
-            if isinstance(error, TimeoutError) and origin in _reached:
+            if isinstance(error, PoolClosedError) or (isinstance(error, TimeoutError) and origin in _reached):
                 raise
             detail = error.strerror or str(error) or f'no answer within {self._config.connect_timeout:g} s'
             reason = f'the host name {origin.peer[0][:80]!r} cannot be resolved ({detail})'
@@ -331,12 +315,10 @@ class Pool:
     def _stall(self, connection: Connection, exchange: Exchange, time: float) -> str | None:
         """Describe why the exchange of a connection has stalled; None if it has not."""
         config = self._config
-        if connection.unsent:
-            stalled = connection.sent < time - config.read_timeout
-            return f'the server took no byte for {config.read_timeout:g} s' if stalled else None
-        if not connection.begun:
-            stalled = connection.sent < time - config.first_byte_timeout
-            return f'no reply for {config.first_byte_timeout:g} s' if stalled else None
+        if connection.unsent or not connection.begun:
+            seconds = config.read_timeout if connection.unsent else config.first_byte_timeout
+            doing = 'the server took no byte' if connection.unsent else 'no reply'
+            return f'{doing} for {seconds:g} s' if connection.sent < time - seconds else None
         if connection.moved < time - config.read_timeout:
             return f'no byte for {config.read_timeout:g} s'
         period = time - connection.mark_time
@@ -359,22 +341,17 @@ class Pool:
     def _hedge(self, exchange: Exchange) -> None:
         self._spare -= 1
         self._metrics.hedges += 1
-        self._hedging.add(exchange)
-        task = self._loop.create_task(self._ask_again(exchange))
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._hedged(task, exchange))
-
-    def _hedged(self, task: asyncio.Task[None], exchange: Exchange) -> None:
-        self._tasks.discard(task)
-        self._hedging.discard(exchange)
+        task = self._hedging[exchange] = self._loop.create_task(self._ask_again(exchange))
+        task.add_done_callback(lambda _: self._hedging.pop(exchange))
 
     async def _ask_again(self, exchange: Exchange) -> None:
+        origin = exchange.target.origin
         try:
-            connection = self.take(exchange.target.origin) or await self._connect(exchange.target.origin)
+            connection = self.take(origin) or await self._connect(origin)
         except OSError as error:
-            logger.info('%s: not asked again: %s', exchange.target.origin.host, error)
+            logger.info('%s: not asked again: %s', origin.host, error)
             return
-        if exchange.waits() and exchange.target.origin == connection.origin:
+        if exchange.waits() and exchange.target.origin == origin:
             connection.send(exchange)
         else:  # the reply came in the meantime, and may have been a redirection
             self.keep(connection)
@@ -384,7 +361,7 @@ class Pool:
         self._closed = True
         if self._ticking is not None:
             self._ticking.cancel()
-        pending: list[asyncio.Future[Any]] = [*self._tasks, *(future for _, future in self._names.values())]
+        pending: list[asyncio.Future[Any]] = [*self._hedging.values(), *(future for _, future in self._names.values())]
         pending += [] if self._context is None else [self._context]
         for future in pending:
             future.cancel()

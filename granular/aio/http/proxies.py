@@ -19,32 +19,26 @@ _REFUSALS: Final = (401, 403, 407)
 
 
 class Proxy(NamedTuple):
-    """An HTTP proxy.
-
-    Attributes:
-      host, port: its address.
-      authorization: the value of the Proxy-Authorization header; empty if there is none.
-    """
+    """The address of an HTTP proxy, and the header line that authorizes a request; empty if there is none."""
 
     host: str
     port: int
-    authorization: str = ''
+    line: str
 
     def __repr__(self) -> str:
         return f'Proxy({self.host!r}, {self.port})'
 
-    @property
-    def line(self) -> str:
-        """The header line that authorizes a request; empty if there is none."""
-        return f'Proxy-Authorization: {self.authorization}\r\n' if self.authorization else ''
+
+def basic_authorization(parts: urllib.parse.SplitResult) -> str | None:
+    """Return the value of an authorization header for the user and password of a URL; None if it has none."""
+    if parts.username is None:
+        return None
+    pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
+    return 'Basic ' + base64.b64encode(pair.encode()).decode()
 
 
 def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:
-    """Return the proxy for a server, by the environment; None for a direct connection, as for loopback addresses.
-
-    Raises:
-      InvalidArgumentError: if the environment names a proxy that is not ``http://host:port``.
-    """
+    """Return the proxy for a server, by the environment; None for a direct connection, as for loopback addresses."""
     lower, upper = ('https_proxy', 'HTTPS_PROXY') if secure else ('http_proxy', 'HTTP_PROXY')
     if not (os.environ.get(lower) or os.environ.get(upper)):
         return None
@@ -65,11 +59,9 @@ def _proxy_of(settings: tuple[str | None, ...], secure: bool, host: str, port: i
         raise InvalidArgumentError(f'{variable}: expected http://host:port, got {hidden(address)}: {error}') from None
     if parts.scheme != 'http' or not proxy_host:
         raise InvalidArgumentError(f'{variable}: expected http://host:port, got {hidden(address)}')
-    authorization = ''
-    if parts.username is not None:
-        pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
-        authorization = 'Basic ' + base64.b64encode(pair.encode()).decode()
-    return Proxy(proxy_host, 80 if proxy_port is None else proxy_port, authorization)
+    authorization = basic_authorization(parts)
+    line = '' if authorization is None else f'Proxy-Authorization: {authorization}\r\n'
+    return Proxy(proxy_host, 80 if proxy_port is None else proxy_port, line)
 
 
 def _is_loopback(host: str) -> bool:
@@ -80,12 +72,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def open_tunnel(proxy: Proxy, address: str, host: str, port: int) -> socket.socket:
-    """Return a socket that a proxy has connected to a server that speaks TLS (CONNECT, RFC 9110, 9.3.6).
-
-    Args:
-      proxy: the proxy.
-      address: one of its addresses.
-      host, port: the server.
+    """Return a socket that a proxy, at one of its addresses, has connected to a server (CONNECT, RFC 9110, 9.3.6).
 
     Raises:
       AccessDeniedError: if the proxy does not permit it.

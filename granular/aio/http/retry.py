@@ -34,7 +34,7 @@ from granular.metrics import StoreMetrics
 logger: Final = logging.getLogger('granular')
 T = TypeVar('T')
 
-RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
+_RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))
 _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefreshRequired', 'InvalidToken'))
 # S3 sends these codes with status 400 for a body that arrived damaged or too late, and SeaweedFS the last one with 499.
 _DAMAGED: Final = frozenset(
@@ -58,12 +58,10 @@ Recover = Callable[[RecoverableKind, str], Awaitable[bool]]
 class RecoverableError(Exception):
     """A reply that reports a recoverable error of the request."""
 
-    error: GranularError
-    detail: str
-
     def __init__(self, error: GranularError, kind: RecoverableKind, detail: str = '') -> None:
         super().__init__(str(error))
-        self.error, self.kind, self.detail = error, kind, detail
+        self.error, self.detail = error, detail
+        self.kind = self.outcome = kind
 
 
 class DoubtfulError(Exception):
@@ -77,11 +75,6 @@ class DoubtfulError(Exception):
 class RetryableError(Exception):
     """A reply after which the request is retried."""
 
-    error: StoreError
-    throttled: bool
-    after: float
-    outcome: str
-
     def __init__(self, error: StoreError, throttled: bool, after: float, outcome: str = 'server_error') -> None:
         super().__init__(str(error))
         self.error, self.throttled, self.after = error, throttled, after
@@ -91,21 +84,14 @@ class RetryableError(Exception):
 class Traffic:
     """Shared by all requests to a store: the limit, the retry budget, and the pauses of throttled requests.
 
-    Args:
-      config: the settings.
-      metrics: counts attempts by outcome.
-      on_throttling: called when the store throttles a request.
+    ``on_throttling`` is called when the store throttles a request.
     """
-
-    config: IOConfig
-    metrics: StoreMetrics
-    on_throttling: Callable[[], None]
 
     def __init__(self, config: IOConfig, metrics: StoreMetrics, on_throttling: Callable[[], None]) -> None:
         self.config, self.metrics, self.on_throttling = config, metrics, on_throttling
-        self.limit: Limit = Limit(config.concurrency, config.memory)
-        self.budget: Budget = Budget()
-        self.pauses: Pauses = Pauses()
+        self.limit = Limit(config.concurrency, config.memory)
+        self.budget = Budget()
+        self.pauses = Pauses()
 
     def succeeded(self, tokens: float = 1.0) -> None:
         """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
@@ -116,27 +102,16 @@ class Traffic:
 
 
 class _Failure(NamedTuple):
-    """The meaning of a failed attempt.
-
-    Attributes:
-      error: the error to raise if there is no other attempt.
-      cause: its cause.
-      attempts: the number of attempts after which the operation fails.
-      cost: tokens of the retry budget for a retry.
-      backoff: maximum seconds before the first retry.
-      after: seconds that the store asks to wait.
-      throttled: True if the store throttles.
-      patience: seconds from the first attempt after which the operation fails.
-    """
+    """The meaning of a failed attempt: the error to raise if there is no other attempt, with its cause."""
 
     error: StoreError
     cause: BaseException | None
-    attempts: int
-    cost: float
-    backoff: float
-    after: float = 0.0
-    throttled: bool = False
-    patience: float = math.inf
+    attempts: int  # after which the operation fails
+    cost: float  # tokens of the retry budget for a retry
+    backoff: float  # maximum seconds before the first retry
+    after: float = 0.0  # seconds that the store asks to wait
+    throttled: bool = False  # True if the store throttles
+    patience: float = math.inf  # seconds from the first attempt after which the operation fails
 
 
 class Attempts:
@@ -149,7 +124,7 @@ class Attempts:
 
     Args:
       traffic: the limits shared by the requests to the store.
-      recover: obtains new credentials, the right region, or the time.
+      recover: is given a recoverable error.
       name: the object, for errors.
       download: the download that may make progress.
     """
@@ -166,12 +141,9 @@ class Attempts:
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, reserved: int | None = None) -> T:
-        """Return the result of the first attempt that succeeds.
+        """Return the result of the first attempt that succeeds. Each reserves as many bytes of memory.
 
-        Args:
-          attempt: makes an attempt.
-          nbytes: bytes of memory to reserve for each.
-          reserved: the bytes of the limit that the first attempt holds already; None if it has no slot.
+        The first attempt may have its slot of the limit already, with these bytes ``reserved``.
         """
         limit, metrics = self._traffic.limit, self._traffic.metrics
         while True:
@@ -180,7 +152,9 @@ class Attempts:
             metrics.in_flight += 1
             try:
                 result = await attempt()
-                self.succeeded()
+                limit.succeeded(time.monotonic())
+                metrics.ok += 1
+                self._traffic.succeeded(self._paid)
                 return result
             except Exception as error:
                 failure = error
@@ -192,31 +166,15 @@ class Attempts:
                 limit.release(reserved)
             reserved = None
             try:
-                await self.failed(failure)
+                await self._await_next(failure)
+            except GranularError as error:
+                error.path = error.path or self._name
+                raise
             finally:
                 del failure  # which refers to this frame
 
-    def succeeded(self) -> None:
-        """Record that the last attempt succeeded."""
-        self._traffic.metrics.ok += 1
-        self._traffic.succeeded(self._paid)
-
-    async def failed(self, error: Exception) -> None:
-        """Wait until the next attempt may start.
-
-        Args:
-          error: the error of the last attempt.
-
-        Raises:
-          GranularError: if there is no next attempt.
-        """
-        try:
-            await self._failed(error)
-        except GranularError as raised:
-            raised.path = raised.path or self._name
-            raise
-
-    async def _failed(self, error: Exception) -> None:
+    async def _await_next(self, error: Exception) -> None:
+        """Wait until the next attempt may start; raise an error if there is none, given that of the last one."""
         outcome, metrics = _outcome(error), self._traffic.metrics
         metrics.failed(outcome)
         self._count += 1
@@ -300,9 +258,8 @@ class Attempts:
         return True
 
     def _given_up(self, failure: _Failure, reason: str = '') -> StoreError:
-        failure.error.add_note(
-            f'gave up after {self._sent} attempts in {time.monotonic() - self._started:.1f} s{reason}'
-        )
+        seconds = time.monotonic() - self._started
+        failure.error.add_note(f'gave up after {self._sent} attempts in {seconds:.1f} s{reason}')
         return failure.error
 
     async def _take_tokens(self, failure: _Failure, seconds: float) -> None:
@@ -323,32 +280,24 @@ class Attempts:
         self._count -= self._woken
 
 
+_OUTCOMES: Final[tuple[tuple[str, type[Exception] | tuple[type[Exception], ...]], ...]] = (
+    ('changed', (DoubtfulError, ObjectChangedError)),
+    ('bad_reply', (ProtocolError, BadReplyError)),
+    ('not_found', NotFoundError),
+    ('denied', AccessDeniedError),
+    ('out_of_range', OutOfRangeError),
+    ('tls', ssl.SSLCertVerificationError),
+    ('error', GranularError),
+    ('timeout', TimeoutError),
+    ('connection', OSError),
+)
+
+
 def _outcome(error: Exception) -> str:
     """Return the name of a failed attempt's outcome, for metrics."""
-    match error:
-        case RecoverableError():
-            return error.kind
-        case RetryableError():
-            return error.outcome
-        case DoubtfulError() | ObjectChangedError():
-            return 'changed'
-        case ProtocolError() | BadReplyError():
-            return 'bad_reply'
-        case NotFoundError():
-            return 'not_found'
-        case AccessDeniedError():
-            return 'denied'
-        case OutOfRangeError():
-            return 'out_of_range'
-        case ssl.SSLCertVerificationError():
-            return 'tls'
-        case GranularError():
-            return 'error'
-        case TimeoutError():
-            return 'timeout'
-        case OSError():
-            return 'connection'
-    return 'error'
+    if isinstance(error, RecoverableError | RetryableError):
+        return error.outcome
+    return next((outcome for outcome, kinds in _OUTCOMES if isinstance(error, kinds)), 'error')
 
 
 def no_such_bucket(name: str, reason: str, status: int | None = None) -> BucketNotFoundError:
@@ -369,9 +318,9 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
     status = head.status
     code = _CODE.search(body)
     detail = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
+    if status in (404, 410) and 'NoSuchBucket' in detail:
+        return no_such_bucket(name, f'status {status}')
     if status in (404, 410):
-        if 'NoSuchBucket' in detail:
-            return no_such_bucket(name, f'status {status}')
         return NotFoundError(f'{name}: no such object (status {status})')
     if status in (401, 403) or detail in _EXPIRED:
         denied = AccessDeniedError(
@@ -392,7 +341,7 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
         moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'
         return RecoverableError(StoreError(moved), 'region', region)
     error = StoreError(f'{name}: status {status}, {detail}')
-    if status not in RETRIED and detail not in _DAMAGED:
+    if status not in _RETRIED and detail not in _DAMAGED:
         return error
     return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
 

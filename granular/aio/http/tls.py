@@ -39,11 +39,7 @@ def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
 
 
 def context_of(verify: bool | str) -> ssl.SSLContext:
-    """Return the TLS context of connections. It reads files: do not call it on an event loop.
-
-    Raises:
-      InvalidArgumentError: if the CA bundle cannot be read.
-    """
+    """Return the TLS context of connections. It reads files: do not call it on an event loop."""
     try:
         context = ssl.create_default_context(cafile=None if isinstance(verify, bool) else verify)
     except OSError as error:

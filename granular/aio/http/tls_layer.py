@@ -19,11 +19,8 @@ RECEIVED: Final = 128 * KiB  # encrypted bytes received at a time
 class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
     """The protocol of a TCP transport, and the transport of the connection above it.
 
-    Args:
-      connection: is told that it is made once the handshake is complete.
-      context: the settings of TLS.
-      host: the name that the server's certificate must have.
-      buffer: memory of ``RECEIVED`` bytes into which all connections of an event loop receive, one after the other.
+    The server's certificate must be of the host. All connections of an event loop receive into the same buffer of
+    ``RECEIVED`` bytes, one after the other.
     """
 
     def __init__(self, connection: Connection, context: ssl.SSLContext, host: str, buffer: memoryview) -> None:
@@ -35,12 +32,7 @@ class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
         self._error: Exception | None = None  # why it was closed from here
 
     async def handshake(self) -> None:
-        """Wait until the server has proven who it is, and the connection is made.
-
-        Raises:
-          ssl.SSLCertVerificationError: if its certificate is not valid.
-          OSError: if the handshake fails, or the connection is closed meanwhile.
-        """
+        """Wait until the server has proven who it is, and the connection is made."""
         if self._established is not None:
             await self._established
 

@@ -1,16 +1,23 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
-import time
+import dataclasses
 from collections.abc import Awaitable, Callable, Collection
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from granular._redact import hidden
-from granular.aio.http.batch import Outcome, Provider
 from granular.aio.http.connection import Exchange, StaleError
 from granular.aio.http.download import Download, Versions, coding_of
 from granular.aio.http.messages import Head, ProtocolError, Target, shown
 from granular.aio.http.pool import Pool
-from granular.aio.http.retry import Attempts, DoubtfulError, Recover, RetryableError, Traffic, refusal
+from granular.aio.http.retry import (
+    Attempts,
+    DoubtfulError,
+    Recover,
+    RecoverableKind,
+    RetryableError,
+    Traffic,
+    refusal,
+)
 from granular.aio.http.verification import Verifier
 from granular.aio.reply import Reply
 from granular.aio.runtime.buffers import Space
@@ -23,13 +30,36 @@ _REDIRECTS: Final = 10
 T = TypeVar('T')
 
 
+class Provider(Protocol):
+    """Provides the signed requests of a store's objects."""
+
+    def ready(self, key: str) -> Target | None:
+        """Return the target of an object if it is signed already and can be used now, else None."""
+
+    async def prepare(self, key: str) -> Target:
+        """Return the target of an object, signed if necessary."""
+
+    async def recover(self, kind: RecoverableKind, detail: str) -> bool:
+        """Obtain new credentials, the right region, or the time. Return whether to try again."""
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """The outcome of a read's first attempt, from which a coroutine continues.
+
+    Attributes:
+      reply: the head of a reply that must be looked at, or the error; None if no request was sent.
+      reserved: the bytes of the limit that the attempt holds; None if it has no slot.
+    """
+
+    reply: Head | Exception | None = None
+    reserved: int | None = None
+
+
 class Outgoing(NamedTuple):
     """A request other than a range read. It is created anew for every attempt, so that its signature is fresh.
 
-    Attributes:
-      target: the server, the path with its query, and the signed headers.
-      method: the HTTP method.
-      body: the body; the transport adds its Content-Length.
+    The transport adds the Content-Length of its body.
     """
 
     target: Target
@@ -49,21 +79,20 @@ class _Collector(Exchange):
     """Collects the body of a reply, up to a limit; the end of the body must be recognisable."""
 
     def __init__(self, name: str, outgoing: Outgoing, limit: int) -> None:
-        super().__init__(outgoing.target, b'', outgoing.method == 'HEAD', outgoing.body, hedged=False)
+        super().__init__(outgoing.target, b'')
+        self.bodiless, self.body, self.hedged = outgoing.method == 'HEAD', outgoing.body, False
         self._name, self._limit = name, limit
         self.collected = bytearray()
 
     def place(self, head: Head) -> memoryview | int:
-        if head.status >= 300:
+        if head.status >= 300 or self.bodiless:
             return super().place(head)
-        framed = head.length is not None or 'transfer-encoding' in head.headers
-        if not framed and not self.bodiless and head.status != 204:
+        if head.length is None and 'transfer-encoding' not in head.headers and head.status != 204:
             # The body ends with the connection, so a truncated one could not be recognised.
             raise BadReplyError(f'{self._name}: status {head.status} without a length, by which to tell its end')
-        coding = coding_of(head.headers.get('content-encoding', ''))
-        if coding and not self.bodiless:
+        if coding := coding_of(head.headers.get('content-encoding', '')):
             raise BadReplyError(f'{self._name}: status {head.status} with Content-Encoding {shown(coding)}')
-        if (head.length or 0) > self._limit and not self.bodiless:
+        if (head.length or 0) > self._limit:
             raise BadReplyError(f'{self._name}: the answer has {head.length} bytes, more than {self._limit}')
         return self._limit + 1
 
@@ -82,7 +111,7 @@ class Transport:
     def __init__(
         self, config: IOConfig, root: str, version_header: str, bucket: bool, tls_verify: bool | str = True
     ) -> None:
-        self._versions = Versions.of(version_header, bucket)
+        self._versions = Versions(version_header, bucket)
         self._metrics = metrics = counters.store(root)
         self.pool: Pool = Pool(config, metrics, tls_verify)
         self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled)
@@ -95,25 +124,11 @@ class Transport:
     def download(
         self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
     ) -> Download:
-        """Return a read of one byte range, for ``read`` or a ``Batch``.
-
-        Args:
-          key: the object.
-          name: the object, for errors.
-          start: the first byte, or, if negative, the number of bytes from the object's end.
-          stop: the position after the last byte; None for the object's end.
-          version: the version that the object must have; None for any.
-          into: memory for exactly the requested bytes, to use instead of newly allocated memory.
-        """
+        """Return a read of one byte range, for ``read`` or a ``Batch``; the arguments are those of ``Download``."""
         return Download(key, name, start, stop, version, self._versions, into)
 
     async def read(self, provider: Provider, download: Download, first: Outcome | None = None) -> Reply:
-        """Read one byte range of an object.
-
-        Args:
-          provider: the signed requests.
-          download: the object and the range.
-          first: the outcome of a first attempt, which is continued.
+        """Read one byte range of an object, from the beginning or from the outcome of a first attempt.
 
         Raises:
           OutOfRangeError: if the object ends before the range does, or before it starts.
@@ -137,7 +152,7 @@ class Transport:
                     head, _ = await self._follow(target, 'GET', download, download.everything())
                 reply = download.take(head)
                 if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
-                    await self._verifier.verify(target, download, head, reply, download.name)
+                    await self._verifier.verify(target, download, head, reply)
             except (ProtocolError, BadReplyError):
                 download.restart()  # the received bytes cannot be trusted
                 raise
@@ -148,11 +163,11 @@ class Transport:
                 del outcome  # an error refers to this frame once it is raised
             if reply is None:
                 raise refusal(head, download.collected, download.name)
-            self.traffic.limit.succeeded(time.monotonic())
             return reply
 
+        reserved, first.reserved = first.reserved, None
         attempts = Attempts(self.traffic, provider.recover, download.name, download)
-        reply = await self._retry(attempt, attempts, download.nbytes, first)
+        reply = await attempts.run(attempt, download.nbytes, reserved)
         self._metrics.bytes += len(download.content(reply))
         download.data, download.version = reply.data, reply.version
         return reply
@@ -176,16 +191,12 @@ class Transport:
 
         Args:
           make: returns the request, anew for each attempt.
-          recover: obtains new credentials, the right region, or the time.
+          recover: see ``Provider``.
           name: the object, for errors.
           check: returns the result of an answer, and raises BadReplyError for one that does not answer the request.
           statuses: the statuses passed to ``check``; others raise the same errors as for reads.
           limit: maximum bytes of the answer's body.
           follow: False to take a redirection as the answer, if its status is one of ``statuses``.
-
-        Raises:
-          BadReplyError: if two answers do not answer the request.
-          NotFoundError, AccessDeniedError, StoreError: for errors that the store reports.
         """
 
         async def attempt() -> T:
@@ -198,11 +209,9 @@ class Transport:
                 raise refusal(head, collector.collected, name)
             if len(collector.collected) > limit:
                 raise BadReplyError(f'{name}: the answer has more than {limit} bytes')
-            result = check(Answer(head, bytes(collector.collected), target.url))
-            self.traffic.limit.succeeded(time.monotonic())
-            return result
+            return check(Answer(head, bytes(collector.collected), target.url))
 
-        return await self._retry(attempt, Attempts(self.traffic, recover, name), min(limit, MiB), Outcome())
+        return await Attempts(self.traffic, recover, name).run(attempt, min(limit, MiB))
 
     async def _send(self, target: Target, download: Download) -> Head:
         """Send the request of a download that verifies another one; return the head of the reply."""
@@ -217,13 +226,9 @@ class Transport:
         head: Head | None = None,
         follow: bool = True,
     ) -> tuple[Head, Target]:
-        """Send a request and follow permitted redirects.
+        """Send a request with further header lines, and follow permitted redirects.
 
         Args:
-          target: the server and the object.
-          method: the HTTP method.
-          exchange: the receiver of the reply.
-          lines: header lines beside those of the target.
           head: the head of the reply, if it has arrived already.
           follow: False to return the first reply.
 
@@ -239,18 +244,6 @@ class Transport:
                 return head, target
             target, head = target.follow(head.headers['location']), None
         raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')
-
-    async def _retry(self, attempt: Callable[[], Awaitable[T]], attempts: Attempts, nbytes: int, first: Outcome) -> T:
-        """Return the result of the first attempt that succeeds.
-
-        Args:
-          attempt: makes an attempt.
-          attempts: decides after each failure whether there is another one.
-          nbytes: bytes of memory to reserve.
-          first: the reservation that the first attempt holds already, if any.
-        """
-        reserved, first.reserved = first.reserved, None
-        return await attempts.run(attempt, nbytes, reserved)
 
 
 async def _prepared(prepare: Callable[[], Awaitable[T]]) -> T:

@@ -17,29 +17,20 @@ Send = Callable[[Target, Download], Awaitable[Head]]
 
 
 class Verifier:
-    """Verifies downloads, where necessary by further requests; remembers what these revealed about the store.
-
-    Args:
-      send: sends such a request.
-      versions: the versions that objects have.
-    """
+    """Verifies downloads, where necessary by further requests; remembers what these revealed about the store."""
 
     def __init__(self, send: Send, versions: Versions) -> None:
         self._send, self._versions = send, versions
         self._etags_are_md5: bool | None = None  # for objects that may have such ETags; None until known
         self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of an object is stored with
 
-    async def verify(self, target: Target, download: Download, head: Head, reply: Reply, name: str) -> None:
-        """Verify the coding and length of a reply, and the checksum of a whole object.
-
-        Raises:
-          BadReplyError: if the object differs.
-        """
-        data = download.content(reply)
+    async def verify(self, target: Target, download: Download, head: Head, reply: Reply) -> None:
+        """Verify the coding and length of a reply, and the checksum of a whole object."""
+        data, name = download.content(reply), download.name
         complete = len(data) == reply.size and head.status != 416
         checked = complete and await check_reported(head.headers, data, name, download.ranged)
         if download.unproven and not checked:
-            await self._verify_stored(target, download, reply, name)
+            await self._verify_stored(target, download, reply)
         expected = etag_md5(head.headers) if complete and not checked else None
         if expected is None:
             return
@@ -70,14 +61,15 @@ class Verifier:
             halves.append(half.data)
         return (await digest('md5', b''.join(halves))).hex() == md5
 
-    async def _verify_stored(self, target: Target, download: Download, reply: Reply, name: str) -> None:
+    async def _verify_stored(self, target: Target, download: Download, reply: Reply) -> None:
         """Verify that an object is stored with the Content-Encoding, or the length, that a reply has.
 
         Data compressed in transit carries the same header as data stored compressed, and may have the length of the
         range by chance. Its last byte, requested alone, is one byte with the same header only if it is stored so: no
         compression turns one byte into one byte.
         """
-        coding, identity = download.coding, (name, reply.version or '')
+        coding, name = download.coding, download.name
+        identity = name, reply.version or ''
         if coding and self._stored.get(identity) == coding:
             return
         data = download.content(reply)
@@ -88,7 +80,9 @@ class Verifier:
             byte = single.take(head)
             if byte is not None and (byte.size, byte.data, single.coding) == (reply.size, bytes(data[-1:]), coding):
                 if coding and reply.version is not None:
-                    self._remember(identity, coding)
+                    if len(self._stored) >= _REMEMBERED:
+                        self._stored.clear()
+                    self._stored[identity] = coding
                 return
         elif head.status == 416 and not data:
             return
@@ -98,11 +92,6 @@ class Verifier:
             return  # a server without ranges
         detail = f'with Content-Encoding {coding[:80]}' if coding else 'without a length'
         raise BadReplyError(f'{name}: {len(data)} bytes came {detail}, but the object is not stored so')
-
-    def _remember(self, identity: tuple[str, str], coding: str) -> None:
-        if len(self._stored) >= _REMEMBERED:
-            self._stored.clear()
-        self._stored[identity] = coding
 
     def _part(self, name: str, reply: Reply, start: int, stop: int) -> Download:
         """Return a download of a range of the object that a reply is of."""

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from granular._other_names import answering
 from granular.aio.execution.failures import Errors, OnError, of_datapoint
 from granular.aio.execution.prefetch import END, NOT_READY, Prefetch
 from granular.aio.loader.collate import DROPPED, Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
-from granular.aio.pipeline.other_names import answering
 from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_of
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loops import ensure_event_loop
@@ -154,9 +154,9 @@ class Loader(LoaderHandle):
       shard_id, num_shards: number of this loader and number of loaders; each gets its own part of every global batch.
       mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to load batches in worker
         processes, which return them in shared memory. Unless forked, source and functions must be picklable.
-      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller (a batch of which
-        nothing is left is left out, so that hosts may have different numbers of them), or a function of step and error
-        that returns a replacement, returns None to skip the datapoint, or raises. Store errors are always raised.
+      on_error: policy for a datapoint that fails: 'raise', 'skip', which makes its batch smaller, even empty, so
+        that all hosts take the same steps, or a function of step and error that returns a replacement, returns None to
+        skip the datapoint, or raises. Store errors are always raised.
 
     Raises:
       InvalidArgumentError: while iterating, if the source has too few datapoints for one batch.
@@ -395,16 +395,12 @@ class RunningLoader(Running):
                 await ensure_event_loop()  # to begin, or to go back
                 self._return(recipient)
             await self.settle()
-            while True:
-                self._before, self._counted = self.ahead.position, self.counts
-                self._astray, self._recipient = True, recipient
-                self._recycle()
-                loaded: Any = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
-                if loaded is NOT_READY:
-                    loaded = await await_user(self.compute(self._next(asked)))
-                if loaded is END or not loaded.failed or any(map(len, loaded.batch.values())):
-                    break
-                self.errors.report(loaded.failed)  # a batch of which nothing is left is left out
+            self._before, self._counted = self.ahead.position, self.counts
+            self._astray, self._recipient = True, recipient
+            self._recycle()
+            loaded = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
+            if loaded is NOT_READY:
+                loaded = await await_user(self.compute(self._next(asked)))
             batch = self._counted_batch(loaded)
             self._ended = batch is END
             if self._ended:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.file import File, Progress
+from granular.aio.paths.file import File, Progress, stat_of
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
@@ -39,10 +39,8 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
         return
     if source == target:
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
-    try:
-        target_size = (await target.store.stat(target.key)).size
-    except NotFoundError:
-        target_size = None
+    existing = await stat_of(target)
+    target_size = None if existing is None else existing.size
     await _copy(source, target, stat.size, target_size, ProgressReport(progress))
 
 
@@ -112,8 +110,7 @@ class FolderCopy:
     async def _invalidate(self, name: str) -> None:
         """Delete the target's ``spec.json`` before a file of its dataset is replaced, as it is incomplete then.
 
-        Raises:
-          AlreadyExistsError: if files of another dataset would be read along with those that are copied.
+        Files of another dataset that would be read along with those that are copied are an error.
         """
         folder = name.rpartition('/')[0]
         spec = f'{folder}/spec.json'.lstrip('/')
@@ -128,7 +125,7 @@ class FolderCopy:
     async def _compare_layouts(self, folder: str, checksums: str) -> None:
         """Before a file of a dataset is replaced, check that no file of another layout would remain beside it."""
         for other in {f'{folder}/refs.bag'.lstrip('/'), checksums} & self._target_sizes.keys():
-            if not await _exists(_join(self._source, other)):
+            if await stat_of(_join(self._source, other)) is None:
                 raise self._mixing_error(other)
 
     async def _compare_shards(self, shard: str) -> None:
@@ -153,11 +150,7 @@ class FolderCopy:
         )
 
     def target_of(self, entry: Entry) -> PurePath:
-        """Return the target path of an entry, which is always inside the target.
-
-        Raises:
-          InvalidArgumentError: if the name leads out of the folder, or cannot be stored on a disk.
-        """
+        """Return the target path of an entry, which is always inside the target; other names are refused."""
         if (name := self._invalid_name(entry)) is not None:
             raise InvalidArgumentError(
                 f'{self._source}: holds {name!r}, a name that is not copied to {self._target}: it may lead out of it'
@@ -168,7 +161,7 @@ class FolderCopy:
         """Return the name of an entry if it cannot be copied."""
         name = relative_name(self._source, entry.key)
         parts = set(name.split('/'))
-        invalid = parts & {'.', '..'} or '\0' in name or not _is_encodable(name)
+        invalid = parts & {'.', '..'} or '\0' in name or name.encode(errors='ignore').decode() != name
         return name if invalid or (self._target.store.has_folders and '' in parts) else None
 
     async def make_folder(self, folder: PurePath) -> None:
@@ -177,22 +170,10 @@ class FolderCopy:
             return
         await folder.store.mkdir(folder.key, parents=True, exist_ok=True)
         if folder.store.local:
-            root, real = await offload(_real_paths, self._target.key, folder.key)
+            root, real = await offload(lambda: [os.path.realpath(path.key) for path in (self._target, folder)])
             if os.path.commonpath([root, real]) != root:
                 raise InvalidArgumentError(f'{folder}: is {real}, which lies outside of {self._target}')
         self._created.add(folder.key)
-
-
-def _real_paths(*paths: str) -> list[str]:
-    return [os.path.realpath(path) for path in paths]
-
-
-def _is_encodable(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def relative_name(folder: PurePath, key: str) -> str:
@@ -210,40 +191,20 @@ def _join(folder: PurePath, name: str) -> PurePath:
     return PurePath.of(folder.store, head + name)
 
 
-async def _exists(path: PurePath) -> bool:
-    try:
-        await path.store.stat(path.key)
-    except NotFoundError:
-        return False
-    return True
-
-
-async def _do_nothing() -> None:
-    """Do nothing before a file is replaced."""
-
-
 async def _copy(
     source: PurePath,
     target: PurePath,
     size: int,
     target_size: int | None,
     report: ProgressReport,
-    before: Callable[[], Awaitable[None]] = _do_nothing,
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Copy a file, unless the target has it already.
-
-    Args:
-      source: the file.
-      target: the file to write.
-      size: the bytes of the source.
-      target_size: the bytes of the target; None if it does not exist.
-      report: what was copied.
-      before: awaited before the target is replaced.
-    """
+    """Copy a file, unless the target has it already; ``before`` is awaited before the target is replaced."""
     if target_size == size and await _are_equal(source, target):
         await report.add(size)
         return
-    await before()
+    if before is not None:
+        await before()
     if source.store == target.store and await source.store.copy_within(source.key, target.key):
         if not source.store.local:
             await _check_copy_within(source, target)
@@ -271,26 +232,22 @@ async def _digest(path: PurePath, info: ContentInfo, kind: str, part_size: int) 
     """Return a checksum of a file: the store's, or a computed one if the file is on a disk."""
     if kind in info.digests or not path.store.local:
         return info.digests.get(kind)
-    return (await _digests(path, info.size, kind, part_size)).found(kind)
+    return await _computed(path, info.size, kind, part_size)
 
 
-async def _digests(path: PurePath, size: int, kind: str, part_size: int) -> Digests:
-    """Read a file and return its checksums."""
+async def _computed(path: PurePath, size: int, kind: str, part_size: int) -> str:
+    """Read a file and return its checksum."""
     digests = Digests({kind}, part_size)
     version: str | None = None
     for start in range(0, size, _CHUNK):
         reply = await path.store.read(path.key, start, min(start + _CHUNK, size), version)
         version = reply.version
         await offload(digests.add, reply.data)
-    return digests
+    return digests.found(kind)
 
 
 async def _check_copy_within(source: PurePath, target: PurePath) -> None:
-    """Compare a file with its copy by the store, and delete the copy if it differs.
-
-    Raises:
-      StoreError: if it differs.
-    """
+    """Compare a file with its copy by the store; delete the copy and raise ``StoreError`` if it differs."""
     original, copy = await source.store.content_info(source.key), await target.store.content_info(target.key)
     differ = [kind for kind in proven(original.digests, copy.digests) if original.digests[kind] != copy.digests[kind]]
     if original.size != copy.size or differ:
@@ -313,12 +270,7 @@ async def _stream(source: PurePath, target: PurePath, report: ProgressReport) ->
 
 
 async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Digests, report: ProgressReport) -> None:
-    """Write the content of a file to another one, and check that it is what the source has.
-
-    Raises:
-      ObjectChangedError: if the source changed meanwhile.
-      BadReplyError: if the received bytes do not have the source's checksum.
-    """
+    """Write the content of a file to another one, and check that it is what the source has."""
     version = info.version
     before = None if version is not None else await source.store.stat(source.key)
     for start in range(0, info.size, _CHUNK):
@@ -343,18 +295,14 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
 
 
 async def _check_written(target: PurePath, size: int, kind: str, digests: Digests) -> None:
-    """Compare a written file with the checksums of what was written, and delete it if it differs.
-
-    Raises:
-      StoreError: if it differs.
-    """
+    """Compare a written file with the checksums of what was written; delete it and raise an error if it differs."""
     info = await target.store.content_info(target.key)
-    if info.size == size and kind and info.digests.get(kind, digests.found(kind)) == digests.found(kind):
+    # The disk accepted the bytes, and a store without checksums has nothing to compare.
+    unproven = target.store.local or not kind
+    if info.size == size and (unproven or info.digests.get(kind, digests.found(kind)) == digests.found(kind)):
         return
-    if info.size == size and (target.store.local or not kind):
-        return  # the disk accepted the bytes; a store without checksums has nothing to compare
     # A server's ETag need not be the expected checksum: only the content read back decides.
-    crc = (await _digests(target, info.size, 'crc32c', _CHUNK)).found('crc32c')
+    crc = await _computed(target, info.size, 'crc32c', _CHUNK)
     if info.size != size or crc != digests.found('crc32c'):
         await target.store.delete([target.key])
         raise StoreError(

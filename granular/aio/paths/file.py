@@ -1,4 +1,4 @@
-"""Open files."""
+"""Files: their status, and open ones."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -8,11 +8,26 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.reply import Reply
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.loops import ensure_uninterrupted
-from granular.aio.stores import ObjectWriter
-from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
+from granular.aio.stores import ObjectWriter, Stat
+from granular.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+    OutOfRangeError,
+    UnsupportedError,
+)
 
 Progress = Callable[[int], object]
 """A function of the user, called with the number of bytes, records or shards since the last call."""
+
+
+async def stat_of(path: PurePath) -> Stat | None:
+    """Return the status of a file or folder; None if it does not exist."""
+    try:
+        return await path.store.stat(path.key)
+    except NotFoundError:
+        return None
 
 
 class File:
@@ -51,17 +66,16 @@ class File:
         try:
             reply = await self._path.store.read(self._path.key, self._position, stop, pinned and pinned.version)
         except OutOfRangeError as error:
-            # It had enough bytes when it was opened.
-            raise ObjectChangedError(
-                f'{self._path}: it was replaced while it was being read: {error}', path=f'{self._path}'
-            ) from error
+            raise self._replaced(f'{error}') from error  # it had enough bytes when it was opened
         if reply.size != (self._size if pinned is None else pinned.size):
-            raise ObjectChangedError(
-                f'{self._path}: it was replaced while it was being read: {self._size} bytes became {reply.size}',
-                path=f'{self._path}',
-            )
+            raise self._replaced(f'{self._size} bytes became {reply.size}')
         self._pinned, self._position = pinned or reply._replace(data=b''), stop
         return reply.data
+
+    def _replaced(self, detail: str) -> ObjectChangedError:
+        return ObjectChangedError(
+            f'{self._path}: it was replaced while it was being read: {detail}', path=f'{self._path}'
+        )
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; return their number."""
@@ -101,32 +115,31 @@ class File:
         """
         await self._ensure_uninterrupted()
         async with self._turns.turn():
-            if self._closed:
+            if (writer := self._end()) is None:
                 return
-            self._closed, self._pinned, self._kept = True, None, None
-            if self._writer is not None:
-                await self._publish(self._writer)
-
-    async def _publish(self, writer: ObjectWriter) -> None:
-        try:
-            if self._failed:
-                raise ClosedError(f'{self._path}: a write failed before, so it is not published')
-            await writer.close()
-        except BaseException:
-            await writer.abort()
-            raise
+            try:
+                if self._failed:
+                    raise ClosedError(f'{self._path}: a write failed before, so it is not published')
+                await writer.close()
+            except BaseException:
+                await writer.abort()
+                raise
 
     async def abort(self) -> None:
         """Close the file and discard what was written."""
         await self._ensure_uninterrupted()
-        if not self._closed:
-            self._closed, self._pinned, self._kept = True, None, None
-            if self._writer is not None:
-                await self._writer.abort()
+        if (writer := self._end()) is not None:
+            await writer.abort()
 
     async def _ensure_uninterrupted(self) -> None:
         if self._writer is not None and not self._closed:
             await ensure_uninterrupted()
+
+    def _end(self) -> ObjectWriter | None:
+        """Close the file. Return the writer of what is to be published or discarded."""
+        writer = None if self._closed else self._writer
+        self._closed, self._pinned, self._kept = True, None, None
+        return writer
 
     def _check(self, writing: bool) -> Any:
         if self._closed:

@@ -6,17 +6,12 @@ from typing import Final, Self
 
 from numpy.typing import ArrayLike
 
-from granular.aio.paths.file import File, Progress
+from granular.aio.paths.file import File, Progress, stat_of
 from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
-from granular.errors import (
-    InvalidArgumentError,
-    NotFoundError,
-    StoreError,
-    UnsupportedError,
-)
+from granular.errors import InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 from granular.metrics import counters
 
 _BRACES: Final = re.compile(r'\{(\d{1,9})\.\.(\d{1,9})\}')
@@ -49,25 +44,17 @@ class Path(PurePath):
 
     async def exists(self) -> bool:
         """Return whether there is a file or a folder."""
-        try:
-            await self.stat()
-        except NotFoundError:
-            return False
-        return True
+        return await stat_of(self) is not None
 
     async def is_file(self) -> bool:
         """Return whether there is a file."""
-        try:
-            return not (await self.stat()).is_dir
-        except NotFoundError:
-            return False
+        stat = await stat_of(self)
+        return stat is not None and not stat.is_dir
 
     async def is_dir(self) -> bool:
         """Return whether there is a folder."""
-        try:
-            return (await self.stat()).is_dir
-        except NotFoundError:
-            return False
+        stat = await stat_of(self)
+        return stat is not None and stat.is_dir
 
     # --- reading
 
@@ -282,41 +269,28 @@ async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str
     """Yield the keys under a key that match the components of a pattern."""
     head, rest = parts[0], parts[1:]
     if head == '**':
-        matches = _expand_tree(store, key, parts)
+        regex = _tree_regex(parts)
+        start = 0 if key in ('', '.') else len(key.rstrip('/')) + 1
+        async for entry in _existing(store.scan_tree(key)):
+            if regex.fullmatch(entry.key, start):
+                yield entry.key
     elif _has_wildcard(head):
-        matches = _expand_folder(store, key, head, rest)
-    elif rest:
-        matches = _expand(store, (Path.of(store, key) / head).key, rest)
+        regex = glob_regex(head)
+        async for entry in _existing(store.scan(key, re.split(r'[*?[]', head, maxsplit=1)[0])):
+            if not regex.fullmatch(entry.name):
+                continue
+            if not rest:
+                yield entry.key
+            elif entry.is_dir:
+                async for match in _expand(store, entry.key, rest):
+                    yield match
     else:
-        matches = _expand_name(store, key, head)
-    async for match in matches:
-        yield match
-
-
-async def _expand_name(store: Store, key: str, name: str) -> AsyncIterator[str]:
-    child = Path.of(store, key) / name
-    if await child.exists():
-        yield child.key
-
-
-async def _expand_folder(store: Store, key: str, head: str, rest: list[str]) -> AsyncIterator[str]:
-    regex = glob_regex(head)
-    async for entry in _existing(store.scan(key, re.split(r'[*?[]', head, maxsplit=1)[0])):
-        if not regex.fullmatch(entry.name):
-            continue
-        if not rest:
-            yield entry.key
-        elif entry.is_dir:
-            async for match in _expand(store, entry.key, rest):
+        child = Path.of(store, key) / head
+        if not rest and await child.exists():
+            yield child.key
+        elif rest:
+            async for match in _expand(store, child.key, rest):
                 yield match
-
-
-async def _expand_tree(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
-    regex = _tree_regex(parts)
-    start = 0 if key in ('', '.') else len(key.rstrip('/')) + 1
-    async for entry in _existing(store.scan_tree(key)):
-        if regex.fullmatch(entry.key, start):
-            yield entry.key
 
 
 async def _existing(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:

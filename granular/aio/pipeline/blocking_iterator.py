@@ -5,9 +5,8 @@ from typing import Any, Final, Self
 
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.iterator import CursorHandle
+from granular.aio.pipeline.iterator import Cursor, CursorHandle
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.streams.tracing import StageSummary
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
@@ -68,21 +67,16 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
     def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
         run(self._cursor.restore(state, strict))
 
-    def get_next_index(self) -> int:
-        self._check_runs('get_next_index')
-        return super().get_next_index()
-
     def set_next_index(self, index: int) -> None:
-        self._check_runs('set_next_index')
-        run(self._cursor.seek(index))
-
-    def _check_runs(self, name: str) -> None:
-        if not self._runs:
-            raise InvalidArgumentError(f'{type(self).__name__} does not override {name}')
+        run(self._cursor_for('set_next_index').seek(index))
 
     def set_prefetch_buffer_size(self, buffer_size: int) -> None:
-        self._check_runs('set_prefetch_buffer_size')
-        run(self._cursor.set_prefetch(buffer_size))
+        run(self._cursor_for('set_prefetch_buffer_size').set_prefetch(buffer_size))
+
+    def _cursor_for(self, method: str) -> Cursor:
+        if not self._runs:
+            raise InvalidArgumentError(f'{type(self).__name__} does not override {method}')
+        return self._cursor
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``get_state()``, under the name that PyTorch calls."""
@@ -99,10 +93,6 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
         if self._runs:
             return super().stats()
         return {name: value for parent in self._parents for name, value in parent.stats().items()}
-
-    def execution_summary(self) -> list[StageSummary]:
-        self._check_runs('execution_summary')
-        return super().execution_summary()
 
     @property
     def errors(self) -> list[tuple[int, str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from granular._other_names import answering
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -11,11 +12,12 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.other_names import RANK_ARGUMENTS, answering
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
+    RANK_ARGUMENTS,
+    Batch,
     MultiprocessingOptions,
     ReadOptions,
     ShardOptions,
@@ -67,12 +69,6 @@ class _Applied(Element):
         return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._operations) or 'no operations'
 
 
-def _shard_of(sampler: Any) -> ShardOptions | None:
-    """Return the shard that a sampler has, ours or one of Grain; None if it has none."""
-    shard = getattr(sampler, 'shard_options', None) or getattr(sampler, '_shard_options', None)
-    return None if shard is None else as_shard(shard)
-
-
 class _Ahead(Prefetched):
     """Elements after the operations that run in this process, computed before they are requested."""
 
@@ -100,7 +96,8 @@ class DataLoader:
 
     Args:
       data_source: a reader, a list, or any other source.
-      sampler: order of the datapoints, such as an :class:`IndexSampler`.
+      sampler: order of the datapoints: an :class:`IndexSampler`, or an object with a :class:`RecordMetadata` for
+        each index, and an IndexError after the last. Without ``__len__``, the last index is found by bisection.
       operations: transformations: functions, or objects with ``map``, ``map_with_index``, ``random_map``, ``filter`` or
         ``flat_map``, and :class:`Batch`.
       worker_count: processes that read and compute; 0 to use threads of this process.
@@ -137,7 +134,8 @@ class DataLoader:
         on_error: OnError = 'raise',
         start_method: str = 'spawn',
     ) -> None:
-        own = _shard_of(sampler)
+        own = getattr(sampler, 'shard_options', None) or getattr(sampler, '_shard_options', None)  # ours, or Grain's
+        own = None if own is None else as_shard(own)
         shard = as_shard(own if shard_options is None else shard_options)
         if own is not None and (own.shard_index, own.shard_count) != (shard.shard_index, shard.shard_count):
             raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard}: pass it once')
@@ -178,3 +176,48 @@ class DataLoader:
 def dataset_of(loader: DataLoader) -> IterDataset[Any]:
     """Return the stream that a loader iterates."""
     return loader._dataset
+
+
+def load(
+    source: Any,
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions | None = None,
+    transformations: Sequence[Transformation] = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader:
+    """Load batches from a data source: a :class:`DataLoader` with an :class:`IndexSampler` and a :class:`Batch`.
+
+    ::
+
+        for batch in granular.load(reader, shuffle=True, seed=0, num_epochs=1, batch_size=64):
+            print(batch['label'])
+
+    Iterate it with ``for`` or ``async for``. The order and the batches are those of ``grain.load``, which has the same
+    arguments; uneven shards are exact here.
+
+    Args:
+      source: a reader, a list, or any other source with a length.
+      num_epochs, shuffle, seed, shard_options: as for :class:`IndexSampler`.
+      transformations: functions, or objects with the methods of a transformation, applied to each datapoint.
+      batch_size: datapoints per batch; None for single elements.
+      drop_remainder: True to drop the last batch if it is smaller.
+      worker_count: processes that read and compute; 0 or None to use threads of this process.
+      read_options: limits of the read-ahead.
+    """
+    operations = list(transformations)
+    if batch_size is not None:
+        operations.append(Batch(batch_size, drop_remainder=drop_remainder))
+    sampler = IndexSampler(len(source), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    return DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=operations,
+        worker_count=worker_count or 0,
+        read_options=read_options,
+    )

@@ -51,8 +51,7 @@ class DataSource:
     def nbytes(self, mask: Any = None) -> int | None:
         """Return the bytes of all datapoints as they are stored, which give the size of blocks; None if unknown.
 
-        Args:
-          mask: the fields that count; all by default.
+        With a ``mask``, only these fields count.
         """
         return None
 

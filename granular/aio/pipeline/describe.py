@@ -1,6 +1,7 @@
 """Text descriptions of pipelines, one stage per line, from the source to the output."""
 
 import difflib
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -21,18 +22,13 @@ _SHOWN: Final = 5  # stages that differ, in a message
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths. A stage
-    that is traced has the description without it.
+    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths.
     """
     stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
         return [(depth, 'mix by name', '')]
-    out: list[tuple[int, str, str]] = []
-    if len(stage.parents) == 1:
-        out += iter_stages(stage.parents[0], depth, names)
-    else:
-        for parent in stage.parents:
-            out += iter_stages(parent, depth + 1, names)
+    below = depth if len(stage.parents) == 1 else depth + 1
+    out = [row for parent in stage.parents for row in iter_stages(parent, below, names)]
     description, length = stage.describe(), _length(stage)
     if getattr(stage, 'unlisted', False) and description == stage.parents[0].describe():
         return out
@@ -95,16 +91,11 @@ def _differ_in_detail_only(saved: str, current: str) -> bool:
 
 
 def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, resizable: int = 0) -> None:
-    """Check that a state belongs to this pipeline; a state without lines is accepted.
+    """Check that a state, of which ``state_lines`` are the fingerprint, belongs to this pipeline; None fits any.
 
     Args:
-      state_lines: the fingerprint in the state.
-      own_lines: the fingerprint of this pipeline.
-      strict: False to log a warning instead of an error.
+      strict: False to log a warning instead of raising a ``StateError``, which names the stages that differ.
       resizable: number of last stages whose sizes of batches may differ. Those of read-ahead may differ anywhere.
-
-    Raises:
-      StateError: if it does not; the message names the stages that differ.
     """
     if state_lines is None or state_lines == own_lines:
         return
@@ -112,24 +103,21 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
         raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
     saved, current = [str(line) for line in state_lines], list(own_lines)
     if len(saved) == len(current):
-        for i in range(len(current)):
+        for i, (was, now) in enumerate(zip(saved, current, strict=True)):
             last = i >= len(current) - resizable
-            same_stage = _without_size(saved[i], last) == _without_size(current[i], last)
-            if same_stage or _differ_in_detail_only(saved[i], current[i]):
-                saved[i] = current[i]
+            if _without_size(was, last) == _without_size(now, last) or _differ_in_detail_only(was, now):
+                saved[i] = now
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():
         if kind == 'equal':
             continue
-        for i in range(max(b - a, d - c)):
-            was = saved[a + i] if a + i < b else 'nothing'
-            now = current[c + i] if c + i < d else 'nothing'
+        pairs = itertools.zip_longest(saved[a:b], current[c:d], fillvalue='nothing')
+        for number, (was, now) in enumerate(pairs, c + 1):
             reason = _reason(was, now)
-            differences.append(f'stage {c + i + 1} was {was.strip()!r}, and is {now.strip()!r} in this one{reason}')
-    more = f'; and {len(differences) - _SHOWN} more stages' if len(differences) > _SHOWN else ''
-    if not differences:
-        return
-    refuse_state(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}', strict)
+            differences.append(f'stage {number} was {was.strip()!r}, and is {now.strip()!r} in this one{reason}')
+    if differences:
+        more = f'; and {len(differences) - _SHOWN} more stages' if len(differences) > _SHOWN else ''
+        refuse_state(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}', strict)
 
 
 def refuse_state(difference: str, strict: bool) -> None:

@@ -4,18 +4,18 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast, overload
 
+from granular._other_names import answering
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.combinations import proportions
 from granular.aio.pipeline.nodes.functions import method_of, name_of
-from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, DATASETS_ALONE, ITERATORS_ALONE, answering
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
-from granular.aio.pipeline.streams.interleaving import Interleaved, InterleaveSettings
+from granular.aio.pipeline.streams.interleaving import Interleaved, InterleavedSource, InterleaveSettings
 from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
 from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
@@ -25,6 +25,7 @@ from granular.aio.pipeline.streams.stream import SeededStream, Staged, Stream
 from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
+    BATCH_ARGUMENTS,
     Chain,
     DatasetOptions,
     FlatMapFunction,
@@ -42,6 +43,13 @@ from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
+_OF_DATASETS: Final = dict.fromkeys(
+    (
+        'select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'fetch', 'get',
+        'to_iter_dataset',
+    ),
+    'call it before to_iter_dataset()',
+)  # fmt: skip
 
 
 class IterDataset(Chain, Generic[Element_co]):
@@ -61,8 +69,7 @@ class IterDataset(Chain, Generic[Element_co]):
     """
 
     _answers: ClassVar[Mapping[str, str]] = {
-        **DATASETS_ALONE,
-        **ITERATORS_ALONE,
+        **_OF_DATASETS,
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
     }
@@ -148,7 +155,7 @@ class IterDataset(Chain, Generic[Element_co]):
         if isinstance(datasets, list | tuple):
             stage = Interleaved(_streams(datasets), settings)
         else:
-            stage = Interleaved([nodes.Wrapped(datasets)], settings, _stream)
+            stage = InterleavedSource(nodes.Wrapped(datasets), settings, _stream)
         if not len(stage):
             raise InvalidArgumentError('expected one dataset or more, got none')
         return cls._of(stage)
@@ -168,11 +175,7 @@ class IterDataset(Chain, Generic[Element_co]):
         return IterDataset(Zipped(_streams(datasets), strict))
 
     def seed(self, seed: int | Sequence[int]) -> Self:
-        """Set the seed of all later operations that are given none: each derives a seed of its own from it.
-
-        Args:
-          seed: integer >= 0 of any size, or a sequence of such integers.
-        """
+        """Set the seed of all later operations that are given none, as ``MapDataset.seed``."""
         return self._of(SeededStream(self._stream, check_seed(seed)))
 
     def map(self, transform: MapFunction[Element_co, T]) -> 'IterDataset[T]':
@@ -187,11 +190,8 @@ class IterDataset(Chain, Generic[Element_co]):
         self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
         """Apply a function to each element and a random generator, which depends only on seed and element number."""
-        if seed is None:
-            seed = self._stream.default_seed()
-        if seed is None:
-            raise InvalidArgumentError('random_map requires a seed: pass seed=, or call seed() first')
-        return IterDataset(ElementFunction(self._stream, 'random_map', transform, check_seed(seed)))
+        seed = nodes.seed_of(seed, self._stream, 'random_map')
+        return IterDataset(ElementFunction(self._stream, 'random_map', transform, seed))
 
     def filter(self, transform: Predicate[Element_co]) -> Self:
         """Keep the elements for which a function returns True."""
@@ -200,7 +200,7 @@ class IterDataset(Chain, Generic[Element_co]):
     def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
-        return IterDataset(Staged([self._stream], f'flat_map({name_of(method)})', FlatMapping, method))
+        return IterDataset(Staged(self._stream, f'flat_map({name_of(method)})', FlatMapping, method))
 
     @overload
     def batch(
@@ -220,67 +220,43 @@ class IterDataset(Chain, Generic[Element_co]):
         drop_remainder: bool = False,
         batch_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> 'IterDataset[Any]':
-        """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
-
-        Args:
-          batch_size: elements per batch.
-          drop_remainder: True to drop a smaller last batch.
-          batch_fn: function from a list of elements to a batch, instead of stacking.
-        """
+        """Combine consecutive elements to batches, as ``MapDataset.batch``."""
         return IterDataset(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
         """Combine or split batches to batches of another size, along the first axis of each array.
 
-        ::
-
-            stream.batch(64).rebatch(100)
-
-        Args:
-          batch_size: rows per batch.
-          drop_remainder: True to drop a smaller last batch.
+        ``stream.batch(64).rebatch(100)`` yields batches of 100 rows; ``drop_remainder`` drops a smaller last one.
         """
         batch_size = check_integer('batch_size', batch_size, 1)
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
-        stage = Staged([self._stream], description, Rebatching, batch_size, drop_remainder, description)
-        return self._of(stage)
+        return self._of(Staged(self._stream, description, Rebatching, batch_size, drop_remainder))
 
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
 
-        Args:
-          num_epochs: number of epochs, 1 or more; None to repeat forever. A stream without elements ends at once.
+        Without ``num_epochs``, it is repeated forever. A stream without elements ends at once.
         """
         if num_epochs is not None:
             num_epochs = check_integer('num_epochs', num_epochs, 1)
         return self._of(Repeated(self._stream, num_epochs))
 
     def limit(self, count: int) -> Self:
-        """End the stream after some elements.
-
-        Args:
-          count: number of elements, 1 or more.
-        """
+        """End the stream after ``count`` elements, 1 or more."""
         return self._of(Limited(self._stream, check_integer('count', count, 1)))
 
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
 
-        ::
-
-            stream.map(decode).cache().repeat(10)
-
-        The memory is that of all elements, in each iterator. An iterator that continues from a state computes the
-        elements before it again. Do not modify the elements: each epoch returns the same objects.
+        Each iterator keeps its own. One that continues from a state computes the elements before it again. Do not
+        modify the elements: each epoch returns the same objects.
         """
-        return self._of(Staged([self._stream], 'cache()', Caching))
+        return self._of(Staged(self._stream, 'cache()', Caching))
 
     def window_shuffle(self, window_size: int, seed: int) -> Self:
-        """Shuffle the elements within each window of consecutive elements.
+        """Shuffle the elements within each window of ``window_size`` consecutive elements.
 
-        Args:
-          window_size: elements per window.
-          seed: integer from 0 to 2**32 - 1; the order of a window depends on the seed and the number of the window.
+        The order of a window depends on its number and on the seed, an integer from 0 to 2**32 - 1.
         """
         window_size = check_integer('window_size', window_size, 1)
         seed = check_integer('seed', seed, 0, MAX_SEED)
@@ -325,8 +301,7 @@ class IterDataset(Chain, Generic[Element_co]):
           meta_features: top-level keys without segment ids and positions, which are never split. A key that is not in
             ``length`` becomes a list with a value for each sequence in the row.
           max_segments: maximum number of sequences in a row.
-          split_long: True to cut a sequence that is longer than a row into parts of the length of a row; by default it
-            is an error.
+          split_long: True to cut a sequence that is longer than a row, instead of raising an error.
           shuffle_bins: True to shuffle the rows that are open together.
           seed: the order of shuffled rows depends on the seed and the number of earlier rows, as in Google Grain.
           alignment: sequences start at multiples of this integer. Like ``padding`` and ``bos``, one value for all
@@ -339,23 +314,20 @@ class IterDataset(Chain, Generic[Element_co]):
             ``to_iter_dataset(shard_options=...)``: each process then packs the sequences that it reads.
 
         Raises:
-          InvalidArgumentError: if an argument is invalid.
           DatapointError: in iteration, for an element that lacks a feature, is too long, or differs from the others in
             dtype or shape. It names the number of the element in the stream.
         """
-        recipe = Recipe.of(
+        recipe = Recipe(
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
             padding, bos, shard_options,
         )  # fmt: skip
         shards = recipe.shard.shard_count
-        return IterDataset(Staged([self._stream], recipe.description, Packing, recipe, shards=shards))
+        return IterDataset(Staged(self._stream, recipe.description, Packing, recipe, shards=shards))
 
     def prefetch(self, buffer_size: int = 2) -> Self:
-        """Compute the elements of all previous operations ahead of the consumer.
+        """Compute ``buffer_size`` elements of all previous operations ahead of the consumer.
 
-        Args:
-          buffer_size: number of elements; 0 to compute each element on request. An iterator can change it:
-            ``iterator.set_prefetch_buffer_size(10)``.
+        With 0, each element is computed on request. ``iterator.set_prefetch_buffer_size(10)`` changes the number.
         """
         return self._of(Prefetched(self._stream, check_integer('buffer_size', buffer_size, 0)))
 
@@ -375,17 +347,15 @@ class IterDataset(Chain, Generic[Element_co]):
 
         Args:
           options: number of processes, or all settings; by default a process per core.
-          worker_init_fn: function of the number of a process and their number, called when the process starts.
+          worker_init_fn: as that of :class:`MultiprocessingOptions`.
           sequential_slice: True if each process reads a contiguous part of the data sources, as in Google Grain. The
             elements then come from the processes in turn: order and states depend on the number of processes.
 
         Raises:
-          InvalidArgumentError: if an argument is invalid, or a stage cannot be divided for ``sequential_slice``.
+          InvalidArgumentError: if a stage cannot be divided for ``sequential_slice``.
         """
-        if options is None:
-            options = CORES
         if not isinstance(options, MultiprocessingOptions):
-            options = MultiprocessingOptions(num_workers=options)
+            options = MultiprocessingOptions(CORES if options is None else options)
         if worker_init_fn is not None:
             options = dataclasses.replace(options, worker_init_fn=worker_init_fn)
         count = options.num_workers
@@ -395,9 +365,9 @@ class IterDataset(Chain, Generic[Element_co]):
             return self._of(self._stream.with_workers(options))
         parts = []
         for i in range(count):
-            initialize = (
-                None if options.worker_init_fn is None else functools.partial(_init, options.worker_init_fn, i, count)
-            )
+            initialize = options.worker_init_fn
+            if initialize is not None:
+                initialize = functools.partial(_init, initialize, i, count)
             own = dataclasses.replace(options, num_workers=1, worker_init_fn=initialize)
             parts.append(self._stream.in_part(ShardOptions(i, count)).with_workers(own))
         return self._of(Interleaved(parts, InterleaveSettings(count, count, count, 1)))
@@ -423,20 +393,10 @@ class IterDataset(Chain, Generic[Element_co]):
         self._stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
 
     def with_options(self, options: DatasetOptions) -> Self:
-        """Set options of all previous operations, such as when a filter that drops most elements warns or raises.
-
-        ::
-
-            with iter(stream.with_options(granular.DatasetOptions(stage_timing=True))) as iterator:
-                next(iterator)
-                for row in iterator.execution_summary():
-                    print(row.stage, row.elements, row.seconds, row.wait_seconds)
-        """
+        """Set options of all previous operations, such as when a filter that drops most elements warns or raises."""
         if not isinstance(options, DatasetOptions):
             raise InvalidArgumentError(f'options: expected DatasetOptions, got {options!r:.100}')
-        stream = self._stream.with_options(options)
-        stream.__dict__['trace'] = options
-        return self._of(stream)
+        return self._of(self._stream.with_options(options))
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> 'IterDataset[Any]':
         applied: IterDataset[Any] = super().apply(transformations)

@@ -107,24 +107,19 @@ class Cursor(Running):
         self._count += self._shown - left
         self._shown = left
 
-    async def _return(self) -> None:
-        """Go back to where the last move began, if it failed: so late, neither errors nor cancellations prevent it."""
-        await self.flow.restore(self._before)
-        self._count, self._astray = self._count_before, False
-
     async def _begin(self, recipient: int) -> None:
         """Begin an operation for a thread, before the last element unless it was received."""
         if self._recipient == recipient:
             self._astray = True
         self._recipient = 0
         self.hide()
-        if self._astray:
-            await self._return()
+        if self._astray:  # the last move failed: go back so late that neither errors nor cancellations prevent it
+            await self.flow.restore(self._before)
+            self._count, self._astray = self._count_before, False
 
     async def _begin_move(self, recipient: int) -> None:
         await self._begin(recipient)
-        before = self.flow.mark()
-        self._before, self._count_before = before, self._count
+        self._before, self._count_before = self.flow.mark(), self._count
         self._astray, self._recipient = True, recipient
         self._moves += 1
 
@@ -207,19 +202,6 @@ class Cursor(Running):
         """Return the counters of this iterator."""
         return {'elements': self.elements(), **self.flow.stats()}
 
-    def summary(self) -> list[StageSummary]:
-        """Return a summary of each stage."""
-        if not (stages := summary_of(self.flow)):
-            raise InvalidArgumentError(
-                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
-            )
-        return stages
-
-    @property
-    def errors(self) -> list[tuple[int, str]]:
-        """Index and message of failed elements, the last 1,000 of each source."""
-        return self.flow.failures()
-
     async def aclose(self) -> None:
         self.hide()
         await super().aclose()
@@ -247,6 +229,10 @@ class CursorHandle(abc.ABC):
     def __repr__(self) -> str:
         cursor: Cursor | None = getattr(self, '_cursor', None)  # none of a subclass
         return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'
+
+    def _cursor_for(self, method: str) -> Cursor:
+        """Return the cursor; of a subclass without one, raise an error that names the method."""
+        return self._cursor
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data."""
@@ -277,14 +263,11 @@ class CursorHandle(abc.ABC):
           StateError: if the next element is between two numbers, because the stream resumed from a state of another
             number of shards, of another batch size, or of a mix of other streams or weights.
         """
-        return self._cursor.next_index()
+        return self._cursor_for('get_next_index').next_index()
 
     @abc.abstractmethod
     def set_next_index(self, index: int) -> Any:
         """Continue with an element, by its number; those before it are not computed, except in its shuffled window.
-
-        Args:
-          index: from 0 to the number of elements.
 
         Raises:
           InvalidArgumentError: if the elements have no fixed numbers, as behind a filter; the message names the stage.
@@ -297,12 +280,9 @@ class CursorHandle(abc.ABC):
 
     @abc.abstractmethod
     def set_prefetch_buffer_size(self, buffer_size: int) -> Any:
-        """Change the number of elements that are computed ahead, while the stream is running.
+        """Change the number of elements that are computed ahead, while the stream is running; 0 to compute none ahead.
 
         It is that of the last ``prefetch`` of the stream, and without one that of its ``ReadOptions``.
-
-        Args:
-          buffer_size: number of elements; 0 to compute each element on request.
         """
 
     def stats(self) -> dict[str, float]:
@@ -331,12 +311,16 @@ class CursorHandle(abc.ABC):
         Raises:
           InvalidArgumentError: if the stages are not timed.
         """
-        return self._cursor.summary()
+        if not (stages := summary_of(self._cursor_for('execution_summary').flow)):
+            raise InvalidArgumentError(
+                'the stages are not timed: call with_options(DatasetOptions(stage_timing=True)) of the stream'
+            )
+        return stages
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Index and message of failed elements, the last 1,000 of each source."""
-        return self._cursor.errors
+        return self._cursor.flow.failures()
 
 
 class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):

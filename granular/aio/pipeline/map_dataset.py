@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, T
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import answering
 from granular._typing import Element_co
 from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
@@ -18,15 +19,10 @@ from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
-from granular.aio.pipeline.other_names import (
-    BATCH_ARGUMENTS,
-    ITERATORS_ALONE,
-    RANK_ARGUMENTS,
-    STREAMS_ALONE,
-    answering,
-)
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
+    BATCH_ARGUMENTS,
+    RANK_ARGUMENTS,
     Chain,
     FlatMapFunction,
     IndexedFunction,
@@ -39,7 +35,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
-from granular.indexing import Ints, Seed, check_index, check_integer, check_seed, integers_of
+from granular.indexing import Ints, check_index, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Index, Order
 
 T = TypeVar('T')
@@ -56,8 +52,10 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     _node: Source
     _answers: ClassVar[Mapping[str, str]] = {
-        **STREAMS_ALONE,
-        **ITERATORS_ALONE,
+        **dict.fromkeys(
+            ('limit', 'rebatch', 'cache', 'pack', 'interleave', 'prefetch', 'mp_prefetch'),
+            'call to_iter_dataset() before it',
+        ),
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',
@@ -99,12 +97,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     @classmethod
     def source(cls, source: Any) -> Any:
-        """Create a dataset over a reader, a list, an array, or any other source.
-
-        ::
-
-            dataset = MapDataset.source([3, 1, 4]).map(lambda number: 2 * number)
-        """
+        """Create a dataset over a reader, a list, an array, or any other source."""
         return cls._of(nodes.Wrapped(source))
 
     @classmethod
@@ -155,30 +148,23 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
         """Shuffle all elements, in a different order every epoch.
 
-        ::
-
-            dataset.shuffle(seed=0, order=granular.shuffle.Blocks())
-
         Args:
           seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. In ``shuffle(1000)``, 1000
             is the seed, not the size of a buffer: all elements are shuffled.
           order: an order of :mod:`granular.shuffle`; by default ``Index()``, the order of Google Grain. ``Blocks()``
             reads many records with one request.
         """
-        return self._derive(
-            nodes.Shuffle(
-                self._node, order or Index(), check_integer('seed', self._seed_of(seed, 'shuffle'), 0, MAX_SEED)
-            )
-        )
+        seed = check_integer('seed', nodes.seed_of(seed, self._node, 'shuffle'), 0, MAX_SEED)
+        return self._derive(nodes.Shuffle(self._node, order or Index(), seed))
 
     def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
         """Shuffle the elements within each window of consecutive elements.
 
         Args:
           window_size: elements per window; the last window of an epoch may be smaller.
-          seed: integer from 0 to 2**32 - 1; by default derived from :meth:`seed`. Each window has an order of its own.
+          seed: as for :meth:`shuffle`. Each window has an order of its own.
         """
-        seed = check_integer('seed', self._seed_of(seed, 'window_shuffle'), 0, MAX_SEED)
+        seed = check_integer('seed', nodes.seed_of(seed, self._node, 'window_shuffle'), 0, MAX_SEED)
         return self._derive(nodes.WindowShuffle(self._node, window_size, seed))
 
     def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
@@ -258,13 +244,11 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return self._derive(elements.MapWithIndex(self._node, transform))
 
     def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
-        """Apply a function to each element and a random generator, which depends only on seed and index.
+        """Apply a function to each element and a random generator: ``transform(element, rng)``.
 
-        ::
-
-            dataset.random_map(lambda image, rng: np.roll(image, rng.integers(8)), seed=0)
+        The random numbers depend only on seed and index.
         """
-        return self._derive(elements.RandomMap(self._node, transform, self._seed_of(seed, 'random_map')))
+        return self._derive(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
 
     def flat_map(self, transform: FlatMapFunction[Any, Any], *, max_fan_out: int | None = None) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
@@ -298,13 +282,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return self._derive(elements.selected(self._node, fields))
 
     @answering(**BATCH_ARGUMENTS)
-    def batch(
-        self,
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: Any = None,
-    ) -> Any:
+    def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> Any:
         """Combine consecutive elements to batches, stacking each leaf (of dicts, tuples, lists) along a new first axis.
 
         Args:
@@ -335,10 +313,6 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     ) -> IterDataset[Element_co]:
         """Convert to an IterDataset, a stream of the elements with read-ahead.
 
-        ::
-
-            stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1000), on_error='skip').batch(64)
-
         Args:
           read_options: limits of the read-ahead.
           allow_nones: True to return None for filtered elements instead of skipping them.
@@ -348,8 +322,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             replacement, returns None to skip the element, or raises. Store errors are always raised, and so are those
             of later operations, which get replacements as any other element.
         """
-        read = Read(self._node, read_options, allow_nones, shard_options, on_error)
-        return IterDataset(read)
+        return IterDataset(Read(self._node, read_options, allow_nones, shard_options, on_error))
 
     # --- length and description
 
@@ -361,13 +334,6 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     def __repr__(self) -> str:
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
-
-    def _seed_of(self, seed: int | Sequence[int] | None, what: str) -> Seed:
-        if seed is None:
-            seed = nodes.default_seed([self._node])
-        if seed is None:
-            raise InvalidArgumentError(f'{what} requires a seed: pass seed=, or call seed() first')
-        return check_seed(seed)
 
 
 class MapDataset(MapOperations[Element_co]):

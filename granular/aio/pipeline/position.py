@@ -36,9 +36,7 @@ _LARGEST: Final = 1 << 1024
 
 
 def check_plain(state: Any, name: str = 'the state') -> None:
-    """Check that a state can be walked and shown, whatever it is a state of; raise ``StateError`` if it is nested
-    deeper than any pipeline, or holds an integer too long to be shown.
-    """
+    """Raise ``StateError`` for a state that is nested deeper than any, or holds an integer too long to be shown."""
     values = [state]
     for _ in range(_DEEPEST):
         for value in values:
@@ -132,15 +130,6 @@ FITS: Final[Mapping[str, Fit]] = {
 """What the states of each stage fit, by the name of the operation."""
 
 
-def table() -> str:
-    """Return ``FITS`` as the rows of the table in ``docs/states.md``."""
-    rows = []
-    for name, fit in FITS.items():
-        hosts = 'no' if not fit.in_step else f'unless it holds {fit.holds}' if fit.holds else 'yes'
-        rows.append(f'| {name} | {hosts} | {"yes" if fit.weights else "no"} | {fit.remedy} |\n')
-    return ''.join(rows)
-
-
 class Terms(NamedTuple):
     """The terms under which stages continue from a state, because a later stage needs the elements that follow.
 
@@ -174,11 +163,7 @@ class Terms(NamedTuple):
         return Terms(stage, kind, held, fit.in_step and self.in_step, weights, self.version)
 
     def check_hosts(self, saved: int | None, own: int) -> None:
-        """Check that a state of some number of hosts, None if it names none, fits this pipeline's.
-
-        Raises:
-          StateError: if the terms exclude it.
-        """
+        """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
         if saved is None and self.version == 1 and (self.held or not self.in_step):
             judge_unnamed_hosts(self.stage, own)
         hosts = saved or 1
@@ -261,10 +246,9 @@ class Turns:
 
 
 def judge_unnamed_hosts(stage: str, hosts: int) -> None:
-    """Judge a state of version 1, which has no number of hosts, of a stage for which it matters.
+    """Raise ``StateError`` for a state of version 1, which has no number of hosts, of a stage for which it matters.
 
-    Raises:
-      StateError: if there are several hosts; one without others takes it for its own, and logs it.
+    A host without others takes it for its own, and logs it.
     """
     earlier = f'{stage}: an earlier release saved the state, without the number of hosts'
     if hosts > 1:
@@ -273,7 +257,6 @@ def judge_unnamed_hosts(stage: str, hosts: int) -> None:
 
 
 def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
-    """Return the message for a state of another number of hosts that the terms exclude."""
     fit = FITS[terms.kind]
     reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'
     later = _LATER if saved > 1 else 'continue on one host'

@@ -1,18 +1,20 @@
 """Samplers: the datapoint and the random generator of each index, as in Google Grain."""
 
+import bisect
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import answering
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
 from granular.aio.pipeline.nodes.source import Node, Source
-from granular.aio.pipeline.other_names import RANK_ARGUMENTS, answering
-from granular.aio.pipeline.transforms import ShardOptions, as_shard
+from granular.aio.pipeline.transforms import RANK_ARGUMENTS, ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -36,27 +38,6 @@ class RecordMetadata:
 
     def __str__(self) -> str:
         return f'RecordMetadata(index={self.index}, record_key={self.record_key}, rng={self.rng})'
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """Protocol of samplers: a RecordMetadata for each index, and an IndexError for all indices after the last.
-
-    Without ``__len__``, a :class:`DataLoader` finds the last index by bisection.
-
-    ::
-
-        class Reversed:
-            def __len__(self):
-                return 100
-
-            def __getitem__(self, index):
-                return granular.RecordMetadata(index, record_key=99 - index)
-    """
-
-    def __getitem__(self, index: int) -> RecordMetadata:
-        """Return the datapoint for an index."""
-        ...
 
 
 class IndexSampler:
@@ -137,10 +118,7 @@ class SequentialSampler(IndexSampler):
 
         loader = granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(len(reader)))
 
-    Args:
-      num_records: number of datapoints in the data source.
-      shard_options: part of the data for this process.
-      seed: seed of the random generators, as in :class:`IndexSampler`.
+    The arguments are those of :class:`IndexSampler`.
     """
 
     @answering(**RANK_ARGUMENTS)
@@ -158,16 +136,16 @@ class SequentialSampler(IndexSampler):
 
 
 def _count_indices(sampler: Any) -> int:
-    """Return the number of indices of a sampler without a length, by bisection: later ones raise an IndexError."""
-    low, high = 0, ENDLESS
-    while low < high:
-        middle = (low + high) // 2
+    """Return the number of indices of a sampler without a length: later ones raise an IndexError."""
+
+    def is_beyond(index: int) -> bool:
         try:
-            call_user(sampler.__getitem__, middle)
-            low = middle + 1
+            call_user(sampler.__getitem__, index)
         except IndexError:
-            high = middle
-    return low
+            return True
+        return False
+
+    return bisect.bisect_left(range(ENDLESS), True, key=is_beyond)
 
 
 class Sampled(Node):
@@ -182,18 +160,15 @@ class Sampled(Node):
                     f'the sampler has num_records={sampler.num_records}, and the data source {len(source)} datapoints'
                 )
             self._length = sampler.shard_length
-        elif hasattr(sampler, '__len__'):
-            self._length = -(-max(0, len(sampler) - shard.shard_index) // shard.shard_count)
-        elif hasattr(sampler, '__getitem__'):
-            self._length = -(-max(0, _count_indices(sampler) - shard.shard_index) // shard.shard_count)
-        else:
+            return
+        if not hasattr(sampler, '__getitem__'):
             raise InvalidArgumentError(f'{type(sampler).__name__} is not a sampler: define __getitem__ and __len__')
-
-        if self._length and not isinstance(sampler, IndexSampler):
+        count = len(sampler) if hasattr(sampler, '__len__') else _count_indices(sampler)
+        self._length = -(-max(0, count - shard.shard_index) // shard.shard_count)
+        if self._length:
             self._check(shard.shard_index, call_user(sampler.__getitem__, shard.shard_index))
 
     def _check(self, number: int, entry: Any) -> None:
-        """Check what the sampler returned for an index."""
         key, length = getattr(entry, 'record_key', None), len(self.parents[0])
         if not isinstance(key, int | np.integer) or not hasattr(entry, 'index'):
             raise InvalidArgumentError(
@@ -237,9 +212,7 @@ class Sampled(Node):
     @functools.cached_property
     def _description(self) -> str:
         kind: Any = type(self._sampler)
-        if kind.__repr__ is not object.__repr__:
-            return repr(self._sampler)
-        try:
-            return identity_of(self._sampler)  # the same in another process
-        except InvalidArgumentError:
-            return repr(self._sampler)
+        if kind.__repr__ is object.__repr__:
+            with contextlib.suppress(InvalidArgumentError):
+                return identity_of(self._sampler)  # the same in another process
+        return repr(self._sampler)

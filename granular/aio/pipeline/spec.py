@@ -1,8 +1,7 @@
 """Shapes and dtypes of the elements of a pipeline, computed from as little of it as possible."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
+
+_UNCHANGED: Final = elements.Filter, elements.Handled, Unchanged, Limited, Repeated, WindowShuffled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,75 +63,56 @@ async def get_element_spec(ds: Any) -> Any:
     """
     if isinstance(ds, DataLoader):
         ds = dataset_of(ds)
-    if isinstance(ds, IterDataset):
-        return await _of_stream(stream_of(ds))
-    if isinstance(node := getattr(ds, 'node', None), Source):
-        return await _of_source(node)
-    raise InvalidArgumentError(f'expected a MapDataset, an IterDataset or a DataLoader, got {ds!r:.100}')
+    stage = stream_of(ds) if isinstance(ds, IterDataset) else getattr(ds, 'node', None)
+    if not isinstance(stage, Stream | Source):
+        raise InvalidArgumentError(f'expected a MapDataset, an IterDataset or a DataLoader, got {ds!r:.100}')
+    return await _spec_of(stage)
 
 
-async def _of_source(source: Source) -> Any:
-    if isinstance(source, elements.Streamed):
-        source = source.node
-    if isinstance(source, IndexNode) and not isinstance(source, Wrapped):
-        if not len(source):
-            raise InvalidArgumentError(f'{source.describe()} has no elements')
-        return await _of_source(source.parents[0])
-    if isinstance(source, elements.Filter | elements.Handled):
-        return await _of_source(source.parents[0])
-    if isinstance(source, elements.Batch) and source.fn is stack:
-        size = source.size if source.drop_remainder else None
-        spec = _batched(await _of_source(source.parents[0]), size)
-        return _with_size(await _first(source), size) if spec is None else spec
-    if isinstance(source, elements.Map | elements.RandomMap | elements.MapWithIndex):
-        output_spec = output_spec_of(source.fn)
-        if output_spec is not None:
-            return await offload(output_spec, await _of_source(source.parents[0]))
-    return await _first(source)
-
-
-async def _of_stream(stage: Any) -> Any:
-    if (read := stage.merged()) is not None:
-        return await _of_source(read.source) if type(read) is Read else await _first_of_stream(stage)
-    passes = isinstance(stage, Unchanged | Limited | Repeated | WindowShuffled)
-    if passes or (isinstance(stage, ElementFunction) and stage.name == 'filter'):
-        return await _of_stream(stage.parents[0])
-    if isinstance(stage, BatchOf) and stage.fn is stack:
+async def _spec_of(stage: Any) -> Any:
+    if isinstance(stage, Stream) and (read := stage.merged()) is not None:
+        if type(read) is not Read:
+            return await _of_first(stage)
+        stage = read.source
+    if isinstance(stage, elements.Streamed):
+        stage = stage.node
+    if isinstance(stage, IndexNode) and not isinstance(stage, Wrapped):
+        if not len(stage):
+            raise InvalidArgumentError(f'{stage.describe()} has no elements')
+        return await _spec_of(stage.parents[0])
+    if isinstance(stage, _UNCHANGED) or (isinstance(stage, ElementFunction) and stage.name == 'filter'):
+        return await _spec_of(stage.parents[0])
+    if isinstance(stage, elements.Batch | BatchOf) and stage.fn is stack:
         size = stage.size if stage.drop_remainder else None
-        spec = _batched(await _of_stream(stage.parents[0]), size)
-        return _with_size(await _first_of_stream(stage), size) if spec is None else spec
-    if isinstance(stage, ElementFunction) and (output_spec := output_spec_of(stage.method)) is not None:
-        return await offload(output_spec, await _of_stream(stage.parents[0]))
-    return await _first_of_stream(stage)
+        spec = _batched(await _spec_of(stage.parents[0]), size)
+        return _with_size(await _of_first(stage), size) if spec is None else spec
+    if isinstance(stage, elements.Function | ElementFunction):
+        fn = stage.fn if isinstance(stage, elements.Function) else stage.method
+        output_spec = getattr(getattr(fn, '__self__', fn), 'output_spec', None)
+        if callable(output_spec):
+            return await offload(output_spec, await _spec_of(stage.parents[0]))
+    return await _of_first(stage)
 
 
-def output_spec_of(fn: Any) -> Callable[[Any], Any] | None:
-    """Return the method ``output_spec`` of a transformation; None if it has none."""
-    method = getattr(getattr(fn, '__self__', fn), 'output_spec', None)
-    return method if callable(method) else None
+async def _of_first(stage: Any) -> Any:
+    """Return the spec of the first element of a stream, or of the first one of a source that is not None."""
+    if isinstance(stage, Stream):
+        flow = stage.flow()
+        try:
+            element = await flow.next()
+        finally:
+            await flow.aclose()
+        if element is not END:
+            return _spec_of_element(element)
+    else:
+        for index in range(len(stage)):
+            element = (await stage.fetch([index]))[0]
+            if element is not None:
+                return _spec_of_element(element)
+    raise InvalidArgumentError(f'{stage.describe()} has no elements')
 
 
-async def _first(source: Source) -> Any:
-    for index in range(len(source)):
-        element = (await source.fetch([index]))[0]
-        if element is not None:
-            return spec_of_element(element)
-    raise InvalidArgumentError(f'{source.describe()} has no elements')
-
-
-async def _first_of_stream(stage: Stream) -> Any:
-    flow = stage.flow()
-    try:
-        element = await flow.next()
-    finally:
-        await flow.aclose()
-    if element is END:
-        raise InvalidArgumentError(f'{stage.describe()} has no elements')
-    return spec_of_element(element)
-
-
-def spec_of_element(element: Any) -> Any:
-    """Return the spec of an element."""
+def _spec_of_element(element: Any) -> Any:
     return None if element is None else combine([element], lambda leaves: _leaf(leaves[0]))
 
 

@@ -2,21 +2,37 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 
 from granular._lazy import import_extra
+from granular._other_names import answering
 from granular._typing import In_contra, Out_co
-from granular.aio.pipeline.other_names import BATCH_ARGUMENTS, SHARD_ARGUMENTS, Answering, answering
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
 from granular.indexing import check_integer
 
 In = TypeVar('In')
 Out = TypeVar('Out')
+Options = TypeVar('Options', 'ShardOptions', 'ReadOptions')
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
+
+# Names of other libraries, each with what to write instead.
+BATCH_ARGUMENTS: Final = {
+    'drop_last': 'drop_remainder',
+    'collate_fn': 'batch_fn',
+    'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
+}
+RANK_ARGUMENTS: Final = dict.fromkeys(
+    ('rank', 'world_size', 'num_replicas', 'shard_index', 'shard_count'),
+    'shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
+)
+_OF_ITERATORS: Final = dict.fromkeys(
+    ('get_state', 'set_state', 'state_dict', 'load_state_dict', 'set_next_index', 'stats', 'errors', 'close'),
+    'it belongs to an iterator: `with iter(stream) as iterator`',
+)
 
 
 class MapTransform(abc.ABC, Generic[In_contra, Out_co]):
@@ -249,7 +265,11 @@ def divided(options: MultiprocessingOptions, parts: int) -> MultiprocessingOptio
     return dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, parts)))
 
 
-@answering(**SHARD_ARGUMENTS)
+@answering(
+    **dict.fromkeys(('rank', 'index', 'shard_id', 'process_index'), 'shard_index'),
+    **dict.fromkeys(('world_size', 'num_replicas', 'num_shards', 'process_count'), 'shard_count'),
+    drop_last='drop_remainder',
+)
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
     """The part of the data that belongs to this process.
@@ -295,14 +315,11 @@ class NoSharding(ShardOptions):
 
 
 class ShardByJaxProcess(ShardOptions):
-    """The part of the data for this JAX process.
+    """The :class:`ShardOptions` of this JAX process.
 
     ::
 
         stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
-
-    Args:
-      drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
@@ -311,14 +328,11 @@ class ShardByJaxProcess(ShardOptions):
 
 
 class ShardByTorchRank(ShardOptions):
-    """The part of the data for this rank of ``torch.distributed``; the whole data if no process group is initialized.
+    """The :class:`ShardOptions` of this rank of ``torch.distributed``; of one part if no process group is initialized.
 
     ::
 
         stream = dataset.to_iter_dataset(shard_options=granular.ShardByTorchRank(drop_remainder=True))
-
-    Args:
-      drop_remainder: True to make all parts equally long and drop the remainder.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
@@ -329,30 +343,20 @@ class ShardByTorchRank(ShardOptions):
 
 
 def as_shard(options: Any) -> ShardOptions:
-    """Return the argument ``shard_options``; None stands for the whole data. Options of Grain are converted.
-
-    Raises:
-      InvalidArgumentError: if it is neither.
-    """
-    if options is None:
-        return NoSharding()
-    if isinstance(options, ShardOptions):
-        return options
-    return ShardOptions(**_fields_of('shard_options', options, ShardOptions))
+    """Return the argument ``shard_options``; None stands for the whole data. Options of Grain are converted."""
+    return _as_options('shard_options', NoSharding() if options is None else options, ShardOptions)
 
 
 def as_read_options(options: Any) -> ReadOptions:
-    """Return the argument ``read_options``; None stands for the defaults. Raise ``InvalidArgumentError`` if it lacks a
-    field.
-    """
-    if options is None or isinstance(options, ReadOptions):
-        return options or ReadOptions()
-    return ReadOptions(**_fields_of('read_options', options, ReadOptions))
+    """Return the argument ``read_options``; None stands for the defaults. Options of Grain are converted."""
+    return _as_options('read_options', ReadOptions() if options is None else options, ReadOptions)
 
 
-def _fields_of(name: str, options: Any, kind: type[ShardOptions | ReadOptions]) -> dict[str, Any]:
+def _as_options(name: str, options: Any, kind: type[Options]) -> Options:
+    if isinstance(options, kind):
+        return options
     try:
-        return {field.name: getattr(options, field.name) for field in dataclasses.fields(kind)}
+        return kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
     except AttributeError:
         raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {options!r:.100}') from None
 
@@ -379,9 +383,7 @@ class RangeDataSource:
 
 
 def operation_of(transformation: Any) -> str:
-    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function. Raise
-    ``InvalidArgumentError`` if the object is not a transformation.
-    """
+    """Return the operation of a transformation: the name of its method, ``'batch'``, or ``'map'`` for a function."""
     if isinstance(transformation, Batch):
         return 'batch'
     for name in ('map_with_index', 'random_map', 'flat_map', 'filter', 'map'):
@@ -392,8 +394,20 @@ def operation_of(transformation: Any) -> str:
     return 'map'
 
 
-class Chain(Answering):
-    """What MapDataset and IterDataset have in common: descriptions of chains of operations."""
+class Chain:
+    """What MapDataset and IterDataset have in common: chains of operations, and answers to names of other methods."""
+
+    _answers: ClassVar[Mapping[str, str]]
+    """What to write instead, by name."""
+
+    if not TYPE_CHECKING:  # type checkers would take every name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            answers = {**_OF_ITERATORS, **self._answers}
+            answer = f': {answers[name]}' if name in answers else ''
+            raise AttributeError(
+                f'{type(self).__name__!r} object has no attribute {name!r}{answer}', name=name, obj=self
+            )
 
     def apply(self, transformations: Transformation | Sequence[Transformation]) -> Any:
         """Apply one transformation, or several in order."""

@@ -23,14 +23,11 @@ def background(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     return task
 
 
-async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> bool:
+async def wait_shared(tasks: 'set[asyncio.Task[Any]]') -> bool:
     """Wait for tasks that other callers may await too; a task that no caller awaits any more is cancelled.
 
-    Returns:
-      Whether all of them succeeded. If not, the caller does its part alone: the part of another caller may have failed.
-
-    Raises:
-      StoreError: of a task; the part of the caller would fail as well.
+    Returns whether all of them succeeded. If not, the caller does its part alone: the part of another caller may have
+    failed. But a ``StoreError`` of a task is raised, as the part of the caller would fail as well.
     """
     for task in tasks:
         _waiters[task] = _waiters.get(task, 0) + 1
@@ -39,7 +36,10 @@ async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> bool:
             await asyncio.wait(tasks)
     finally:
         for task in tasks:
-            _stop_waiting(task)
+            _waiters[task] -= 1
+            if not _waiters[task]:
+                del _waiters[task]
+                task.cancel()
     errors = [asyncio.CancelledError() if task.cancelled() else task.exception() for task in tasks]
     for error in errors:
         if isinstance(error, StoreError):
@@ -47,7 +47,7 @@ async def wait_shared(tasks: 'set[asyncio.Task[None]]') -> bool:
     return not any(errors)
 
 
-async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
+async def cancel_idle(tasks: 'set[asyncio.Task[Any]]') -> None:
     """Cancel those of some shared tasks that no caller awaits."""
     idle = {task for task in tasks if task not in _waiters}
     for task in idle:
@@ -55,13 +55,4 @@ async def cancel_idle(tasks: 'set[asyncio.Task[None]]') -> None:
     await asyncio.gather(*idle, return_exceptions=True)
 
 
-def _stop_waiting(task: 'asyncio.Task[None]') -> None:
-    _waiters[task] -= 1
-    if _waiters[task]:
-        return
-    del _waiters[task]
-    if not task.done():
-        task.cancel()
-
-
-_waiters: Final[dict[asyncio.Task[None], int]] = {}
+_waiters: Final[dict[asyncio.Task[Any], int]] = {}

@@ -135,7 +135,7 @@ class Bridge:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
-        self.ended: bool = False
+        self.ended = False
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop; it is started on first use."""
@@ -178,7 +178,7 @@ class Bridge:
 
     def _main(self, started: 'queue.SimpleQueue[BaseException | None]') -> None:
         try:
-            loop = _new_loop()
+            loop: asyncio.AbstractEventLoop = (import_if_installed('uvloop') or asyncio).new_event_loop()
         except BaseException as error:  # the call that needs the loop raises it, as for lack of descriptors
             started.put(error)
             return
@@ -254,9 +254,3 @@ def _start(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     finally:
         asyncio._set_running_loop(outer)
         sys.set_asyncgen_hooks(*hooks)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    uvloop = import_if_installed('uvloop')
-    loop: asyncio.AbstractEventLoop = (uvloop or asyncio).new_event_loop()
-    return loop

@@ -41,14 +41,8 @@ def blank(size: int, name: str = '') -> Space:
     """Return uninitialised bytes and a view through which to fill them, once, before other code gets them.
 
     This is how C code creates bytes: ``PyBytes_FromStringAndSize(NULL, size)``, which may be written to as long as no
-    other code holds a reference (https://docs.python.org/3/c-api/bytes.html).
-
-    Args:
-      size: the number of bytes.
-      name: the object that they are for, for errors.
-
-    Raises:
-      StoreError: if so much memory is not available, for example because a store claims a huge object size.
+    other code holds a reference (https://docs.python.org/3/c-api/bytes.html). The name is for a ``StoreError``: so much
+    memory may not be available, for example because a store claims a huge object size.
     """
     if not size:
         return Space(b'', memoryview(bytearray()))

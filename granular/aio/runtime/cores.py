@@ -8,9 +8,7 @@ import pathlib
 def usable_cores(mount: str = '/sys/fs/cgroup', groups: str = '/proc/self/cgroup') -> int:
     """Return the number of cores that this process may use, at least one: a quota of a container is rounded up.
 
-    Args:
-      mount: where the control groups of the system are mounted, in either version.
-      groups: the file that names those of this process.
+    The control groups of the system, in either version, are mounted at ``mount``; ``groups`` names this process's.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     lines: list[str] = []

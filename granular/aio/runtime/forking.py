@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from granular import metrics
@@ -23,14 +23,12 @@ _turns: Final = [threading.Lock()]
 _forks: Final = [0]
 
 
-@contextlib.contextmanager
-def fork_turn() -> Iterator[None]:
-    """Exclude other threads that fork worker processes.
+def fork_turn() -> contextlib.AbstractContextManager[bool]:
+    """Return the lock that excludes other threads that fork worker processes.
 
     From Python 3.12 on, filelock, which torch, ray and datasets import, fails a fork that begins during another one.
     """
-    with _turns[0]:
-        yield
+    return _turns[0]
 
 
 def forks() -> int:

@@ -102,10 +102,6 @@ async def ending_with(clean_up: Callable[[], Awaitable[None]], doing: str) -> As
     """Clean up at the end of a block, whether it fails or not.
 
     If the block fails, its error is raised even if the clean-up fails, too, which is then a note of it.
-
-    Args:
-      clean_up: the function to await.
-      doing: what it does, for the note.
     """
     try:
         yield
@@ -119,22 +115,14 @@ async def ending_with(clean_up: Callable[[], Awaitable[None]], doing: str) -> As
 
 
 async def ensure_open(resource: Any) -> None:
-    """Open a resource, of either API, unless it is open. Objects that are not resources need no opening.
-
-    Raises:
-      ClosedError: if it is closed.
-    """
+    """Open a resource, of either API, unless it is open; objects that are not resources need no opening."""
     opened = resource if isinstance(resource, AsyncResource) else getattr(resource, 'aio', None)
     if isinstance(opened, AsyncResource):
         await opened._ensure_open()
 
 
 def check_open(resource: AsyncResource) -> None:
-    """Check that a resource is open.
-
-    Raises:
-      ClosedError: if it is closed, or not open yet.
-    """
+    """Raise an error if a resource is closed, or not open yet."""
     resource._check_open()
 
 
@@ -157,12 +145,10 @@ class Publishing(AsyncResource):
     async def aclose(self) -> None:
         await ensure_uninterrupted()
         await super().aclose()
-        _writers.discard(self)
 
     async def abort(self) -> None:
         await ensure_uninterrupted()
         await super().abort()
-        _writers.discard(self)
 
     @abc.abstractmethod
     def _loss(self) -> str:
@@ -221,11 +207,7 @@ class Running(abc.ABC):
         self.token: object = object()
 
     def turn(self) -> Turn:
-        """Return the turn of an operation, in the order of the requests, taken by ``async with``.
-
-        Raises:
-          GranularError: if a function that computes its elements requests one: it would wait for itself.
-        """
+        """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
         if self.token in computing.get():
             raise GranularError(
                 'an iterator was used by a function that computes its elements, which would wait for itself: '

@@ -31,11 +31,6 @@ class Lock:
         """Return a turn in the queue, taken by ``async with``."""
         return Turn(self)
 
-    @property
-    def held(self) -> bool:
-        """True if a coroutine holds the lock."""
-        return bool(self.queue)
-
 
 class Turn:
     """A coroutine's turn in the queue of a lock; the first in the queue holds the lock."""
@@ -92,16 +87,14 @@ class Turn:
                 first = queue[0]
             except IndexError:  # another thread removed it
                 return
-            if not first._abandoned():
-                first._wake()
-                return
-            with contextlib.suppress(ValueError):
-                queue.remove(first)
-
-    def _wake(self) -> None:
-        if self._wake_up is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
-                self._wake_up.get_loop().call_soon_threadsafe(_complete, self._wake_up)
+            if first._abandoned():
+                with contextlib.suppress(ValueError):
+                    queue.remove(first)
+                continue
+            if (wake_up := first._wake_up) is not None:
+                with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+                    wake_up.get_loop().call_soon_threadsafe(_complete, wake_up)
+            return
 
     def _abandoned(self) -> bool:
         """Return whether its coroutine ended without leaving, or runs in the process that this one was forked from."""

@@ -17,35 +17,22 @@ T = TypeVar('T')
 class Closable(Protocol):
     """An object with tasks under a loop."""
 
-    def aclose(self) -> Coroutine[Any, Any, None]:
-        """Close it."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 class Scope:
-    """Resources opened under one event loop, such as HTTP sessions; closed when the loop ends or on :func:`aclose`.
-
-    Attributes:
-      tasks: background tasks beside a consumer.
-      running: iterators, with their tasks, threads and processes.
-      values: the values of each :class:`PerLoop`.
-      keeper: the generator that closes this scope when it is closed itself.
-    """
+    """Resources opened under one event loop, such as HTTP sessions; closed when the loop ends or on :func:`aclose`."""
 
     def __init__(self) -> None:
         self._opened: dict[Hashable, asyncio.Future[Any]] = {}
         self._closers: list[Callable[[], Awaitable[None]]] = []
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
-        self.running: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # background tasks beside a consumer
+        self.running: weakref.WeakSet[Closable] = weakref.WeakSet()  # iterators, with tasks, threads and processes
         self.values: weakref.WeakKeyDictionary[PerLoop[Any], Any] = weakref.WeakKeyDictionary()
-        self.keeper: AsyncGenerator[None, None]
+        self.keeper: AsyncGenerator[None, None]  # closes this scope when it is closed itself
 
     async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
-        """Return the resource of that key; the first caller creates it while the others wait for it.
-
-        Raises:
-          ClosedError: if the resources are closed meanwhile.
-        """
+        """Return the resource of that key; the first caller creates it while the others wait for it."""
         future = self._opened.get(key)
         if future is None:
             future = self._opened[key] = asyncio.ensure_future(create(self))

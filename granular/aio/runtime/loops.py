@@ -19,11 +19,7 @@ from granular.errors import GranularError
 T = TypeVar('T')
 
 
-class SwitchToLoop:
-    """Yielded by a coroutine that needs an event loop when none is running."""
-
-
-SWITCH_TO_LOOP: Final = SwitchToLoop()
+_SWITCH_TO_LOOP: Final = object()  # yielded by a coroutine that needs an event loop when none is running
 
 running_loop = asyncio._get_running_loop
 
@@ -32,7 +28,7 @@ running_loop = asyncio._get_running_loop
 def ensure_event_loop() -> Generator[Any, Any, None]:
     """Switch to an event loop: return at once if one is running, on the bridge's loop otherwise."""
     if running_loop() is None:
-        yield SWITCH_TO_LOOP
+        yield _SWITCH_TO_LOOP
 
 
 @types.coroutine
@@ -45,7 +41,7 @@ def ensure_uninterrupted() -> Generator[Any, Any, None]:
     on_main_thread = running_loop() is None and threading.current_thread() is threading.main_thread()
     # Not `is_alive` of the main thread: interrupted, it declares the thread ended, before Python 3.13.
     if on_main_thread and not concurrent.futures.thread._shutdown:
-        yield SWITCH_TO_LOOP
+        yield _SWITCH_TO_LOOP
 
 
 class StartedCoroutine(Generic[T]):
@@ -87,7 +83,7 @@ def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     outer = stepped_coroutine()
     try:
         _stepped.coro = coro
-        if (yielded := coro.send(None)) is None or yielded is SWITCH_TO_LOOP:  # `asyncio.sleep(0)` yields None
+        if (yielded := coro.send(None)) is None or yielded is _SWITCH_TO_LOOP:  # `asyncio.sleep(0)` yields None
             return StartedCoroutine(coro)
         raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:

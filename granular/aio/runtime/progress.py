@@ -11,11 +11,8 @@ class ProgressReport:
     """Passes amounts to a progress function, in a thread under a loop, as the function may block.
 
     The caller of ``add`` or ``finish`` awaits the call, also if it is cancelled meanwhile, and gets the error that the
-    function raises: the function never runs after its caller has ended.
-
-    Args:
-      progress: the function; None for none.
-      least: the amount from which on the function is called; smaller ones are added up until ``finish``.
+    function raises: the function never runs after its caller has ended. Amounts below ``least`` are added up until
+    ``finish``.
     """
 
     def __init__(self, progress: Callable[[int], object] | None, least: int = 1) -> None:

@@ -43,14 +43,9 @@ async def pages(
 async def whole_pages(
     fetch: Callable[[range], Coroutine[Any, Any, T]], length: int, step: int, ahead: int, start: int = 0
 ) -> AsyncGenerator[T, None]:
-    """Yield the pages of some items, in order.
+    """Yield the pages of some items, in order: ``fetch`` returns that of the items at some indices, ``step`` of them.
 
-    Args:
-      fetch: returns the page of the items at some indices.
-      length: the number of items.
-      step: items per page.
-      ahead: the most pages in flight; 0 to prefetch nothing.
-      start: the index of the first item.
+    At most ``ahead`` pages are in flight; nothing is prefetched if it is 0.
     """
     ranges = (range(first, min(first + step, length)) for first in range(start, length, step))
     if not ahead:

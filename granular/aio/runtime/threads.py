@@ -101,12 +101,7 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-      ClosedError: if the interpreter is shutting down.
-      GranularError: if the system refuses another thread.
-    """
+    """Start a thread, or raise the error for one that is refused."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -114,11 +109,8 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def _refusal(error: RuntimeError) -> GranularError:
-    """Return the error for a thread that was refused.
-
-    Python has no flag for its shutdown until all threads have ended, so the message has to tell.
-    """
-    if 'shutdown' in str(error):
+    """Return the error for a thread that was refused."""
+    if 'shutdown' in str(error):  # Python has no flag for it until all threads have ended
         _begin_exit()
         return ClosedError('the interpreter is shutting down')
     return GranularError(
@@ -127,37 +119,29 @@ def _refusal(error: RuntimeError) -> GranularError:
     )
 
 
-_primary: list[Threads] = []
-_secondary: list[Threads] = []
 current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
 """The threads of the loader whose batch is being read; None for those of the process."""
+_pools: Final[dict[str, Threads]] = {}  # of the process, by name
 
 
 def threads() -> Threads:
     """Return the threads that decode, transform and wait for blocking calls."""
-    if (chosen := current.get()) is not None:
-        return chosen
-    return _process_threads()
+    return current.get() or _process_threads()
 
 
-def _process_threads() -> Threads:
-    if not _primary:
-        _primary.append(Threads(min(32, 4 * CORES), 'granular'))
-    return _primary[0]
+def _process_threads(name: str = 'granular') -> Threads:
+    return _pools.get(name) or _pools.setdefault(name, Threads(min(32, 4 * CORES), name))
 
 
 def secondary_threads() -> Threads:
     """Return a second pool, for calls that user functions wait for: in one pool, all might wait for each other."""
-    if not _secondary:
-        _secondary.append(Threads(min(32, 4 * CORES), 'granular-beside'))
-    return _secondary[0]
+    return _process_threads('granular-beside')
 
 
 def _forget_threads() -> None:
     """Reset in a forked child, which has none of its parent's threads."""
     current.set(None)
-    _primary.clear()
-    _secondary.clear()
+    _pools.clear()
     _computing.clear()
 
 
@@ -169,10 +153,7 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
     It may be a user function: it is called by :func:`granular.aio.runtime.user_functions.call_user`.
     """
-    loop = running_loop()
-    if loop is None:
-        return call_user(fn, *args)
-    return await call_in(threads(), fn, *args)
+    return call_user(fn, *args) if running_loop() is None else await call_in(threads(), fn, *args)
 
 
 async def call_or_await(fn: Callable[..., Any], *args: Any) -> Any:
@@ -275,17 +256,17 @@ async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads
     the caller is cancelled, ``map_threads`` makes no further call in that thread.
     """
     abandoned = threading.Event()
+
+    def start() -> T | StartedCoroutine[T]:
+        _abandoned.set(abandoned)  # in the context of this call, a copy of its caller's
+        with _counted():
+            return start_coroutine(make())
+
     try:
-        return await call_in(pool, lambda: _start_computing(make, abandoned))
+        return await call_in(pool, start)
     except asyncio.CancelledError:
         abandoned.set()
         raise
-
-
-def _start_computing(make: Callable[[], Coroutine[Any, Any, T]], abandoned: threading.Event) -> T | StartedCoroutine[T]:
-    _abandoned.set(abandoned)  # in the context of this call, a copy of its caller's
-    with _counted():
-        return start_coroutine(make())
 
 
 async def map_threads(call: Callable[[int], T], count: int) -> list[T]:
@@ -320,14 +301,14 @@ def map_inline_then_threads(call: Callable[[int], T], count: int) -> list[T]:
 
 
 class Timer:
-    """Measures elapsed time and CPU time of the current thread."""
+    """Elapsed time and CPU time of the current thread since its creation."""
 
     def __init__(self) -> None:
         self._wall, self._busy = time.perf_counter(), time.thread_time()
 
     @property
     def wall(self) -> float:
-        """Seconds since the timer was created."""
+        """Elapsed seconds."""
         return time.perf_counter() - self._wall
 
     @property

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from granular._redact import hidden, is_quoted
@@ -29,9 +29,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
     Raises:
       UnknownSchemeError: if there is no store for the scheme.
       MissingExtraError: if the package for it is not installed.
-      InvalidArgumentError: for a ``path`` of another type, an address without a bucket or host, or with credentials
-        in it, a misspelled address, a local path with options, settings that are no ``IOConfig``, an unknown
-        ``~user``, or a ``fs`` that cannot be used.
+      InvalidArgumentError: for any other argument that cannot be used, such as an address with credentials in it.
     """
     if not isinstance(config, IOConfig):
         raise InvalidArgumentError(f'config: expected a granular.IOConfig, got {type(config).__name__}')
@@ -57,7 +55,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             )
         if options:
             raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
-        return LocalStore('', config), local_key(_expand_user(path if match is None else match[2]))
+        return LocalStore('', config, {}), local_key(_expand_user(path if match is None else match[2]))
     check_text(path)
     scheme, rest = match[1].lower(), match[2]
     if not is_quoted(path):
@@ -100,15 +98,11 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             return FsspecStore(base, config, options, fs), f'{scheme}://{rest}'.removeprefix(base).strip('/')
 
 
-def check_text(name: str) -> None:
-    """Check that a name for a store that is not a local disk can be encoded.
-
-    Raises:
-      InvalidArgumentError: if it has surrogates, as the names of local files may.
-    """
+def check_text(name: str, encode: Callable[[str], bytes] = str.encode) -> None:
+    """Check that a name can be encoded: that of a local file may have surrogates, which no other store takes."""
     if not name.isascii():
         try:
-            name.encode()
+            encode(name)
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(f'{hidden(name)!r:.200}: is not valid Unicode: {error.reason}') from None
 
@@ -125,11 +119,7 @@ def _resolve_foreign(path: Any, config: IOConfig) -> tuple[Store, str]:
 
 
 def _expand_user(path: str) -> str:
-    """Expand a leading ``~`` or ``~user`` of a local path, as shells do.
-
-    Raises:
-      InvalidArgumentError: if there is no such user.
-    """
+    """Expand a leading ``~`` or ``~user`` of a local path, as shells do."""
     if not path.startswith('~'):
         return path
     expanded = os.path.expanduser(path)
@@ -140,17 +130,9 @@ def _expand_user(path: str) -> str:
 
 
 def local_key(path: str) -> str:
-    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link.
-
-    Raises:
-      InvalidArgumentError: if the system cannot have such a path.
-    """
+    """Drop doubled slashes and single dots from a local path, as pathlib does; keep '..', which may follow a link."""
     if '\0' in path:
         raise InvalidArgumentError(f'{path!r:.200}: expected a path without null characters')
-    if not path.isascii():
-        try:
-            os.fsencode(path)
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f'{path!r:.200}: is not valid Unicode: {error.reason}') from None
+    check_text(path, os.fsencode)
     parts = [part for part in path.split('/') if part not in ('', '.')]
     return ('/' if path.startswith('/') else '') + '/'.join(parts) or '.'

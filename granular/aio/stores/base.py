@@ -51,14 +51,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Upload:
-    """An unfinished multipart upload.
-
-    Attributes:
-      key: the object that it would create.
-      id: the upload id that the store assigned.
-      size: total bytes of its parts.
-      modified: time of its last change, in seconds since the epoch.
-    """
+    """An unfinished multipart upload of an object, with the size of its parts and the time of its last change."""
 
     key: str
     id: str
@@ -97,10 +90,7 @@ class Stat:
 class ContentInfo:
     """Size, version and checksums of a file's content, as the store reports them.
 
-    Attributes:
-      size: its bytes.
-      version: as in ``Stat``.
-      digests: its checksums by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
+    The checksums are by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
     """
 
     size: int
@@ -222,8 +212,7 @@ class Store(abc.ABC):
     async def now(self, key: str) -> float:
         """Return the current time of the clock behind the store's modification times, in seconds since the epoch.
 
-        Args:
-          key: a file or folder, because the file systems of one machine may have different clocks.
+        The file systems of one machine may have different clocks: it is that of the given file or folder.
         """
         return time.time()
 
@@ -268,21 +257,16 @@ class Store(abc.ABC):
         """Read as ``read_many`` does, but from the store itself, replacing these bytes in its caches."""
         return await self.read_many(requests)
 
-    async def check_version(self, key: str, version: str) -> None:
-        """Check that a file currently has the given version.
+    async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
+        """Read as ``read_many`` does, without the block cache."""
+        return await self.read_many(requests)
 
-        Raises:
-          ObjectChangedError: if it has another version.
-          NotFoundError: if it does not exist.
-        """
+    async def check_version(self, key: str, version: str) -> None:
+        """Check that a file currently has the given version; raise ObjectChangedError if it has another one."""
         await self.read(key, 0, 1, version)
 
     def check_range(self, key: str, start: int, stop: int | None, size: int) -> tuple[int, int]:
-        """Return the first byte of a read and the one after its last.
-
-        Raises:
-          OutOfRangeError: if the object ends before.
-        """
+        """Return the first byte of a read and the one after its last, or raise OutOfRangeError."""
         first = max(0, size + start) if start < 0 else start
         end = size if stop is None else stop
         if first > size or end > size:
@@ -293,18 +277,10 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     async def stat(self, key: str) -> Stat:
-        """Return the metadata of a file or folder.
-
-        Raises:
-          NotFoundError: if neither exists.
-        """
+        """Return the metadata of a file or folder; raise NotFoundError if neither exists."""
 
     async def content_info(self, key: str) -> ContentInfo:
-        """Return the size, version and checksums that the store reports for a file.
-
-        Raises:
-          NotFoundError: if it does not exist.
-        """
+        """Return the size, version and checksums that the store reports for a file, which must exist."""
         return ContentInfo((await self.stat(key)).size, None, {})
 
     def digest_kind(self, size: int) -> str:
@@ -313,14 +289,9 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        """Yield the entries of a folder, page by page.
+        """Yield the entries of a folder, page by page; raise NotFoundError if there is no such folder.
 
-        Args:
-          key: the folder.
-          prefix: the beginning of the names to list; a store that cannot filter by it yields all.
-
-        Raises:
-          NotFoundError: if there is no such folder.
+        ``prefix`` is the beginning of the names to list; a store that cannot filter by it yields all.
         """
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
@@ -399,31 +370,8 @@ class Store(abc.ABC):
         return UnsupportedError(f'{self.url(key)}: this store does not support {operation}', path=self.url(key))
 
 
-class Folders:
-    """Derives folder entries from the sorted keys of a flat listing, each when the first key in it comes.
-
-    Args:
-      base: the folder that was listed.
-    """
-
-    def __init__(self, base: str) -> None:
-        self._base = len(base) + 1 if base else 0
-        self._last = ''
-
-    def of(self, key: str) -> list[Entry]:
-        """Return the folders above a key that contain no earlier key."""
-        ends = [i for i, char in enumerate(key) if char == '/' and i >= self._base]
-        new = [Entry(key[:i], True) for i in ends if not self._last.startswith(key[: i + 1])]
-        self._last = key
-        return new
-
-
 def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
-    """Check the names of options.
-
-    Raises:
-      InvalidArgumentError: if one is unknown.
-    """
+    """Check that the names of options are known."""
     if unknown := sorted(set(options) - {*known, LENT}):
         raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}')
 

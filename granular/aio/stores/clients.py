@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from granular.aio.runtime.loop_resources import Scope, peek_scope, scope
-from granular.aio.stores.base import Entry, Folders, Stat, Store
+from granular.aio.stores.base import Entry, Stat, Store
 from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig
 from granular.errors import AlreadyExistsError, NotFoundError, StoreError
@@ -20,11 +20,31 @@ class ClientStore(Store, Generic[C]):
     conditional = True
     variables: tuple[str, ...] = ()
     """Environment variables from which a client takes credentials that the options do not give."""
+    naming: tuple[str, ...] = ('endpoint_url',)
+    """Options that only select the endpoint."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         # Part of the identity: a client that was created under another environment must not be reused.
         self._environment = hash(tuple(map(os.environ.get, self.variables)))
+        self.endpoint: Any = self._find_endpoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle the endpoint, so that it stays the same under another environment.
+        kind, (root, config, options) = super().__reduce__()
+        return kind, (root, config, {**options, **self._endpoint_options()})
+
+    def _identity(self) -> tuple[Any, ...]:
+        options = {name: value for name, value in self.options.items() if name not in self.naming}
+        return self.root, self.config, options, self.endpoint, self._environment
+
+    def _find_endpoint(self) -> Any:
+        """Return the server that the options and the current environment select."""
+        return self.root
+
+    def _endpoint_options(self) -> dict[str, Any]:
+        """Return the options that select the same server in any environment."""
+        return {}
 
     @abc.abstractmethod
     async def _open_client(self, opened: Scope) -> C:
@@ -62,11 +82,7 @@ class Bucket(Store):
     async def pages(
         self, key: str, prefix: str = '', delimiter: str = '', must_exist: bool = True
     ) -> AsyncIterator[Page]:
-        """Yield the pages of a listing.
-
-        Raises:
-          NotFoundError: if the folder must exist and is empty.
-        """
+        """Yield the pages of a listing; raise NotFoundError if the folder must exist and is empty."""
         listing = self._listing(key, prefix, delimiter)
         missing = must_exist and bool(key) and not prefix
         while not listing.ended:
@@ -77,11 +93,7 @@ class Bucket(Store):
             raise NotFoundError(f'{self.url(key)}: no such folder', path=self.url(key))
 
     async def stat_folder(self, key: str) -> Stat:
-        """Return the metadata of a folder, or of the bucket.
-
-        Raises:
-          NotFoundError: if it does not exist.
-        """
+        """Return the metadata of a folder, or of the bucket, which must exist."""
         listing = self._listing(key)
         while not listing.ended:
             page = await self.page(listing, 1)
@@ -92,27 +104,28 @@ class Bucket(Store):
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
         marked: set[str] = set()  # folders that an object marks, which are listed with what is in them as well
         async for page in self.pages(key, prefix, '/'):
-            marks = [item.path for item in page.items if item.is_dir and item.path != key]
+            marks = [item.key.removesuffix('/') for item in page.items if item.is_dir]
+            marks = [mark for mark in marks if mark != key]
             for folder in dict.fromkeys([*(folder[:-1] for folder in page.folders), *marks]):
                 if folder not in marked:
                     yield Entry(folder, True)
             marked.update(marks)
             for item in page.items:
                 if not item.is_dir:
-                    yield Entry(item.key, False, item.size, item.modified)
+                    yield item
 
     async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        folders = Folders(key)
+        last, base = '', len(key) + 1 if key else 0
         async for page in self.pages(key):
             for item in page.items:
-                for folder in folders.of(f'{item.path}/' if item.is_dir else item.key):
-                    yield folder
+                # The folders above it that contain no earlier key, which lists them.
+                path = f'{item.key.removesuffix("/")}/' if item.is_dir else item.key
+                for end, char in enumerate(path):
+                    if char == '/' and end >= base and not last.startswith(path[: end + 1]):
+                        yield Entry(path[:end], True)
+                last = path
                 if not item.is_dir:
-                    yield Entry(item.key, False, item.size, item.modified)
-
-    async def has_root(self) -> bool:
-        """Return whether the bucket exists."""
-        return await self._has('')
+                    yield item
 
     @abc.abstractmethod
     async def create_root(self) -> bool:
@@ -120,14 +133,15 @@ class Bucket(Store):
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         if not key:
-            if not await self.has_root() and await self.create_root():
+            if not await self.has('') and await self.create_root():
                 return
-        elif exist_ok or not await self._has(key):
+        elif exist_ok or not await self.has(key):
             return
         if not exist_ok:
             raise AlreadyExistsError(f'{self.url(key)}: exists already', path=self.url(key))
 
-    async def _has(self, key: str) -> bool:
+    async def has(self, key: str) -> bool:
+        """Return whether an object, a folder or the bucket exists."""
         try:
             await self.stat(key)
         except NotFoundError:
@@ -135,11 +149,7 @@ class Bucket(Store):
         return True
 
     async def delete_listed(self, key: str, must_exist: bool) -> int:
-        """List a folder once and delete what it contains. Return the number of objects.
-
-        Raises:
-          NotFoundError: if the folder must exist and is empty.
-        """
+        """List a folder once, as ``pages`` does, and delete what it contains. Return the number of objects."""
         count = 0
         async for page in self.pages(key, must_exist=must_exist):
             count += len(page.items)

@@ -28,7 +28,6 @@ class S3Endpoint(NamedTuple):
 
     Attributes:
       url: its URL; None for Amazon's own, which follows from the region and the bucket's name.
-      region: the region of its signatures.
       account: digest of the settings that select the credentials, because servers of other vendors may have a bucket of
         the same name for each account; empty for Amazon's own.
     """
@@ -47,11 +46,7 @@ class S3Endpoint(NamedTuple):
 
 
 def s3(options: Mapping[str, Any], environment: Environment) -> S3Endpoint:
-    """Return the endpoint of an S3 store, with the precedence of botocore.
-
-    Raises:
-      InvalidArgumentError: if an AWS configuration file cannot be parsed.
-    """
+    """Return the endpoint of an S3 store, with the precedence of botocore."""
     client = options.get('client_kwargs') or {}
     profile, services = _profile(options, environment)
     url = options.get('endpoint_url') or client.get('endpoint_url')
@@ -162,10 +157,9 @@ def _nested(value: str) -> str | Mapping[str, str]:
 
 
 def check(root: str, endpoint: Any) -> str:
-    """Return the URL of a server, without a trailing slash.
+    """Return the http(s) URL of a server, without a trailing slash.
 
-    Raises:
-      InvalidArgumentError: if it is no http(s) URL, or has credentials, a query or a fragment, which are not shown.
+    It must not have credentials, a query or a fragment, which are not shown.
     """
     try:
         parts = urllib.parse.urlsplit(endpoint)

@@ -28,9 +28,6 @@ class OnceMore:
 
     An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
     the same bytes. Use it as ``while True: async with once_more: return ...``.
-
-    Args:
-      remote: True if the data is read over a network.
     """
 
     def __init__(self, remote: bool) -> None:

@@ -52,16 +52,10 @@ _KEYS: Final[Mapping[str, str]] = {
 def adopt(fs: Any, path: Any) -> tuple[str, dict[str, Any], Any]:
     """Return the address and the options of a store for a path in a file system of fsspec.
 
-    Args:
-      fs: the file system.
-      path: an address, or a path without a scheme, as the methods of the file system take it.
+    The path is an address of the file system, or has no scheme, as its methods take it.
 
     Returns:
       The address, the options, and the file system if the store is to use its methods, else None.
-
-    Raises:
-      InvalidArgumentError: if ``fs`` is no file system of fsspec, has an option that requests of this library cannot
-        honour, or the address is not one of it.
     """
     from fsspec.spec import AbstractFileSystem
 

@@ -1,12 +1,12 @@
 """Path objects of other libraries."""
 
 import io
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from granular.aio.reply import Reply, stand_in
-from granular.aio.stores.base import Entry, ObjectWriter, Stat
-from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter
+from granular.aio.stores.base import Entry, Stat
+from granular.aio.stores.threaded import ThreadedStore
 from granular.config import IOConfig
 from granular.errors import NotFoundError
 
@@ -50,58 +50,36 @@ class ForeignStore(ThreadedStore):
         fields = [f'{name} {getattr(info, name)}' for name in ('st_mtime_ns', 'st_mtime') if hasattr(info, name)]
         return stand_in(size, *fields)
 
-    async def stat(self, key: str) -> Stat:
-        def call_now() -> Stat:
-            path = self._path(key)
-            if not path.exists():
-                raise NotFoundError(f'{self.url(key)}: no such file or folder', path=self.url(key))
-            try:
-                with path.open('rb') as file:
-                    file.seek(0, io.SEEK_END)
-                    return Stat(file.tell())
-            except OSError:
-                return Stat(0, is_dir=True)
+    def stat_now(self, key: str) -> Stat:
+        path = self._path(key)
+        if not path.exists():
+            raise NotFoundError(f'{self.url(key)}: no such file or folder', path=self.url(key))
+        try:
+            with path.open('rb') as file:
+                file.seek(0, io.SEEK_END)
+                return Stat(file.tell())
+        except OSError:
+            return Stat(0, is_dir=True)
 
-        return await self.call(key, call_now)
-
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        def call_now(folder: str) -> list[Entry]:
-            children = list(self._path(folder).glob('*'))
-            if not children and not self._path(folder).exists():
-                raise NotFoundError(f'{self.url(folder)}: no such folder', path=self.url(folder))
-            entries = [Entry(f'{folder}/{child.name}'.strip('/'), _is_dir(child)) for child in children]
-            return sorted(entries, key=lambda entry: entry.key)
-
-        for entry in await self.call(key, lambda: call_now(key)):
-            yield entry
-
-    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        return await ThreadedWriter.open(self, key, new, lambda: self._path(key).open('wb'), lambda: self._remove(key))
+    def list_now(self, key: str) -> list[Entry]:
+        children = list(self._path(key).glob('*'))
+        if not children and not self.exists_now(key):
+            raise NotFoundError(f'{self.url(key)}: no such folder', path=self.url(key))
+        return [Entry(f'{key}/{child.name}'.strip('/'), _is_dir(child)) for child in children]
 
     def exists_now(self, key: str) -> bool:
         return bool(self._path(key).exists())
 
-    def _remove(self, key: str) -> None:
+    def open_now(self, key: str) -> Any:
+        return self._path(key).open('wb')
+
+    def mkdir_now(self, key: str, parents: bool) -> None:
+        self._path(key).mkdir()
+
+    def remove_now(self, key: str) -> None:
         path = self._path(key)
-        (path.remove if hasattr(path, 'remove') else path.unlink)()
-
-    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        def call_now() -> None:
-            if self._path(key).exists():
-                if not exist_ok:
-                    raise FileExistsError(key)
-                return
-            self._path(key).mkdir()
-
-        await self.call(key, call_now)
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        def call_now() -> None:
-            for key in keys:
-                if self._path(key).exists():
-                    self._remove(key)
-
-        await self.call(keys[0] if keys else '', call_now)
+        if path.exists():
+            (path.remove if hasattr(path, 'remove') else path.unlink)()
 
 
 def _is_dir(path: Any) -> bool:

@@ -1,18 +1,17 @@
 """File systems of fsspec."""
 
-import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from granular._redact import hidden
 from granular.aio.reply import Reply, stand_in
 from granular.aio.runtime.tracebacks import summary
-from granular.aio.stores.base import Entry, ObjectWriter, Stat, without_secrets
+from granular.aio.stores.base import Entry, Stat, without_secrets
 from granular.aio.stores.errors import translated
 from granular.aio.stores.lent import current, options_of
-from granular.aio.stores.threaded import ThreadedStore, ThreadedWriter, third_party_error
+from granular.aio.stores.threaded import ThreadedStore, third_party_error
 from granular.config import IOConfig
 from granular.errors import (
     GranularError,
@@ -90,39 +89,20 @@ class FsspecStore(ThreadedStore):
         fields = [f'{name} {info[name]}' for name in _VERSION_FIELDS if info.get(name) is not None]
         return size, stand_in(size, *fields)
 
-    async def stat(self, key: str) -> Stat:
-        def call_now() -> Stat:
-            info = self._fs.info(self._path(key))
-            if info['type'] == 'directory':
-                return Stat(0, is_dir=True)
-            return Stat(info['size'], _modified_of(info))
+    def stat_now(self, key: str) -> Stat:
+        info = self._fs.info(self._path(key))
+        if info['type'] == 'directory':
+            return Stat(0, is_dir=True)
+        return Stat(info['size'], _modified_of(info))
 
-        return await self.call(key, call_now)
-
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        def call_now(folder: str) -> list[Entry]:
-            infos = self._fs.ls(self._path(folder), detail=True)
-            if len(infos) == 1 and infos[0]['type'] == 'file' and self._key(infos[0]['name']) == folder:
-                raise NotFoundError(f'{self.url(folder)}: is a file, not a folder', path=self.url(folder))
-            entries = [
-                Entry(self._key(info['name']), info['type'] == 'directory', info.get('size') or 0, _modified_of(info))
-                for info in infos
-            ]
-            return sorted(entries, key=lambda entry: entry.key)
-
-        for entry in await self.call(key, lambda: call_now(key)):
-            yield entry
-
-    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        path = self._path(key)
-
-        def open_file() -> Any:
-            parent = os.path.dirname(path)
-            if parent:
-                self._fs.makedirs(parent, exist_ok=True)
-            return self._fs.open(path, 'wb')
-
-        return await ThreadedWriter.open(self, key, new, open_file, lambda: self._fs.rm_file(path))
+    def list_now(self, key: str) -> list[Entry]:
+        infos = self._fs.ls(self._path(key), detail=True)
+        if len(infos) == 1 and infos[0]['type'] == 'file' and self._key(infos[0]['name']) == key:
+            raise NotFoundError(f'{self.url(key)}: is a file, not a folder', path=self.url(key))
+        return [
+            Entry(self._key(info['name']), info['type'] == 'directory', info.get('size') or 0, _modified_of(info))
+            for info in infos
+        ]
 
     def exists_now(self, key: str) -> bool:
         self._fs.invalidate_cache(self._fs._parent(self._path(key)))
@@ -132,23 +112,17 @@ class FsspecStore(ThreadedStore):
             return False
         return True
 
-    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
-        def call_now() -> None:
-            if self._fs.exists(self._path(key)):
-                if not exist_ok:
-                    raise FileExistsError(key)
-                return
-            self._fs.mkdir(self._path(key), create_parents=parents)
+    def open_now(self, key: str) -> Any:
+        path = self._path(key)
+        if parent := os.path.dirname(path):
+            self._fs.makedirs(parent, exist_ok=True)
+        return self._fs.open(path, 'wb')
 
-        await self.call(key, call_now)
+    def mkdir_now(self, key: str, parents: bool) -> None:
+        self._fs.mkdir(self._path(key), create_parents=parents)
 
-    async def delete(self, keys: Sequence[str]) -> None:
-        def call_now() -> None:
-            for key in keys:
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.rm_file(self._path(key))
-
-        await self.call(keys[0] if keys else '', call_now)
+    def remove_now(self, key: str) -> None:
+        self._fs.rm_file(self._path(key))
 
     async def delete_empty(self, key: str) -> bool:
         def call_now() -> bool:

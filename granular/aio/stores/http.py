@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import html
+import re
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Final
@@ -11,19 +13,24 @@ from granular.aio.http.messages import http_date, shown
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat
-from granular.aio.stores.links import links_of
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import MiB
 from granular.errors import BadReplyError, NotFoundError, OutOfRangeError, StoreError
 
 _MAX_PAGE: Final = 16 * MiB
+# Possessive, so that no page is read twice.
+_TAG: Final = re.compile(r'<(/?)([a-zA-Z][^\s/>]*+)')
+_ATTRIBUTE: Final = re.compile(
+    r"""[\s/]*+(?:(>)|([^\s/>][^\s/>=]*+)\s*+(?:=\s*+(?:"([^"]*+)"|'([^']*+)'|(["'])|([^\s>]*+)))?+)"""
+)
+# Elements that contain text and no tags, with the beginning of their end.
+_TEXTS: Final = {name: re.compile(f'</{name}', re.IGNORECASE) for name in ('script', 'style', 'textarea', 'title')}
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
     """A host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
     option_names = ('headers', 'tls_verify')
-    is_bucket = False
 
     def _space(self) -> str:
         # Headers may select the content; they are hashed, because they may contain credentials.
@@ -53,7 +60,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
         if 'content-encoding' in headers:
             # The length may be that of the compressed transfer.
             try:
-                size = (await client.read(key, name, 0, 1, None)).size
+                size = (await client.read(key, 0, 1, None)).size
             except OutOfRangeError:
                 size = None
         if size is None:
@@ -62,11 +69,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
         return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
 
     async def _entries(self, key: str) -> list[Entry]:
-        """Return the files and folders directly in a folder, sorted.
-
-        Raises:
-          NotFoundError: if there is no such folder, or the server does not list it.
-        """
+        """Return the files and folders directly in a folder, sorted. The server must list it."""
         path, mark, query = key.partition('?')
         folder = path.rstrip('/') + '/' if path else ''
         name = self.url(folder + mark + query)
@@ -90,14 +93,10 @@ class HTTPStore(RemoteStore['HTTPClient']):
 class HTTPClient(Client):
     """Client of a host under one event loop."""
 
-    def __init__(self, store: HTTPStore) -> None:
-        super().__init__()
-        self._store = store
-
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         path, mark, query = key.partition('?')
-        url = f'{self._store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
-        return url, self._store.options.get('headers', {})
+        url = f'{self.store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
+        return url, self.store.options.get('headers', {})
 
     async def call(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
         """Send a request other than a range read, with the redirects, retries and limits of reads."""
@@ -109,11 +108,7 @@ class HTTPClient(Client):
 
 
 def _check_page(answer: Answer, name: str) -> Answer:
-    """Check that a page of links is complete: not empty, and closing its html tag if it opens one.
-
-    Raises:
-      BadReplyError: if it is empty or truncated.
-    """
+    """Check that a page of links is complete: not empty, and closing its html tag if it opens one."""
     body, headers = answer.body.lower(), answer.head.headers
     if not body.strip() and headers.get('content-type', 'text/html').startswith('text/html'):
         raise BadReplyError(f'{name}: expected a page of links, got an empty page')
@@ -125,10 +120,7 @@ def _check_page(answer: Answer, name: str) -> Answer:
 def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
     """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
-    Args:
-      page: the page.
-      url: its URL, after all redirects.
-      requested: the URL of the folder, as it was requested.
+    ``url`` is that of the page, after all redirects; ``requested`` that of the folder, as it was requested.
     """
     try:
         text = page.decode()
@@ -139,7 +131,7 @@ def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
     hosts = [parts[:2] for parts in (before, after) if parts.path == before.path]
     folder = [urllib.parse.unquote(segment) for segment in before.path.split('/')[:-1]]
     children: dict[str, bool] = {}
-    for href in links_of(text):
+    for href in _links_of(text):
         try:
             link = urllib.parse.urlsplit(urllib.parse.urljoin(url, href.strip()))
         except ValueError:
@@ -152,3 +144,38 @@ def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
         if child not in ('', '.', '..'):
             children[child] = children.get(child, False) or is_folder
     return dict(sorted(children.items()))
+
+
+def _links_of(page: str) -> list[str]:
+    """Return the targets of the links of a page, in order, without those in comments and scripts, in linear time.
+
+    As in a browser, a page may be malformed; a tag or comment that does not end is left out, as is a target that cannot
+    be decoded.
+    """
+    targets: list[str] = []
+    at = 0
+    while (at := page.find('<', at)) >= 0:
+        if (tag := _TAG.match(page, at)) is None:
+            if page.startswith(('<!', '<?', '</'), at):
+                comment = page.startswith('<!--', at)
+                end = page.find('-->' if comment else '>', at + 2)  # also of <!-->
+                at = end + 1 if end >= 0 else len(page)
+            else:
+                at += 1
+            continue
+        name, at, href = tag[2].lower(), tag.end(), None
+        while (attribute := _ATTRIBUTE.match(page, at)) is not None and not attribute[5]:
+            at = attribute.end()
+            if attribute[1]:
+                break
+            if attribute[2].lower() == 'href' and href is None:
+                href = attribute[3] or attribute[4] or attribute[6]
+        else:  # the page, or a value in quotes, ends before the tag does
+            break
+        if name == 'a' and href and not tag[1]:
+            with contextlib.suppress(ValueError):  # the number of a character, of thousands of digits
+                targets.append(html.unescape(href))
+        if name in _TEXTS and not tag[1]:
+            end_tag = _TEXTS[name].search(page, at)
+            at = end_tag.start() if end_tag else len(page)
+    return targets

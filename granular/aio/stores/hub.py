@@ -49,11 +49,7 @@ _SIZES: Final = 65536
 
 
 def split(address: str) -> tuple[str, str]:
-    """Return the root of an address, which names a repository and perhaps a revision, and the key in it.
-
-    Raises:
-      InvalidArgumentError: if it does not name a repository.
-    """
+    """Return the root of an address, which names a repository and perhaps a revision, and the key in it."""
     match = _ADDRESS.fullmatch(address.partition('://')[2].rstrip('/'))
     if match is None or (match['kind'] is None and match['id'].partition('/')[0] in _KINDS):
         raise InvalidArgumentError(
@@ -72,7 +68,6 @@ class HubStore(RemoteStore['HubClient']):
     """
 
     option_names = ('endpoint_url', 'tls_verify', 'token')
-    is_bucket = False
     variables = ('HF_TOKEN', 'HF_TOKEN_PATH', 'HF_HOME')
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
@@ -128,7 +123,7 @@ class HubStore(RemoteStore['HubClient']):
     def address_of(self, key: str) -> str:
         """Return the URL of a pinned key."""
         commit, _, path = key[1:].partition('/')
-        return f'{self.endpoint}/{self._repository}/resolve/{commit}/{_quoted(path)}'
+        return f'{self.endpoint}/{self._repository}/resolve/{commit}/{urllib.parse.quote(path, safe="/~-_.")}'
 
     async def _pin(self) -> str:
         """Return the commit that is read, looked up at the first call."""
@@ -203,7 +198,7 @@ class HubStore(RemoteStore['HubClient']):
                     if reply.size == size:
                         return reply
                     received = f'{reply.size}'
-                client.forget(request.key)
+                client.sizes.pop(request.key, None)  # it is looked up again
         raise BadReplyError(f'{name}: expected a file of {size} bytes, got {received}')
 
     async def read_into(
@@ -213,9 +208,7 @@ class HubStore(RemoteStore['HubClient']):
             (request,) = await self._pinned([Request(key, [], [])])
             await super().read_into(request.key, start, stop, version, target, largest)
 
-    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
-        if uncached:  # for the block cache, whose requests have passed through here
-            return await super().read_many(requests, uncached)
+    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
         with self._explained(client):
             pinned = await self._pinned(requests)
@@ -226,11 +219,7 @@ class HubStore(RemoteStore['HubClient']):
             return await super().read_many([request._replace(version=version) for request, version in pairs])
 
     async def _with_version(self, request: Request, size: int | None) -> Request:
-        """Return the request with the version of the file, which no page of a proxy has.
-
-        Raises:
-          OutOfRangeError: if the file ends before one of the ranges.
-        """
+        """Return the request, whose ranges must be in the file, with its version, which no page of a proxy has."""
         if request.version is not None or not size:
             return request
         for start, stop in zip(request.starts, request.stops, strict=True):
@@ -299,22 +288,19 @@ class HubStore(RemoteStore['HubClient']):
 
 
 class HubClient(Client):
-    """Client of a repository under one event loop.
+    """Client of a repository under one event loop, with the sizes of the files that were looked up."""
 
-    Attributes:
-      token: the token that is sent; None without.
-      sizes: the sizes of the files that were looked up.
-    """
+    store: HubStore
 
     def __init__(self, store: HubStore, token: str | None) -> None:
-        super().__init__()
-        self._store, self.token = store, token
+        super().__init__(store)
+        self.token = token
         self._headers = {} if token is None else {'Authorization': f'Bearer {token}'}
         self._looking: dict[str, asyncio.Lock] = {}
         self.sizes: dict[str, int] = {}
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        return self._store.address_of(key), self._headers
+        return self.store.address_of(key), self._headers
 
     async def call(self, method: str, url: str, name: str, check: Any, *, body: bytes = b'') -> Any:
         """Call the API of the Hub."""
@@ -327,10 +313,7 @@ class HubClient(Client):
 
     async def look_up(self, keys: Iterable[str]) -> None:
         """Find the servers that have the contents of files, unless they were found in the last minutes."""
-        missing = [key for key in keys if not self._is_found(key)]
-        if len(missing) == 1:
-            await self._look_up(missing[0])
-        elif missing:
+        if missing := [key for key in keys if not self._is_found(key)]:
             await for_each(missing, self._look_up, _AHEAD)
 
     def _is_found(self, key: str) -> bool:
@@ -347,7 +330,7 @@ class HubClient(Client):
 
     async def _find_server(self, key: str) -> None:
         """Find the server and the size of a file, so that each read of a range does not have to."""
-        target, name = Target.of(*await self.sign(key)), self._store.url(key)
+        target, name = Target.of(*await self.sign(key)), self.store.url(key)
         commit = key[1:].partition('/')[0]
 
         def check(answer: Answer) -> tuple[Target, int | None]:
@@ -386,14 +369,6 @@ class HubClient(Client):
                 return
         raise BadReplyError(f'{name}: more than {_REDIRECTS} redirections')
 
-    def forget(self, key: str) -> None:
-        """Look a file up again before it is read."""
-        self.sizes.pop(key, None)
-
-
-def _quoted(path: str) -> str:
-    return urllib.parse.quote(path, safe='/~-_.')
-
 
 def _parsed(answer: Answer, kind: type, name: str) -> Any:
     """Return the JSON of an answer, which must be of the given type."""
@@ -407,13 +382,13 @@ def _parsed(answer: Answer, kind: type, name: str) -> Any:
 
 
 def _entries(answer: Answer, name: str) -> list[Entry]:
-    return [_entry(info, name) for info in _parsed(answer, list, name)]
-
-
-def _entry(info: Any, name: str) -> Entry:
-    match info:
-        case {'type': 'directory', 'path': str(path)}:
-            return Entry(path, True)
-        case {'type': 'file', 'path': str(path), 'size': int(size)} if 0 <= size < 1 << 63:
-            return Entry(path, False, size)
-    raise BadReplyError(f'{name}: expected the type, path and size of a file, got {info!r:.200}')
+    entries = []
+    for info in _parsed(answer, list, name):
+        match info:
+            case {'type': 'directory', 'path': str(path)}:
+                entries.append(Entry(path, True))
+            case {'type': 'file', 'path': str(path), 'size': int(size)} if 0 <= size < 1 << 63:
+                entries.append(Entry(path, False, size))
+            case _:
+                raise BadReplyError(f'{name}: expected the type, path and size of a file, got {info!r:.200}')
+    return entries

@@ -15,11 +15,7 @@ LENT: Final = 'credentials of fs'
 
 
 def options_of(fs: Any) -> dict[str, Any]:
-    """Return the options with which a file system was made, by name.
-
-    Raises:
-      InvalidArgumentError: if some were passed by position to a class that does not name them.
-    """
+    """Return the options with which a file system was made, by name."""
     names = [
         name
         for name, parameter in inspect.signature(type(fs).__init__).parameters.items()

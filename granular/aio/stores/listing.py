@@ -3,42 +3,22 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from granular.aio.stores.base import Entry
 from granular.errors import BadReplyError
 
 _EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where many versions were deleted
-
-
-class Item(NamedTuple):
-    """An object in a listing.
-
-    Attributes:
-      key: its key.
-      size: its bytes.
-      modified: time of its last change, in seconds since the epoch; None if the listing does not report it.
-      is_dir: True if it marks a folder.
-    """
-
-    key: str
-    size: int
-    modified: float | None
-    is_dir: bool
-
-    @property
-    def path(self) -> str:
-        """The key without the final slash by which many tools mark folders."""
-        return self.key.removesuffix('/')
 
 
 class Page(NamedTuple):
     """A page of a listing.
 
     Attributes:
-      items: the objects.
+      items: the objects; folders among them are objects that mark a folder, whose keys may end in a slash.
       folders: the beginnings of keys up to and including the delimiter.
       token: requests the next page; empty on the last one.
     """
 
-    items: Sequence[Item]
+    items: Sequence[Entry]
     folders: Sequence[str]
     token: str
 
@@ -51,10 +31,6 @@ class Listing:
       prefix: the beginning of all keys.
       delimiter: groups the keys that contain it after the prefix into folders; no folders if empty.
       ordered: True if the store lists keys and folders in the order of their bytes.
-
-    Attributes:
-      token: requests the next page; empty for the first one.
-      ended: True after the last page.
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str, ordered: bool) -> None:
@@ -69,8 +45,7 @@ class Listing:
     def accept(self, page: Page) -> Page:
         """Check the next page. Return it without a folder that the page before has, as pages of GCS may.
 
-        Raises:
-          BadReplyError: if it is not the next page. The listing is then unchanged, so that a retry can pass.
+        If it is not the next page (BadReplyError), the listing is unchanged, so that a retry can pass.
         """
         keys = [item.key for item in page.items]
         folders = [folder for folder in page.folders if folder != self._last_folder]

@@ -3,10 +3,11 @@
 import abc
 import asyncio
 import base64
+import uuid
 
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import ObjectWriter
+from granular.aio.stores.base import ObjectWriter, Store
 from granular.config import MiB
 from granular.formats.checksums import crc32c
 
@@ -16,10 +17,16 @@ class PartWriter(ObjectWriter):
 
     Memory is bounded by (``parallel`` + 2) parts. The part size doubles every 1,000 parts, so that the 10,000 parts
     that S3 allows reach 5 TiB.
+
+    With ``new``, an existing object is an error. The token, which is part of the object's metadata, identifies the
+    writer where the reply to an attempt was lost.
     """
 
-    def __init__(self, part_size: int, parallel: int) -> None:
-        self._part_size, self._parallel = part_size, parallel
+    def __init__(self, store: Store, key: str, new: bool, parallel: int = 0) -> None:
+        self._key, self._name, self._new = key, store.url(key), new
+        self._token = uuid.uuid4().hex
+        self._config = store.config
+        self._part_size, self._parallel = store.config.part_size, parallel or store.config.upload_concurrency
         self._buffer = bytearray()
         self._parts = 0
         self._started = False

@@ -17,15 +17,11 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
     """Create or open a folder of a cache, and return its descriptor.
 
     A new folder has mode 0700. An existing folder of this user that others may enter is restricted to this user, unless
-    it also holds other things than a cache: then the modes of the cache's own files and folders protect them.
-
-    Args:
-      path: the folder; relative to ``dir_fd`` if that is given, and then it must not be a symbolic link.
-      dir_fd: descriptor of an open folder.
+    it also holds other things than a cache: then the modes of the cache's own files and folders protect them. A path
+    relative to the folder ``dir_fd`` must not be a symbolic link.
 
     Raises:
       AccessDeniedError: if the folder, or a symbolic link that leads to it, belongs to another user.
-      OSError: if there is no such folder, and none can be created.
     """
     if dir_fd is None:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
@@ -54,7 +50,6 @@ def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
 
     Raises:
       AccessDeniedError: if it is a link or not a regular file, or belongs to another user.
-      OSError: if it cannot be opened.
     """
     try:
         # O_NONBLOCK, because opening a FIFO would wait for its other end.

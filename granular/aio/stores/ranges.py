@@ -32,19 +32,9 @@ class Plan:
     offset: Ints
     length: Ints
 
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        """The spans to read, as (start, stop)."""
-        return list(zip(self.starts.tolist(), self.stops.tolist(), strict=True))
-
 
 def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
-    """Validate byte ranges and return their bounds as int64 arrays.
-
-    Raises:
-      InvalidArgumentError: if the arrays differ in length or hold no integers, or a range is negative or ends before it
-        starts.
-    """
+    """Validate byte ranges, which are integers with ``0 <= start <= stop``, and return their bounds as int64 arrays."""
     left, right = np.atleast_1d(np.asarray(starts)), np.atleast_1d(np.asarray(stops))
     if left.shape != right.shape or left.ndim != 1:
         raise InvalidArgumentError(f'starts and stops must be 1-D and equally long, got {left.shape} and {right.shape}')
@@ -61,18 +51,8 @@ def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:
 def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
     """Plan the reads for byte ranges, which may be in any order, overlapping, repeated or empty.
 
-    Args:
-      starts, stops: the ranges ``[start, stop)`` in bytes, 1-D integers.
-      max_gap: ranges at most this many bytes apart are read together.
-
-    Returns:
-      The plan. Empty ranges cause no read.
-
-    Raises:
-      InvalidArgumentError: for invalid ranges or a negative gap.
+    Ranges ``[start, stop)`` that are at most ``max_gap`` bytes apart are read together. Empty ranges cause no read.
     """
-    if max_gap < 0:
-        raise InvalidArgumentError(f'expected max_gap >= 0, got {max_gap}')
     left, right = check(starts, stops)
     length = right - left
     filled = length > 0

@@ -3,7 +3,7 @@
 import abc
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from granular._redact import without_user
@@ -20,7 +20,7 @@ from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.base import Request
-from granular.aio.stores.clients import ClientStore
+from granular.aio.stores.clients import Bucket, ClientStore
 from granular.config import IOConfig
 from granular.errors import BadReplyError
 
@@ -38,7 +38,8 @@ class Client(abc.ABC):
 
     transport: Transport
 
-    def __init__(self) -> None:
+    def __init__(self, store: 'RemoteStore[Any]') -> None:
+        self.store = store
         self._ready: dict[str, tuple[float, Target]] = {}
         self._swept = time.monotonic()  # when expired requests were last removed
         self._renewing: asyncio.Future[bool] | None = None
@@ -70,10 +71,6 @@ class Client(abc.ABC):
             self._swept = now
             self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < _SIGNED_FOR}
         self._ready[key] = (now, signed)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self.transport.aclose()
 
     async def find_credentials(self) -> bool:
         """Look for credentials again, off the event loop. Return False if there are none to look for."""
@@ -117,11 +114,9 @@ class Client(abc.ABC):
         finally:
             self._renewing = None
 
-    async def read(
-        self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
-    ) -> Reply:
-        """Read one byte range of an object, into the given buffer or into new bytes."""
-        return await self.transport.read(self, self.transport.download(key, name, start, stop, version, into))
+    async def read(self, key: str, start: int, stop: int | None, version: str | None) -> Reply:
+        """Read one byte range of an object."""
+        return await self.transport.read(self, self.transport.download(key, self.store.url(key), start, stop, version))
 
 
 def _date(answer: Answer) -> float:
@@ -140,35 +135,15 @@ class RemoteStore(ClientStore[C]):
 
     version_header = 'ETag'
     """Reply header that identifies the version of an object."""
-    is_bucket = True
-    """True if each object has a version, and redirects to other servers are not followed."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)
         self.tls_verify: bool | str = verify_of(root, self.options)
-        self.endpoint: Any = self._find_endpoint()
 
     @property
     def bucket(self) -> str:
         """Name of the bucket or host."""
         return self.root.partition('://')[2]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle the endpoint, so that it stays the same under another environment.
-        kind, (root, config, options) = super().__reduce__()
-        return kind, (root, config, {**options, **self._endpoint_options()})
-
-    def _identity(self) -> tuple[Any, ...]:
-        options = {name: value for name, value in self.options.items() if name != 'endpoint_url'}
-        return self.root, self.config, options, self.endpoint, self._environment
-
-    def _find_endpoint(self) -> Any:
-        """Return the server that the options and the current environment select."""
-        return self.root
-
-    def _endpoint_options(self) -> dict[str, Any]:
-        """Return the options that select the same server in any environment."""
-        return {}
 
     @abc.abstractmethod
     async def make_client(self) -> C:
@@ -177,14 +152,14 @@ class RemoteStore(ClientStore[C]):
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
         client.transport = Transport(
-            self.config, without_user(self.root), self.version_header, self.is_bucket, self.tls_verify
+            self.config, without_user(self.root), self.version_header, isinstance(self, Bucket), self.tls_verify
         )
-        opened.on_close(client.aclose)
+        opened.on_close(client.transport.aclose)
         return client
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         client = await self.client()
-        reply = await client.read(key, self.url(key), start, stop, version)
+        reply = await client.read(key, start, stop, version)
         if reply.version is not None and self.config.cache_dir:
             from granular.aio.stores.block_cache.versions import note
 
@@ -200,9 +175,9 @@ class RemoteStore(ClientStore[C]):
         # Any status will do: only the Date header is used.
         return await client.transport.call(make, client.recover, self.url(key), _date, statuses=range(200, 500))
 
-    def _cache(self) -> 'BlockCache | None':
-        """Return the block cache on the local disk; None if there is none."""
-        if not self.config.cache_dir:
+    def _cache(self, versions: Iterable[str | None] = ()) -> 'BlockCache | None':
+        """Return the block cache on the local disk; None without, or if one of the versions does not prove content."""
+        if not self.config.cache_dir or any(version is None or stands_in(version) for version in versions):
             return None
         from granular.aio.stores.block_cache.cache import cache_of
 
@@ -213,7 +188,7 @@ class RemoteStore(ClientStore[C]):
     ) -> None:
         # Read in steps: a table may be larger than the memory limit of requests in flight.
         wave = self.config.memory // 2
-        if version is not None and not stands_in(version) and self._cache() is not None:
+        if self._cache([version]) is not None:
             for at in range(start, stop, wave):
                 end = min(at + wave, stop)
                 target[at - start : end - start] = (await self.read_many([Request(key, [at], [end], version)]))[0]
@@ -241,11 +216,11 @@ class RemoteStore(ClientStore[C]):
             await offload(cache.forget, self.fingerprint, requests)
         return await self.read_many(requests)
 
-    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
-        """Read as ``Store.read_many``; with ``uncached``, without the block cache."""
-        cache = None if uncached else self._cache()
-        if cache is not None and not any(stands_in(request.version) for request in requests):
-            return await cache.read_many(self, self.fingerprint, requests)
+    def read_many(self, requests: Sequence[Request]) -> Coroutine[Any, Any, list[bytes]]:
+        cache = self._cache(request.version for request in requests)
+        return self.read_uncached(requests) if cache is None else cache.read_many(self, requests)
+
+    async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
         largest, download = self.merge.max_request, client.transport.download
         values: list[bytes] = []

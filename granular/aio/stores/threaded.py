@@ -4,15 +4,15 @@ import abc
 import contextlib
 import errno
 import os
-from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeVar
 
 from granular._redact import hidden
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.tracebacks import summary
-from granular.aio.stores.base import ObjectWriter, Store
+from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.config import MiB
 from granular.errors import GranularError, StoreError
@@ -41,16 +41,65 @@ class ThreadedStore(Store):
 
         return await offload(guarded)
 
+    # --- blocking calls, with the meaning and errors of those of ``Store``
+
     @abc.abstractmethod
-    def exists_now(self, key: str) -> bool:
-        """Return whether a file or folder exists, on the calling thread."""
+    def stat_now(self, key: str) -> Stat: ...
+
+    @abc.abstractmethod
+    def list_now(self, key: str) -> list[Entry]: ...
+
+    @abc.abstractmethod
+    def exists_now(self, key: str) -> bool: ...
+
+    @abc.abstractmethod
+    def open_now(self, key: str) -> Any:
+        """Open a file for writing."""
+
+    @abc.abstractmethod
+    def mkdir_now(self, key: str, parents: bool) -> None: ...
+
+    @abc.abstractmethod
+    def remove_now(self, key: str) -> None:
+        """Delete a file; raise FileNotFoundError if there is none, or do nothing."""
+
+    # --- operations
+
+    async def stat(self, key: str) -> Stat:
+        return await self.call(key, lambda: self.stat_now(key))
+
+    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        for entry in sorted(await self.call(key, lambda: self.list_now(key)), key=lambda entry: entry.key):
+            yield entry
+
+    async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
+        def create() -> Any:
+            if self.exists_now(key):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+            return self.open_now(key)
+
+        # A new file is opened now: most file systems then show it to other writers.
+        return ThreadedWriter(self, key, await self.call(key, create) if new else None)
+
+    async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
+        def call_now() -> None:
+            if not self.exists_now(key):
+                self.mkdir_now(key, parents)
+            elif not exist_ok:
+                raise FileExistsError(key)
+
+        await self.call(key, call_now)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        def call_now() -> None:
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    self.remove_now(key)
+
+        await self.call(keys[0] if keys else '', call_now)
 
     def check_unchanged(self, key: str, before: str, now: str) -> None:
-        """Check that a file still has its earlier version.
-
-        Raises:
-          ObjectChangedError: if it has another one.
-        """
+        """Check that a file still has its earlier version."""
         if before != now:
             raise changed(self.url(key), before, now)
 
@@ -70,31 +119,10 @@ class ThreadedWriter(ObjectWriter):
     A file that is to be replaced is opened with the first megabyte, or the end, because opening may empty it.
     """
 
-    def __init__(self, store: ThreadedStore, key: str, open_file: Callable[[], Any], remove: Callable[[], object]):
-        self._store, self._key, self._open_file, self._remove = store, key, open_file, remove
-        self._file: Any = None
+    def __init__(self, store: ThreadedStore, key: str, file: Any) -> None:
+        self._store, self._key, self._file = store, key, file
         self._buffer = bytearray()
         self._size = 0
-
-    @classmethod
-    async def open(
-        cls, store: ThreadedStore, key: str, new: bool, open_file: Callable[[], Any], remove: Callable[[], object]
-    ) -> Self:
-        """Open a writer. A new file is opened now: most file systems then show it to other writers.
-
-        Raises:
-          AlreadyExistsError: if the file must be new and exists.
-        """
-        writer = cls(store, key, open_file, remove)
-
-        def create() -> Any:
-            if store.exists_now(key):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            return open_file()
-
-        if new:
-            writer._file = await store.call(key, create)
-        return writer
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
@@ -107,7 +135,7 @@ class ThreadedWriter(ObjectWriter):
 
         def call_now() -> None:
             if self._file is None:
-                self._file = self._open_file()
+                self._file = self._store.open_now(self._key)
             self._file.write(data)
             if last:
                 uploads = _uploads(self._file)
@@ -138,7 +166,7 @@ class ThreadedWriter(ObjectWriter):
             with contextlib.suppress(OSError):
                 self._file.close()
             with contextlib.suppress(FileNotFoundError):
-                self._remove()
+                self._store.remove_now(self._key)
 
         self._buffer.clear()
         if self._file is not None:

@@ -37,7 +37,7 @@ def decode_msgpack(buffer: Buffer) -> Any:
     try:
         return unpack(buffer)
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not msgpack: {str(error) or type(error).__name__}') from error
 
 
 def unpack(buffer: Buffer, **options: Any) -> Any:
@@ -78,7 +78,7 @@ def decode_array(buffer: Buffer) -> NDArray[Any]:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
         return array_of(dtype, shape, data)
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are not an array: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not an array: {str(error) or type(error).__name__}') from error
 
 
 def array_head(dtype: np.dtype[Any], count: int) -> bytes:
@@ -144,7 +144,7 @@ def decode_tree(buffer: Buffer) -> Any:
     try:
         return _unpack_tree(unpack(buffer))
     except UNPACKING as error:
-        raise DecodeError(f'{len(buffer)} bytes are not a tree: {error or type(error).__name__}') from error
+        raise DecodeError(f'{len(buffer)} bytes are not a tree: {str(error) or type(error).__name__}') from error
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
@@ -177,22 +177,15 @@ def dtype_text(dtype: np.dtype[Any]) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _dtype(text: Any) -> np.dtype[Any]:
-    if type(text) is not str:
+    if type(text) is not str or not (_DTYPE.fullmatch(text) or _EXTENSION.fullmatch(text)):
         raise ValueError(f'its dtype is {text!r:.80}')
-    if _EXTENSION.fullmatch(text):
-        return _extension_dtype(text)
-    if not _DTYPE.fullmatch(text):
-        raise ValueError(f'its dtype is {text!r:.80}')
-    return np.dtype(text)
-
-
-def _extension_dtype(name: str) -> np.dtype[Any]:
-    """Return a type of ml_dtypes by its name."""
+    if _DTYPE.fullmatch(text):
+        return np.dtype(text)
     if (ml_dtypes := import_if_installed('ml_dtypes')) is None:
-        raise ValueError(f'its dtype is {name!r}: install ml_dtypes to read it')
-    kind = getattr(ml_dtypes, name, None)
+        raise ValueError(f'its dtype is {text!r}: install ml_dtypes to read it')
+    kind = getattr(ml_dtypes, text, None)
     if not (isinstance(kind, type) and issubclass(kind, np.generic)):
-        raise ValueError(f'its dtype is {name!r}, which ml_dtypes {ml_dtypes.__version__} does not have')
+        raise ValueError(f'its dtype is {text!r}, which ml_dtypes {ml_dtypes.__version__} does not have')
     return np.dtype(kind)
 
 

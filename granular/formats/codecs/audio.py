@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
-from granular.formats.base import Buffer, Codec
+from granular.formats.base import Buffer, Codec, checked_file, outline_of
 from granular.indexing import check_integer
 
 # FFmpeg's codec and sample format for each dtype.
@@ -64,12 +64,7 @@ def encode_audio(value: Any, format: str = 'wav') -> bytes:
       EncodeError: for any other shape, dtype or file, and for samples that the format would change.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        data = bytes(value)
-        if audio_type(data) != format:
-            raise EncodeError(
-                f'{format}: expected a {format.upper()} file, got {len(data)} bytes from {data[:12]!r} on'
-            )
-        return data
+        return checked_file(value, format, format.upper(), audio_type(value) == format)
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise EncodeError(f'{format}: expected a pair of samples and rate, got {type(value).__name__}')
     samples = np.asarray(value[0])
@@ -136,7 +131,7 @@ def decode_audio(buffer: Buffer, max_bytes: int = _MAX_AUDIO) -> Audio:
     av = _pyav()
     container_format = audio_type(buffer)
     if not container_format:
-        raise DecodeError(f'expected a WAV or FLAC file, got {len(buffer)} bytes from {bytes(buffer[:12])!r} on')
+        raise DecodeError(f'expected a WAV or FLAC file, got {outline_of(buffer)}')
     if container_format == 'wav':
         _check_length(buffer)
     chunks: list[NDArray[Any]] = []
@@ -171,11 +166,8 @@ def _check_length(buffer: Buffer) -> None:
     """Reject a WAV file that ends before its samples do, which FFmpeg reads as far as they go."""
     position = 12
     while position + 8 <= len(buffer):
-        name, size = (
-            bytes(buffer[position : position + 4]),
-            int.from_bytes(buffer[position + 4 : position + 8], 'little'),
-        )
-        if name == b'data':
+        size = int.from_bytes(buffer[position + 4 : position + 8], 'little')
+        if buffer[position : position + 4] == b'data':
             # 0 and the largest number stand for an unknown length: of a file written into a pipe, or of 4 GiB or more.
             if size != 0xFFFFFFFF and (missing := position + 8 + size - len(buffer)) > 0:
                 raise DecodeError(f'expected {size} bytes of samples, got {size - missing}: the file is truncated')

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import math
 import os
 from typing import Any, Final, Literal
 
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra, import_if_installed
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError
-from granular.formats.base import Buffer, Codec
+from granular.formats.base import Buffer, Codec, checked_file, outline_of
+from granular.formats.codecs.arrays import array_of
 from granular.indexing import check_integer
 
 # Formats of records of type jpg or png. Pillow supports more, among them formats that run other programs.
@@ -57,12 +57,9 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
     Raises:
       EncodeError: for any other shape, dtype or file.
     """
+    kind, files = ('jpg', 'JPEG') if format in ('jpg', 'jpeg') else ('png', 'PNG, WebP, GIF or BMP')
     if isinstance(value, bytes | bytearray | memoryview):
-        data = bytes(value)
-        if image_type(data) != ('jpg' if format in ('jpg', 'jpeg') else 'png'):
-            files = 'JPEG' if format in ('jpg', 'jpeg') else 'PNG, WebP, GIF or BMP'
-            raise EncodeError(f'{format}: expected a {files} file, got {outline_of(data)}')
-        return data
+        return checked_file(value, format, files, image_type(value) == kind)
     image_module = _pillow()
     if isinstance(value, image_module.Image):
         image = value
@@ -80,7 +77,7 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
                 f'{" or 4" if format == "png" else ""}), got {array.dtype} of shape {array.shape}'
             )
         image = image_module.fromarray(array)
-    options = {'quality': quality} if format in ('jpg', 'jpeg') else {}
+    options = {'quality': quality} if kind == 'jpg' else {}
     stream = io.BytesIO()
     try:
         image.save(stream, format={'jpg': 'jpeg'}.get(format, format).upper(), **options)
@@ -96,10 +93,8 @@ def decode_image(
 
     Gray values are repeated, colours of palettes looked up, CMYK and YCCK converted, and 16 bits reduced to their upper
     8; alpha is dropped, and the orientation in EXIF data is not applied. The file is a JPEG, PNG, WebP, GIF or BMP of
-    at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number).
-
-    JPEG files are decoded by simplejpeg, if it is installed, and otherwise by Pillow; the pixels differ by one level at
-    most. Pillow also decodes CMYK, and every file to which simplejpeg objects: it decides which files are damaged.
+    at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number). JPEG files
+    are decoded by simplejpeg, if it is installed; their pixels differ from those of Pillow by one level at most.
 
     A decoder for training that reduces large JPEG files while it decodes them, which is faster than to resize them::
 
@@ -229,18 +224,12 @@ def unpack_image(buffer: Buffer) -> Any:
         if bytes(view[: len(_RAW)]) != _RAW or start > len(view):
             raise ValueError('unknown magic')
         kind, *head = msgpack.unpackb(view[len(_RAW) + 2 : start])
-        return (_array_of if kind == 'array' else _image_of)(view[start:], *head)
+        if kind == 'image':
+            return _image_of(view[start:], *head)
+        dtype, shape = head
+        return array_of(dtype, shape, memoryview(bytearray(view[start:])))
     except Exception as error:  # the header is untrusted and may cause any exception
         raise DecodeError(f'{len(view)} bytes are not a raw image: {error!r:.200}') from error
-
-
-def _array_of(pixels: memoryview, dtype: str, shape: list[int]) -> NDArray[Any]:
-    kind = np.dtype(dtype)
-    if kind.kind not in 'biufc' or kind.names is not None or any(type(side) is not int or side < 0 for side in shape):
-        raise ValueError(f'dtype {dtype!r:.80}, shape {shape!r:.80}')
-    if kind.itemsize * math.prod(shape) != len(pixels):
-        raise ValueError(f'{len(pixels)} bytes for {dtype} of shape {shape!r:.80}')
-    return np.frombuffer(bytearray(pixels), kind).reshape(shape)
 
 
 def _image_of(
@@ -269,16 +258,7 @@ def encode_image_file(value: Buffer) -> bytes:
     """Encode the bytes of an image file (JPEG, PNG, WebP, GIF or BMP), unchanged."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise EncodeError(f'expected the bytes of an image file, got {type(value).__name__}')
-    data = bytes(value)
-    if not image_type(data):
-        raise EncodeError(f'expected a JPEG, PNG, WebP, GIF or BMP file, got {outline_of(data)}')
-    return data
-
-
-def outline_of(data: Buffer) -> str:
-    """Describe the bytes of a file that is none of those expected, for errors."""
-    head = bytes(memoryview(data)[:12])
-    return f'{memoryview(data).nbytes} bytes that begin with {head!r}' if head else 'an empty file'
+    return checked_file(value, 'image', 'JPEG, PNG, WebP, GIF or BMP', bool(image_type(value)))
 
 
 def _pillow() -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
-from granular.formats.base import Buffer, Codec
+from granular.formats.base import Buffer, Codec, checked_file
 
 _MATROSKA: Final = b'\x1aE\xdf\xa3'
 _MAX_VIDEO: Final = 4 << 30
@@ -30,11 +30,8 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
       EncodeError: for any other shape, dtype or file.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        data = bytes(value)
-        container = 'webm' if data.startswith(_MATROSKA) else 'mp4' if data[4:8] == b'ftyp' else ''
-        if container != format:
-            raise EncodeError(f'{format}: expected a video file, got {len(data)} bytes from {data[:12]!r} on')
-        return data
+        container_format = 'webm' if value[:4] == _MATROSKA else 'mp4' if value[4:8] == b'ftyp' else ''
+        return checked_file(value, format, 'video', container_format == format)
     av = _pyav()
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
@@ -74,13 +71,17 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
     frames: list[Any] = []
     size = 0
     # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
-    container_format = 'matroska' if bytes(buffer[:4]) == _MATROSKA else 'mp4'
+    container_format = 'matroska' if buffer[:4] == _MATROSKA else 'mp4'
     try:
         options = {'max_pixels': str(max_bytes // 3)}
         with av.open(io.BytesIO(buffer), format=container_format, options=options) as container:
             for frame in container.decode(video=0):
                 size += frame.width * frame.height * 3
-                _check_video_size(size, max_bytes, len(frames), frame)
+                if size > max_bytes:
+                    raise DecodeError(
+                        f'expected at most {max_bytes} bytes, got a video of more than {len(frames)} frames of '
+                        f'{frame.height} by {frame.width} pixels'
+                    )
                 frames.append(to_rgb(frame).to_ndarray())
             return np.stack(frames)
     except DecodeError:
@@ -99,14 +100,6 @@ def rgb_converter() -> Callable[[Any], Any]:
     # Videos are decoded by many threads already. Before version 17, converters have no threads.
     threads = {'threads': 1} if int(_pyav().__version__.partition('.')[0]) >= 17 else {}
     return functools.partial(reformatter.reformat, format='rgb24', **threads)
-
-
-def _check_video_size(size: int, max_bytes: int, frames: int, frame: Any) -> None:
-    if size > max_bytes:
-        raise DecodeError(
-            f'expected at most {max_bytes} bytes, got a video of more than {frames} frames of {frame.height} by '
-            f'{frame.width} pixels'
-        )
 
 
 def _pyav() -> Any:

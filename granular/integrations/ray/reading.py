@@ -171,32 +171,28 @@ class Datasource(_Base):  # type: ignore[misc]
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[Any]:
         """Return the read tasks, each for a run of shards, or for a part of a shard if there are more tasks."""
-        return [self._task(run, per_task_row_limit) for run in _runs(self._shards, parallelism)]
+        tasks, mask, mean = [], self._selected(), self._mean()
+        for part in _runs(self._shards, parallelism):
+            shards = self._shards[part.first : part.last]
+            stop = part.stop if per_task_row_limit is None else min(part.stop, part.start + per_task_row_limit)
+            metadata = blocks.BlockMetadata(
+                num_rows=stop - part.start,
+                size_bytes=int((stop - part.start) * mean),
+                exec_stats=None,
+                input_files=[f'{shard.folder}' for shard in shards],
+            )
+            work = functools.partial(_read, shards, part.start, stop, mask, mean, self._decoders, self._verify)
+            tasks.append(data.ReadTask(work, metadata, per_task_row_limit=per_task_row_limit))
+        return tasks
 
-    # --- tasks
-
-    def _keys(self) -> dict[str, Any]:
+    def _selected(self) -> dict[str, Any]:
         """Return the mask without the keys that are not selected."""
         return {
             key: part for key, part in self._mask.items() if self._projection_map is None or key in self._projection_map
         }
 
     def _mean(self) -> float:
-        return sum(self._means[key] for key in self._keys())
-
-    def _task(self, run: '_Run', limit: int | None) -> Any:
-        shards = self._shards[run.first : run.last]
-        stop = run.stop if limit is None else min(run.stop, run.start + limit)
-        metadata = blocks.BlockMetadata(
-            num_rows=stop - run.start,
-            size_bytes=int((stop - run.start) * self._mean()),
-            exec_stats=None,
-            input_files=[f'{shard.folder}' for shard in shards],
-        )
-        work = functools.partial(
-            _read, shards, run.start, stop, self._keys(), self._mean(), self._decoders, self._verify
-        )
-        return data.ReadTask(work, metadata, per_task_row_limit=limit)
+        return sum(self._means[key] for key in self._selected())
 
 
 class _Run(NamedTuple):

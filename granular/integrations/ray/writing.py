@@ -1,5 +1,6 @@
 """Write datasets of Ray as sharded datasets: tasks write parts, and further tasks assemble the shards out of them."""
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,9 +181,12 @@ class Datasink(_Base):  # type: ignore[misc]
             await self._guard.check()
         lengths = [length for _, _, length in parts]
         folders = [self._parts / name for _, name, _ in parts]
-        size = await _size_of(folders[0]) if folders else 0
+        mean = 1
+        if folders:
+            async with DatasetReader(folders[0], None, cache_index=False) as reader:
+                mean = max(1, reader.size // lengths[0])
         count = sum(lengths)
-        mapping = _Records(self._spec, size // max(1, lengths[0] if lengths else 1))
+        mapping = _Records(self._spec, mean)
         fields = fields_of(self._spec, None, self._layout, f'{self._directory}')
         source = Concatenation(functools.partial(_open, folders, self._checksums), lengths)
         writer = ShardWriter(
@@ -216,7 +220,7 @@ class _Records:
     """The mapping of records that are encoded already."""
 
     def __init__(self, spec: dict[str, str], mean: int) -> None:
-        self.spec, self.mean = spec, max(1, mean)
+        self.spec, self.mean = spec, mean
 
     def datapoint(self, record: Any) -> Mapping[str, Any]:
         """Return the record."""
@@ -225,11 +229,6 @@ class _Records:
 
 def _open(folders: Sequence[Path], verify: bool, number: int) -> DatasetReader:
     return DatasetReader(folders[number], None, verify=verify)
-
-
-async def _size_of(folder: Path) -> int:
-    async with DatasetReader(folder, None, cache_index=False) as reader:
-        return reader.size
 
 
 class _Guard:
@@ -258,7 +257,8 @@ class _Guard:
             guard = cls(None, None)
         try:
             if guard.claim is None:
-                entries = await _entries(directory)
+                with contextlib.suppress(NotFoundError):  # some stores have no empty folders
+                    entries = [entry async for entry in store.scan(directory.key)]
             await remove_unfinished(directory, entries)
         except BaseException:
             await guard.leave()
@@ -276,10 +276,3 @@ class _Guard:
             self._lock.release()
         if self.claim is not None:
             await self.claim.release()
-
-
-async def _entries(directory: Path) -> list[Entry]:
-    try:
-        return [entry async for entry in directory.store.scan(directory.key)]
-    except NotFoundError:
-        return []  # some stores have no empty folders

@@ -111,8 +111,8 @@ export class Browser {
       height: 48,
       head: tiles ? 0 : 34,
       render: (position) => (tiles
-        ? tile(this.store.at(position), position, this.cover(), this.small)
-        : tableRow(this.store.at(position), position, this.names, columns)),
+        ? tile(this.store.at(position), this.cover(), this.small)
+        : tableRow(this.store.at(position), this.names, columns)),
       seen: (first, last) => this.seen(first, last, tiles),
       picked: (position) => go({ at: this.index(position), open: true }, { replace: state().open }),
     });

@@ -11,10 +11,16 @@ export function label(cell) {
   return cell.name || cell.text || bytes(cell.size);
 }
 
+function painted(picture, name) {
+  const canvas = h('canvas', { role: 'img', 'aria-label': name });
+  paint(canvas, picture);
+  return canvas;
+}
+
 const full = (cell) => [cell.text, cell.name].filter(Boolean).join(' ');
 
 /** A tile: the picture or text of one key, and a caption: a text or class, the index and other small fields. */
-export function tile(row, position, cover, fields) {
+export function tile(row, cover, fields) {
   if (!row) return h('div', {}, h('div', { class: 'tile' }, h('div', { class: 'cover wait' }), h('div', { class: 'caption' })));
   if (row.error) return h('div', { title: row.error }, h('div', { class: 'tile' }, h('div', { class: 'cover' }, h('p', { class: 'bad' }, row.error))));
   const cell = row.cells[cover];
@@ -32,9 +38,7 @@ export function tile(row, position, cover, fields) {
 function coverOf(cell, picture) {
   const box = h('div', { class: 'cover' });
   if (picture?.bitmap) {
-    const canvas = h('canvas', { role: 'img', 'aria-label': `${cell.family}, ${picture.width} by ${picture.height}` });
-    paint(canvas, picture);
-    box.append(canvas);
+    box.append(painted(picture, `${cell.family}, ${picture.width} by ${picture.height}`));
   } else if (cell.error || picture?.error) {
     box.append(h('p', { class: 'bad', title: cell.error || picture.error }, cell.error || picture.error));
   } else if (cell.family in GLYPHS) {
@@ -48,7 +52,7 @@ function coverOf(cell, picture) {
 }
 
 /** A row of the table. */
-export function tableRow(row, position, keys, columns) {
+export function tableRow(row, keys, columns) {
   const line = h('div', {});
   line.style.gridTemplateColumns = columns;
   if (!row) line.append(h('div', { class: 'cell index wait' }, '…'));
@@ -64,11 +68,7 @@ export function tableRow(row, position, keys, columns) {
 function tableCell(cell, picture) {
   const error = cell.error || picture?.error;
   const box = h('div', { class: `cell ${cell.family ?? ''}`, title: error || full(cell) });
-  if (picture?.bitmap) {
-    const canvas = h('canvas', { role: 'img', 'aria-label': cell.family });
-    paint(canvas, picture);
-    box.append(canvas);
-  }
+  if (picture?.bitmap) box.append(painted(picture, cell.family));
   if ('length' in cell) box.append(h('span', { class: 'small' }, `${count(cell.length)} ×`));
   const facts = [];
   if (picture?.bitmap && !cell.text) facts.push(`${picture.width} × ${picture.height}`);

@@ -24,7 +24,7 @@ const relationsOf = (row) => [...(RELATIONS[row.many ? 'many' : row.family] ?? S
 /** A relation as it is shown: "bytes ≥" for "bytes>=". */
 const sign = (is) => is.replace(/^(bytes|length)?(.*)$/, (_, measure, rest) => [measure, SIGNS[rest] ?? rest].filter(Boolean).join(' '));
 
-export const ANY_DAMAGED = { key: '', is: 'damaged', text: '' };
+const ANY_DAMAGED = { key: '', is: 'damaged', text: '' };
 
 export const same = (one, other) => one.key === other.key && one.is === other.is && one.text === other.text;
 
@@ -124,7 +124,7 @@ export function narrow(added) {
 /** Show the datapoints that meet conditions, and no others. */
 export const only = (where) => go({ where, tab: 'data', at: null, open: false });
 
-export const widen = (removed) => go({ where: state().where.filter((one) => !same(one, removed)) });
+const widen = (removed) => go({ where: state().where.filter((one) => !same(one, removed)) });
 
 let draft = null; // the condition that was entered last, or is changed
 

@@ -5,7 +5,7 @@ const SPARE = 3; // rows beyond each edge
 export class List {
   /**
    * @param options length, tile (pixels of a tile, or 0 for rows), height (of a row), head (pixels),
-   *   render(position), seen(first, last), picked(position, opened)
+   *   render(position), seen(first, last), picked(position)
    */
   constructor(scroller, canvas, options) {
     Object.assign(this, { scroller, canvas, ...options });
@@ -17,7 +17,7 @@ export class List {
     scroller.addEventListener('scroll', () => this.later(), { signal, passive: true });
     canvas.addEventListener('click', (event) => {
       const item = event.target.closest('.item');
-      if (item) this.picked(Number(item.dataset.position), true);
+      if (item) this.picked(Number(item.dataset.position));
     }, { signal });
     this.observer = new ResizeObserver(() => this.layout());
     this.observer.observe(scroller);

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import dataclasses
+import math
 import re
 import zlib
 from typing import Any, Literal
@@ -24,8 +25,7 @@ class Model:
       rate: requests a second that each partition answers; it refuses more with status 503 SlowDown.
       burst: seconds of this rate that a partition answers at once after a pause.
       partitions: partitions, over which the folders of shards are spread.
-      changes: times and factors from then on of the rate, in order.
-      splits_after: seconds of refusals after which a partition is split, which doubles its rate; 0 for never.
+      change: a time, and the factor of the rate from then on.
       latency: the median until a reply begins, and sigma of its log-normal distribution.
       tail: the share of replies that take longer, and by which factor.
       refusal: the latency of a refusal.
@@ -38,8 +38,7 @@ class Model:
     rate: float = 5500.0
     burst: float = 0.2
     partitions: int = 1
-    changes: tuple[tuple[float, float], ...] = ()
-    splits_after: float = 0.0
+    change: tuple[float, float] = (math.inf, 1.0)
     latency: tuple[float, float] = (0.025, 0.3)
     tail: tuple[float, float] = (0.002, 10.0)
     refusal: float = 0.01
@@ -50,18 +49,17 @@ class Model:
 
 
 class Second:
-    """The requests that came in one second, and the replies that were sent in it: good, refused, and to nobody."""
+    """The requests that came in one second, and the replies that were sent in it: good and refused."""
 
-    __slots__ = ('done', 'lost', 'refused', 'requests')
+    __slots__ = ('done', 'refused', 'requests')
 
     def __init__(self) -> None:
-        self.requests = self.done = self.refused = self.lost = 0
+        self.requests = self.done = self.refused = 0
 
 
 class _Partition:
     def __init__(self, model: Model, now: float) -> None:
-        self.factor, self.tokens, self.at = 1.0, model.rate * model.burst, now
-        self.refusing_since = self.refused_at = now
+        self.tokens, self.at = model.rate * model.burst, now
 
 
 class Bucket:
@@ -132,25 +130,20 @@ class Bucket:
 
     def _plan(self, wire: '_Wire', latency: float, head: bytes, body: memoryview, good: bool) -> None:
         self._number += 1  # no head repeats another one
-        wire.plan(latency, b'%bX-Request-Id: %d\r\n\r\n' % (head, self._number), body, good)
+        head = b'%bX-Request-Id: %d\r\n\r\n' % (head, self._number)
+        wire.host.call_later(latency, wire.deliver, head, body, good)
 
     def _admits(self, partition: _Partition) -> bool:
         """Return whether a partition answers another request: a bucket of tokens."""
-        model, now, age = self.model, self._world.now, self.age()
-        rate = model.rate * partition.factor
-        for start, factor in model.changes:
-            rate = model.rate * factor if age >= start else rate
+        model, now = self.model, self._world.now
+        start, factor = model.change
+        rate = model.rate * (factor if self.age() >= start else 1.0)
         partition.tokens = min(rate * model.burst, partition.tokens + (now - partition.at) * rate)
         partition.at = now
-        if partition.tokens >= 1:
-            partition.tokens -= 1
-            return True
-        if now - partition.refused_at > 10:
-            partition.refusing_since = now
-        partition.refused_at = now
-        if model.splits_after and now - partition.refusing_since > model.splits_after:
-            partition.factor, partition.refusing_since = 2 * partition.factor, now
-        return False
+        if partition.tokens < 1:
+            return False
+        partition.tokens -= 1
+        return True
 
 
 class _Wire(asyncio.Transport):
@@ -188,24 +181,11 @@ class _Wire(asyncio.Transport):
 
     close = abort
 
-    def plan(self, latency: float, head: bytes, body: memoryview, good: bool) -> None:
-        """Send a reply after a time, and as fast as the host receives."""
-        host = self.host
-        begins = host.world.now + latency
-        ends = begins
-        if host.bandwidth:
-            host.free = ends = max(begins, host.free) + len(body) / host.bandwidth
-        if ends - begins < 1e-3:
-            host.call_at(ends, self._deliver, head, body, good)
-        else:
-            host.call_at(begins, self._send, head)
-            host.call_at(ends, self._deliver, b'', body, good)
-
-    def _deliver(self, head: bytes, body: memoryview, good: bool) -> None:
-        second = self._bucket.second()
+    def deliver(self, head: bytes, body: memoryview, good: bool) -> None:
+        """Send a reply."""
         if self._closing:
-            second.lost += 1
             return
+        second = self._bucket.second()
         if good:
             second.done += 1
             self.host.done += 1

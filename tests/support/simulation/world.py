@@ -83,9 +83,9 @@ class World:
         """Return the time."""
         return self.now
 
-    def host(self, network_bandwidth: float = 0) -> 'Host':
+    def host(self) -> 'Host':
         """Return a new host."""
-        self.hosts.append(Host(self, len(self.hosts), network_bandwidth))
+        self.hosts.append(Host(self, len(self.hosts)))
         return self.hosts[-1]
 
     def run(self, seconds: float) -> None:
@@ -134,18 +134,15 @@ class Host(asyncio.AbstractEventLoop):
     Args:
       world: the clock.
       number: of the host.
-      bandwidth: bytes that it can receive in a second; 0 for any.
 
     Attributes:
       requests, done, refused: the requests that the network has had from it, that it has answered well, and refused.
       error: of the store, by which its program ended.
-      free: the time at which all that was sent to it until now has arrived.
     """
 
-    def __init__(self, world: World, number: int, bandwidth: float = 0) -> None:
-        self.world, self.number, self.bandwidth = world, number, bandwidth
+    def __init__(self, world: World, number: int) -> None:
+        self.world, self.number = world, number
         self.requests = self.done = self.refused = 0
-        self.free = 0.0
         self.error: StoreError | None = None
         self._tasks: list[asyncio.Task[Any]] = []
 

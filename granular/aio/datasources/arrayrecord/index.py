@@ -9,16 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from granular.aio.datasources.arrayrecord.riegeli import (
-    BLOCK,
-    BLOCK_HEADER,
-    fields,
-    parse_chunk,
-    read_values,
-    varints,
-)
+from granular.aio.datasources.arrayrecord.riegeli import BLOCK, BLOCK_HEADER, named, parse_chunk, read_values
 from granular.errors import CorruptError, UnsupportedError
 from granular.formats.base import Buffer
+from granular.formats.protobuf import VARINT, fields, varint, varints
 from granular.indexing import Ints
 
 _MAGIC: Final = 0x71930E704FDAE05E
@@ -56,9 +50,10 @@ def footer_offset(tail: bytes, size: int, name: str) -> int:
         )
     at = size - BLOCK
     label = f'{name}, postscript'
-    message = fields(_messages(tail[-BLOCK:], at, BLOCK, label)[0], label)
-    begin = message.get(1)
-    if message.get(2) != _MAGIC or not isinstance(begin, int):
+    first, _, _ = _messages(tail[-BLOCK:], at, BLOCK, label)
+    numbers, _ = _fields(first, label)
+    begin = numbers.get(1)
+    if numbers.get(2) != _MAGIC or begin is None:
         raise CorruptError(f'{label}: is not the postscript of an ArrayRecord file')
     if begin >= at:
         raise CorruptError(f'{label}: expected the footer to begin before byte {at}, got byte {begin}')
@@ -70,14 +65,14 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
     label = f'{name}, footer'
     # The entry of a chunk takes fewer bytes than the chunk, so that the file's size bounds the footer's.
     first, following, count = _messages(footer, begin, size, label)
-    head = fields(first, label).get(1)
-    message = {} if head is None or isinstance(head, int) else fields(head, label)
-    if message.get(1) != _VERSION:
-        raise UnsupportedError(f'{label}: unsupported version {message.get(1)!r} of ArrayRecord: expected {_VERSION}')
-    chunks, records = (n if isinstance(n := message.get(i, 0), int) else -1 for i in (2, 3))
+    _, parts = _fields(first, label)
+    head, _ = _fields(parts.get(1, b''), label)
+    if head.get(1) != _VERSION:
+        raise UnsupportedError(f'{label}: unsupported version {head.get(1)!r} of ArrayRecord: expected {_VERSION}')
+    chunks, records = head.get(2, 0), head.get(3, 0)
     if chunks != count:
         raise CorruptError(f'{label}: declares {chunks} chunks, but lists {count}')
-    entries = varints(following, label)
+    entries = named(label, varints, following, 0, len(following))
     # Each entry is three pairs of tag and value: offset, bytes and number of records, in this order.
     if len(entries) != 6 * count or (entries.reshape(-1, 6)[:, ::2] != (8, 16, 24)).any():
         raise CorruptError(f'{label}: {len(entries)} numbers do not describe {count} chunks')
@@ -99,6 +94,18 @@ def parse_footer(footer: bytes, begin: int, size: int, version: str | None, name
         i = int(np.argmax(counts != group))
         raise CorruptError(f'{label}: chunk {i} has {counts[i]} records, those before have {group}')
     return Index(offsets, group, int(counts.sum()), size, version)
+
+
+def _fields(data: Buffer, name: str) -> tuple[dict[int, int], dict[int, Buffer]]:
+    """Return the numbers and the other fields of a message, by number; the last value of a repeated field."""
+    numbers: dict[int, int] = {}
+    parts: dict[int, Buffer] = {}
+    for field, wire, start, stop in named(name, lambda: list(fields(data, 0, len(data)))):
+        if wire == VARINT:
+            numbers[field], _ = varint(data, start, stop)
+        else:
+            parts[field] = data[start:stop]
+    return numbers, parts
 
 
 def _messages(raw: bytes, at: int, max_bytes: int, name: str) -> tuple[Buffer, Buffer, int]:

@@ -9,8 +9,8 @@ computing them in Python takes longer than everything else.
 
 import struct
 import threading
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from granular.config import MiB
 from granular.errors import CorruptRecordError, UnsupportedError
 from granular.formats.base import Buffer
 from granular.formats.highwayhash import highwayhash64
+from granular.formats.protobuf import varint, varints
 from granular.indexing import Ints
 
 BLOCK: Final = 1 << 16
@@ -35,23 +36,28 @@ MAX_BYTES: Final = 4 << 30
 # The smallest zstd block has 4 bytes and decompresses to 128 KiB.
 _PART: Final = MiB  # bytes that brotli decompresses at a time
 _ZSTD_RATIO: Final = 1 << 15
-_VARINT: Final = 9  # bytes, of 63 bits
+_SIZE: Final = 9  # bytes of the size of a record
 _HASH: Final = 8
 _KEY: Final = np.frombuffer(b'Riegeli/records\n' * 2, '<u8').astype(np.uint64)
 
 _per_thread = threading.local()
 
+P = ParamSpec('P')
+T = TypeVar('T')
+
 
 class Chunk(NamedTuple):
-    """A chunk without its header and block headers.
+    """A chunk without block headers.
 
     Attributes:
+      header: its first 40 bytes.
       kind: its type.
       records: number of records.
       decoded: bytes of its records, decompressed.
-      data: the rest, without trailing padding.
+      data: what follows the header, without trailing padding.
     """
 
+    header: Buffer
     kind: int
     records: int
     decoded: int
@@ -60,13 +66,14 @@ class Chunk(NamedTuple):
 
 def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
     """Parse a chunk from bytes of the file, from a position on, that start with it and its block headers."""
-    plain = _without_block_headers(raw, at)
+    plain = memoryview(_without_block_headers(raw, at))
     if len(plain) < CHUNK_HEADER:
         raise CorruptRecordError(f'{name}: expected a header of {CHUNK_HEADER} bytes, got {len(plain)} bytes')
     size, word, decoded = _HEADER.unpack_from(plain)
     if size > len(plain) - CHUNK_HEADER:
         raise CorruptRecordError(f'{name}: expected {size} bytes of data, got {len(plain) - CHUNK_HEADER}')
-    return Chunk(word & 255, word >> 8, decoded, memoryview(plain)[CHUNK_HEADER : CHUNK_HEADER + size])
+    header, data = plain[:CHUNK_HEADER], plain[CHUNK_HEADER : CHUNK_HEADER + size]
+    return Chunk(header, word & 255, word >> 8, decoded, data)
 
 
 def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
@@ -77,10 +84,9 @@ def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
     parts: list[Buffer] = []
     expected: list[int] = []
     for raw, at, name in chunks:
-        plain = memoryview(_without_block_headers(raw, at))
-        data = parse_chunk(raw, at, name).data
-        parts += [plain[_HASH:CHUNK_HEADER], data]
-        expected += [int.from_bytes(plain[start : start + _HASH], 'little') for start in (0, 2 * _HASH)]
+        chunk = parse_chunk(raw, at, name)
+        parts += [chunk.header[_HASH:], chunk.data]
+        expected += [int.from_bytes(chunk.header[start : start + _HASH], 'little') for start in (0, 2 * _HASH)]
     for i, computed in enumerate(highwayhash64(parts, _KEY).tolist()):
         if computed != expected[i]:
             part = 'data' if i % 2 else 'header'
@@ -102,11 +108,9 @@ def _without_block_headers(raw: bytes, at: int) -> Buffer:
 
 
 def read_records(raw: bytes, at: int, count: int, wanted: Sequence[int], name: str) -> list[bytes]:
-    """Return the wanted records of a chunk, which has ``count`` of them according to the file's index.
-
-    Raises:
-      CorruptRecordError: if its sizes and counts contradict each other.
-      UnsupportedError: if it is transposed, or compressed with snappy.
+    """Return the wanted records of a chunk, which has ``count`` of them according to the file's index; raise
+    ``CorruptRecordError`` if its sizes and counts contradict each other, and ``UnsupportedError`` if it is transposed,
+    or compressed with snappy.
     """
     ends, values = read_values(parse_chunk(raw, at, name), count, name)
     if count == 1:
@@ -120,7 +124,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
 
     It must have ``count`` records, unless this is None, and at most ``max_bytes`` bytes of them.
     """
-    kind, records, decoded, data = chunk
+    _, kind, records, decoded, data = chunk
     if kind != _SIMPLE:
         if chr(kind) not in _KINDS:
             raise CorruptRecordError(f'{name}: unknown chunk type {kind:#x}')
@@ -133,7 +137,7 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
     if not data:
         raise CorruptRecordError(f'{name}: has no data')
     compression = data[0]
-    length, begin = _varint(data, 1, name)
+    length, begin = named(name, varint, data, 1, len(data))
     if length > len(data) - begin:
         raise CorruptRecordError(f'{name}: the sizes of its records take {length} of {len(data) - begin} bytes')
     if decoded > MAX_BYTES:
@@ -141,23 +145,23 @@ def read_values(chunk: Chunk, count: int | None, name: str, max_bytes: int = MAX
     if decoded > max_bytes:
         raise CorruptRecordError(f'{name}: expected at most {max_bytes} bytes of records, got {decoded}')
     sizes = _decompress(
-        compression, data[begin : begin + length], None, min(_VARINT * records, max_bytes), f'{name}, sizes'
+        compression, data[begin : begin + length], None, min(_SIZE * records, max_bytes), f'{name}, sizes'
     )
     values = _decompress(compression, data[begin + length :], decoded, decoded, f'{name}, values')
     if records == 1:
-        size, end = _varint(sizes, 0, name)
+        size, end = named(name, varint, sizes, 0, len(sizes))
         if size != decoded or end != len(sizes):
             raise CorruptRecordError(f'{name}: expected a record of {size} bytes, got {decoded}')
         return np.array([size]), values
-    each = varints(sizes, name)
+    each = named(name, varints, sizes, 0, len(sizes))
     if len(each) != records:
         raise CorruptRecordError(f'{name}: has {records} records, but {len(each)} sizes')
     # Checked first, so that the sum cannot overflow.
-    if records and int(each.max()) > decoded:
-        raise CorruptRecordError(f'{name}: a record has {each.max()} bytes, all together {decoded}')
+    if (bad := (each < 0) | (each > decoded)).any():
+        raise CorruptRecordError(f'{name}: a record has {each[bad][0]} bytes, all together {decoded}')
     ends = np.cumsum(each)
-    if (ends[-1] if records else 0) != decoded:
-        raise CorruptRecordError(f'{name}: expected records of {ends[-1] if records else 0} bytes, got {decoded}')
+    if int(each.sum()) != decoded:
+        raise CorruptRecordError(f'{name}: expected records of {each.sum()} bytes, got {decoded}')
     return ends, values
 
 
@@ -166,7 +170,7 @@ def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, n
     if kind == _PLAIN:
         size = len(data)
     elif kind in (_BROTLI, _ZSTD):
-        size, begin = _varint(data, 0, name)
+        size, begin = named(name, varint, data, 0, len(data))
         data = data[begin:]
     else:
         compression_name = _COMPRESSIONS.get(chr(kind), f'{kind:#x}')
@@ -177,10 +181,7 @@ def _decompress(kind: int, data: Buffer, expected: int | None, max_bytes: int, n
         )
     if kind == _PLAIN:
         return data
-    decompressed = _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
-    if len(decompressed) != size:
-        raise CorruptRecordError(f'{name}: expected {size} bytes after decompression, got {len(decompressed)}')
-    return decompressed
+    return _brotli(data, size, name) if kind == _BROTLI else _zstd(data, size, name)
 
 
 def _brotli(data: Buffer, size: int, name: str) -> bytes:
@@ -223,52 +224,14 @@ def _zstd(data: Buffer, size: int, name: str) -> bytes:
         decompressed: bytes = decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f'{name}: {len(data)} bytes are not valid zstd: {error}') from error
+    if len(decompressed) != size:
+        raise CorruptRecordError(f'{name}: expected {size} bytes after decompression, got {len(decompressed)}')
     return decompressed
 
 
-# --- varints --------------------------------------------------------------------------------------------------------
-
-
-def _varint(data: Buffer, at: int, name: str) -> tuple[int, int]:
-    """Return a number stored with 7 bits per byte, lowest first, and the position after it."""
-    value = 0
-    for i, byte in enumerate(data[at : at + _VARINT]):
-        value |= (byte & 127) << 7 * i
-        if byte < 128:
-            return value, at + i + 1
-    raise CorruptRecordError(f'{name}: no varint at byte {at} of {len(data)}')
-
-
-def varints(data: Buffer, name: str) -> Ints:
-    """Return all numbers of a buffer that contains only varints."""
-    raw = np.frombuffer(data, np.uint8)
-    last = np.flatnonzero(raw < 128)
-    if len(last) == len(raw):
-        return raw.astype(np.int64)
-    lengths = last.copy()
-    lengths[:1] += 1
-    lengths[1:] -= last[:-1]
-    longest = int(lengths.max(initial=0))
-    if not longest or last[-1] + 1 != len(raw) or longest > _VARINT:
-        raise CorruptRecordError(f'{name}: {len(raw)} bytes are not a sequence of varints')
-    values = raw[last].astype(np.int64)
-    for k in range(1, longest):
-        values = np.where(lengths > k, values << 7 | raw[last - k] & 127, values)
-    return values
-
-
-def fields(data: Buffer, name: str) -> dict[int, int | Buffer]:
-    """Return the varint and bytes fields of a protobuf message by number; the last value of a repeated field."""
-    out: dict[int, int | Buffer] = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at, name)
-        value, at = _varint(data, at, name)
-        if tag & 7 == 0:
-            out[tag >> 3] = value
-        elif tag & 7 == 2 and value <= len(data) - at:
-            out[tag >> 3] = data[at : at + value]
-            at += value
-        else:
-            raise CorruptRecordError(f'{name}: unknown tag {tag} at byte {at} of {len(data)}')
-    return out
+def named(name: str, parse: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Return what a parser of protobuf returns; raise ``CorruptRecordError``, which begins with a name, if it fails."""
+    try:
+        return parse(*args, **options)
+    except ValueError as error:
+        raise CorruptRecordError(f'{name}: {error}') from error

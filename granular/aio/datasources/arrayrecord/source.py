@@ -12,13 +12,12 @@ import numpy as np
 
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
-from granular.aio.datasources.sequence_source import SequenceSource
+from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, grouped, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request, Store
-from granular.aio.stores.fanout import read_all
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints
@@ -82,24 +81,22 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             last_ten = await source.get(slice(-10, None))
             records = await source.fetch([3, 1, 4])
 
-    All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads. The
-    package ``array_record`` is not needed. Opening takes one request of 128 KiB per file, or two if it has thousands of
-    chunks. A file given as ``FileInstruction`` or ``path[a:b]`` is opened at its first read. The source pickles to its
-    addresses and the lengths known so far.
+    All chunks that a batch needs are read from all files concurrently, and each is decompressed once, in threads.
+    Opening takes one request of 128 KiB per file, or two if it has thousands of chunks. A file given as
+    ``FileInstruction`` or ``path[a:b]`` is opened at its first read.
 
     Files may have any ``group_size``, and may be uncompressed or compressed with brotli or zstd. In random order, each
     record costs reading and decompressing its whole group. Memory: 8 bytes per chunk, about 250 while its file is
     opened; and during a read the chunks of the batch, of which as many are decompressed at a time as there are threads.
 
-    All sizes, counts and offsets are checked against each other and the file's size, and a file is pinned to the ETag
-    or generation that it was opened with. The hashes in the files (HighwayHash) are checked with ``verify=True``, which
-    takes about 10 ns a byte for batches, and 0.4 us a byte for a single chunk. Without it, a record that was damaged on
-    the disk is returned as it is, unless it is compressed and does not decompress to its size.
+    All sizes, counts and offsets are checked, and a file is pinned to the ETag or generation that it was opened with.
+    The hashes in the files (HighwayHash) are checked with ``verify=True``, which takes about 10 ns a byte for batches,
+    and 0.4 us a byte for a single chunk. Without it, a record that was damaged on the disk is returned as it is, unless
+    it is compressed and does not decompress to its size.
 
     Args:
       paths: a file, or a sequence of files: addresses or paths, optionally followed by a range of records
-        (``'s3://bucket/train.array_record[100:200]'``), or objects with ``filename``, ``skip``, ``take`` and
-        ``examples_in_shard``, as in TensorFlow Datasets.
+        (``'s3://bucket/train.array_record[100:200]'``), or objects as ``FileInstruction`` of TensorFlow Datasets.
       verify: True to check the hashes of the index and of each chunk that is read.
 
     Raises:
@@ -119,7 +116,6 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         self._file_indices: dict[Path, Index] = {}
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
-        self._length = 0
         self._name = self._describe()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,7 +141,6 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
         ]
         self._stops = np.cumsum([part.stop - part.start for part in self._parts])
-        self._length = int(self._stops[-1])
 
     async def _read_file_indices(self, paths: set[Path]) -> dict[Path, Index]:
         """Return the indices of files, including these; missing ones are read."""
@@ -178,7 +173,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
 
     def __len__(self) -> int:
         self._check_open()
-        return self._length
+        return int(self._stops[-1])
 
     async def _read_one(self, position: int) -> bytes:
         """Read one record, without the planning overhead of ``_read_all``."""
@@ -196,38 +191,37 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         return (await offload(_decode, read, raw))[0]
 
     async def _read_all(self, wanted: Ints) -> list[bytes]:
-        owners = np.searchsorted(self._stops, wanted, side='right')
-        used = np.unique(owners).tolist()
-        files = await self._read_file_indices({self._parts[i].path for i in used})
-        jobs: dict[Store, list[Request]] = {}
-        reads: dict[Store, list[ChunkRead]] = {}
-        for i in used:
-            part, targets = self._parts[i], np.flatnonzero(owners == i)
+        groups = grouped(np.searchsorted(self._stops, wanted, side='right'))
+        files = await self._read_file_indices({self._parts[i].path for i, _ in groups})
+        requests: list[tuple[Store, Request]] = []
+        reads: list[ChunkRead] = []
+        for i, targets in groups:
+            part = self._parts[i]
             positions = wanted[targets] - int(self._stops[i]) + part.stop
-            job, part_reads = _plan(part.path, files[part.path], positions, targets)
-            store = part.path.store
-            jobs.setdefault(store, []).append(job)
-            reads.setdefault(store, []).extend(part_reads)
-        stores_data = await gather([read_all(store, store_jobs) for store, store_jobs in jobs.items()])
-        raw = [data for store_data in stores_data for job_data in store_data for data in job_data]
-        flat = [read for store_reads in reads.values() for read in store_reads]
+            request, part_reads = _plan(part.path, files[part.path], positions, targets)
+            requests.append((part.path.store, request))
+            reads += part_reads
+        raw = [data for file_data in await read_files(requests) for data in file_data]
         if self._verify:
-            await offload(_check, flat, raw)
+            await offload(_check, reads, raw)
 
         out: list[bytes] = [b''] * len(wanted)
-        for read, records in zip(flat, await map_threads(lambda k: _decode(flat[k], raw[k]), len(flat)), strict=True):
+        for read, records in zip(
+            reads, await map_threads(lambda k: _decode(reads[k], raw[k]), len(reads)), strict=True
+        ):
             for target, record in zip(read.targets, records, strict=True):
                 out[target] = record
         return out
 
     async def _reading(self) -> tuple[int, bool]:
-        if not self._length:
+        length = int(self._stops[-1])
+        if not length:
             return 0, True
         path = self._parts[0].path
         file = (await self._read_file_indices({path}))[path]
-        size = self._length * file.size // max(1, file.records)
+        size = length * file.size // max(1, file.records)
         # A page contains at least one group: a smaller page would read its group again and again.
-        return min(size, _PAGE * self._length // file.group), path.store.local
+        return min(size, _PAGE * length // file.group), path.store.local
 
 
 def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Request, list[ChunkRead]]:
@@ -287,10 +281,7 @@ async def _read_index(path: Path, verify: bool) -> Index:
     name = f'{path}'
     tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
     begin, end = footer_offset(tail.data, tail.size, name), tail.size - BLOCK
-    if begin >= tail.start:
-        footer = tail.data[begin - tail.start : end - tail.start]
-    else:
-        footer = (await path.read_ranges([begin], [end], version=tail.version))[0]
+    footer = (await bytes_from(path, tail, begin))[: end - begin]
     if verify:
         postscript = tail.data[-BLOCK:], tail.size - BLOCK, f'{name}, postscript'
         await offload(check_hashes, [postscript, (footer, begin, f'{name}, footer')])

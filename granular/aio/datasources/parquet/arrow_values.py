@@ -63,19 +63,16 @@ def _lists(column: Any, limits: list[tuple[int, int]], child: Any) -> list[Any]:
     child = child.slice(first, max(stop for _, stop in limits) - first)
     limits = [(start - first, stop - first) for start, stop in limits]
     types, kind = pa.types, child.type
+    whole_bools = types.is_boolean(kind) and not child.null_count
     if types.is_integer(kind) and child.null_count:
         rows = [child.slice(start, stop - start).to_numpy(zero_copy_only=False) for start, stop in limits]
-    elif types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind) or _is_bool(types, child):
+    elif types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind) or whole_bools:
         array = child.to_numpy(zero_copy_only=False)
         rows = [array[start:stop] for start, stop in limits]
     else:
         values = values_of(child)
         rows = [_objects(values[start:stop]) for start, stop in limits]
     return _masked(column, [row.copy() for row in rows])
-
-
-def _is_bool(types: Any, child: Any) -> bool:
-    return types.is_boolean(child.type) and not child.null_count
 
 
 def _objects(values: list[Any]) -> Any:

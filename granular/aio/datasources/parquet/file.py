@@ -5,13 +5,16 @@ followed by a footer with their positions. This module does no I/O.
 """
 
 import bisect
+import dataclasses
+import operator
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
 from granular._lazy import import_extra
 from granular.aio.datasources.parquet.encryption import encrypted_columns
+from granular.aio.datasources.scanning import FileIndex
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
 from granular.errors import CorruptError, GranularError, StoreError, UnsupportedError
@@ -26,13 +29,12 @@ _EXCESS: Final = 100  # bytes
 _LEAST: Final = 4  # bytes that a decoded value takes at least: in the file, a million nulls take a few
 
 
-class Footer(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Footer(FileIndex):
     """A Parquet file's footer.
 
     Attributes:
       path: the file.
-      size: bytes of the file.
-      version: the ETag or generation when it was opened.
       metadata: pyarrow's ``FileMetaData``.
       names: names of the columns.
       leaves: for each column, the numbers of its chunks in a row group.
@@ -41,8 +43,6 @@ class Footer(NamedTuple):
     """
 
     path: Path
-    size: int
-    version: str | None
     metadata: Any
     names: tuple[str, ...]
     leaves: dict[str, list[int]]
@@ -51,7 +51,6 @@ class Footer(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of rows."""
         return int(self.stops[-1]) if len(self.stops) else 0
 
     def rows(self, group: int) -> int:
@@ -88,7 +87,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         # If columns are encrypted, the plain footer is followed by its signature.
         signed = metadata.serialized_size != len(tail) - TAIL
         encrypted = encrypted_columns(tail[: metadata.serialized_size]) if signed else frozenset[int]()
-    except (pa.ArrowException, ValueError, OSError, IndexError) as error:
+    except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError) as error:
         raise CorruptError(f'{path}: its footer of {len(tail)} bytes cannot be parsed: {error}') from error
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise CorruptError(f'{path}: is damaged: expected {metadata.num_rows} rows in all row groups, got {sum(rows)}')
@@ -101,7 +100,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         for count in range(1, len(parts) + 1):
             if (name := '.'.join(parts[:count])) in leaves:
                 leaves[name].append(number)
-    return Footer(path, size, version, metadata, names, leaves, encrypted, np.cumsum(rows, dtype=np.int64))
+    return Footer(size, version, path, metadata, names, leaves, encrypted, np.cumsum(rows, dtype=np.int64))
 
 
 def encrypted_names(footer: Footer) -> list[str]:
@@ -110,11 +109,8 @@ def encrypted_names(footer: Footer) -> list[str]:
 
 
 def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
-    """Return pyarrow's metadata of the chunks of some columns.
-
-    Raises:
-      UnsupportedError: if a column is encrypted: pyarrow would end the process.
-      CorruptError: if the row group does not have it.
+    """Return pyarrow's metadata of the chunks of some columns. Encrypted ones are refused: pyarrow would end the
+    process.
     """
     if footer.encrypted and (refused := [name for name in encrypted_names(footer) if name in names]):
         others = [name for name in footer.names if name not in encrypted_names(footer)]
@@ -132,9 +128,9 @@ def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
     return [row_group.column(i) for i in numbers]
 
 
-def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return the byte ranges of some columns of a row group; raise ``CorruptError`` if the file is too short for one,
-    and ``UnsupportedError`` if one is encrypted.
+def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+    """Return where the chunks of some columns of a row group begin and end; raise ``CorruptError`` if the file is too
+    short for one, and ``UnsupportedError`` if one is encrypted.
     """
     ranges = []
     excess = _EXCESS if _OLD.match(footer.metadata.created_by or '') else 0
@@ -149,7 +145,8 @@ def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> list[tup
                 f'are outside of the {footer.size} of the file: the footer is damaged, or of another file'
             )
         ranges.append((start, min(stop + excess, end)))
-    return ranges
+    starts, stops = np.array(ranges, np.int64).reshape(-1, 2).T
+    return starts, stops
 
 
 def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
@@ -161,11 +158,8 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     return max(size, _LEAST * footer.rows(group) * len(names))
 
 
-def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tuple[int, bytes]]) -> dict[str, Any]:
-    """Decode columns of a row group into Arrow chunked arrays, by name.
-
-    Args:
-      ranges: the bytes read from the file, as (start, bytes).
+def decode(footer: Footer, group: int, names: tuple[str, ...], starts: Ints, chunks: list[bytes]) -> dict[str, Any]:
+    """Decode columns of a row group into Arrow chunked arrays, by name, from their chunks and where these begin.
 
     Raises:
       CorruptError: if a column cannot be decoded, has the wrong length, or fails a checksum in the file.
@@ -175,7 +169,10 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tupl
     pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
         file = parquet.ParquetFile(
-            _Ranges(footer.size, ranges), metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True
+            _Chunks(footer.size, starts, chunks),
+            metadata=footer.metadata,
+            pre_buffer=False,
+            page_checksum_verification=True,
         )
         table = file.read_row_group(group, columns=list(names), use_threads=False)
         columns = {name: table.column(table.schema.get_field_index(name)) for name in names}
@@ -201,17 +198,16 @@ def decode(footer: Footer, group: int, names: tuple[str, ...], ranges: list[tupl
     return columns
 
 
-class _Ranges(SeekableFile):
-    """A file object of which only some byte ranges are available."""
+class _Chunks(SeekableFile):
+    """A file object of which only some chunks are available."""
 
-    def __init__(self, size: int, ranges: list[tuple[int, bytes]]) -> None:
+    def __init__(self, size: int, starts: Ints, chunks: list[bytes]) -> None:
         super().__init__(size)
-        self._ranges = sorted(ranges)
-        self._starts = [start for start, _ in self._ranges]
+        self._chunks = sorted(zip(starts.tolist(), chunks, strict=True))
 
     def _bytes_at(self, start: int, size: int) -> bytes:
-        i = bisect.bisect_right(self._starts, start) - 1
-        first, data = self._ranges[i] if i >= 0 else (0, b'')
+        i = bisect.bisect_right(self._chunks, start, key=operator.itemgetter(0)) - 1
+        first, data = self._chunks[i] if i >= 0 else (0, b'')
         offset = start - first
         if i < 0 or offset + size > len(data):
             raise OSError(f'bytes {start} to {start + size} are in none of the column chunks')

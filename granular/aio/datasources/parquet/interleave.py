@@ -24,59 +24,47 @@ class RowOrder:
 
     def __init__(self, lengths: Sequence[int], cycle: int) -> None:
         self.lengths = list(lengths)
-        begins: list[int] = []  # the round in which each file opens
-        slots: list[int] = []
+        self._slots: list[int] = []
+        self.begins: list[int] = []  # the round in which each file opens
         free = [(0, slot) for slot in range(min(cycle, len(self.lengths)))]
-        for length in self.lengths:
+        changes: dict[int, set[int]] = {0: set()}  # the files that open or end in a round
+        for number, length in enumerate(self.lengths):
             opened, slot = heapq.heappop(free)
-            begins.append(opened)
-            slots.append(slot)
+            self.begins.append(opened)
+            self._slots.append(slot)
             heapq.heappush(free, (opened + length + 1, slot))
-        self.begins, self._slots = begins, slots
-        ends = [opened + length for opened, length in zip(begins, self.lengths, strict=True)]
-        self._edges = sorted({0, *begins, *ends})
-        open_files: list[list[int]] = []
+            for edge in (opened, opened + length):
+                changes.setdefault(edge, set()).symmetric_difference_update([number])
+        edges = sorted(changes)
+        self._open: list[list[int]] = []  # the files that are open from each edge on, by slot
         current: set[int] = set()
-        opening: dict[int, list[int]] = {}
-        closing: dict[int, list[int]] = {}
-        for number, (opened, ended) in enumerate(zip(begins, ends, strict=True)):
-            if opened < ended:
-                opening.setdefault(opened, []).append(number)
-                closing.setdefault(ended, []).append(number)
-        for edge in self._edges:
-            current |= set(opening.get(edge, ()))
-            current -= set(closing.get(edge, ()))
-            open_files.append(sorted(current, key=slots.__getitem__))
-        self._open = open_files
-        self._counts = np.array([max(1, len(numbers)) for numbers in open_files], np.int64)
-        self._table = np.zeros((len(open_files), max(1, int(self._counts.max()))), np.int64)
-        for i, numbers in enumerate(open_files):
+        for edge in edges:
+            current ^= changes[edge]
+            self._open.append(sorted(current, key=self._slots.__getitem__))
+        self._counts = np.array([max(1, len(numbers)) for numbers in self._open], np.int64)
+        self._table = np.zeros((len(edges), int(self._counts.max())), np.int64)
+        for i, numbers in enumerate(self._open):
             self._table[i, : len(numbers)] = numbers
-        rounds = np.diff(self._edges)
-        rows = [len(numbers) * count for numbers, count in zip(open_files, rounds.tolist(), strict=False)]
-        self._bases = np.concatenate([[0], np.cumsum(np.array(rows, np.int64))]).astype(np.int64)
-        self._bases_list = self._bases.tolist()
-        self._edge_array, self._begin_array = np.array(self._edges, np.int64), np.array([*begins, 0], np.int64)
-
-    def __len__(self) -> int:
-        return sum(self.lengths)
+        rows = np.diff(edges) * [len(numbers) for numbers in self._open[:-1]]
+        self._bases = np.cumsum([0, *rows], dtype=np.int64)  # the position of the first row from each edge on
+        self._edges, self._begin_array = np.array(edges, np.int64), np.array([*self.begins, 0], np.int64)
 
     def lookup(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the file of each position, and the row in that file."""
         stretch = np.searchsorted(self._bases, positions, side='right') - 1
         turns, slot = np.divmod(positions - self._bases[stretch], self._counts[stretch])
         files = self._table[stretch, slot]
-        return files, self._edge_array[stretch] + turns - self._begin_array[files]
+        return files, self._edges[stretch] + turns - self._begin_array[files]
 
     def consumed(self, position: int) -> tuple[dict[int, int], int]:
         """Return, for a position, the rows taken from each open file, and the first unopened file.
 
         A file before the first unopened one that is not among the open ones has been read completely.
         """
-        stretch = bisect.bisect_right(self._bases_list, position) - 1
+        stretch = int(np.searchsorted(self._bases, position, side='right')) - 1
         numbers = self._open[stretch]
-        turns, slot = divmod(position - self._bases_list[stretch], max(1, len(numbers)))
-        now = self._edges[stretch] + turns
+        turns, slot = divmod(position - int(self._bases[stretch]), max(1, len(numbers)))
+        now = int(self._edges[stretch]) + turns
         taken = {number: now - self.begins[number] + (i < slot) for i, number in enumerate(numbers)}
         return taken, bisect.bisect_right(self.begins, now)
 

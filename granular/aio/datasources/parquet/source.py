@@ -6,11 +6,10 @@ from typing import Any, Final, Self
 from granular._lazy import import_extra
 from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Paths, names_in
-from granular.aio.datasources.indexed_files import MaskedFiles
+from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from
 from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
 from granular.aio.paths.path import Path
-from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
@@ -33,13 +32,10 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     Python objects; a list is a new numpy array and a struct a dict, as in Google Grain. A null is NaN in a float
     column, NaT in a time column and None otherwise.
 
-    Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. For a batch, the byte
-    ranges of its columns in its row groups are read from all files concurrently; decoded columns are cached, so that
-    reads of neighbouring rows need no request. A file is pinned to the ETag or generation that it was opened with.
-
-    Parquet is read by the row group, however few rows are needed: in random order over row groups that are not cached,
-    each row costs its row group. Choose few columns, small row groups, ``shuffle.Blocks``, or ``ParquetIterDataset``
-    with ``window_shuffle``.
+    Opening takes one request of ``IOConfig.tail`` bytes per file, or two if its footer is longer. A file is pinned to
+    the ETag or generation that it was opened with. A batch reads its columns of its row groups from all files
+    concurrently; decoded columns are cached. However few rows are needed, the row group is read: in random order,
+    choose few columns, small row groups, ``shuffle.Blocks``, or ``ParquetIterDataset`` with ``window_shuffle``.
 
     Memory: the footers, ``cache_bytes``, and during a read the column chunks and decoded columns that it needs.
 
@@ -161,11 +157,5 @@ def _rows(count: int, values: Values) -> list[dict[str, Any]]:
 async def _read_footer(path: Path) -> Footer:
     reply = await path.store.read(path.key, -path.store.config.tail)
     length = footer_length(path, reply.size, reply.data)
-    tail = reply.data[-length:]
-    if length > len(reply.data):
-        start = reply.size - length
-        rest = await path.store.read(path.key, start, start + length - len(reply.data), reply.version)
-        if rest.version != reply.version:
-            raise changed(f'{path}', f'{reply.version}', rest.version)
-        tail = rest.data + reply.data
-    return await offload(parse_footer, path, reply.size, reply.version, tail)
+    footer = await bytes_from(path, reply, reply.size - length)
+    return await offload(parse_footer, path, reply.size, reply.version, footer)

@@ -3,7 +3,7 @@
 import bisect
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -54,11 +54,7 @@ class _FileLayout(NamedTuple):
 class ParquetRows(Source):
     """The rows of Parquet files in the order of a stream, with prefetched row groups.
 
-    Args:
-      data: the files.
-      cycle: number of files that are read at a time.
-      read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
-      options: number of rows to prepare ahead; by default about 16 MiB of rows.
+    The arguments are those of ``ParquetIterDataset``.
     """
 
     data: ParquetDataSource[dict[str, Any]]
@@ -188,23 +184,13 @@ class ParquetRows(Source):
             return self._row_of(layout, 0, state)
         if not isinstance(state, Mapping) or not isinstance(state.get('files'), Mapping):
             raise StateError(f'expected a state such as {self.start()}, got {state!r:.200}')
-        file_states = {str(number): file_state for number, file_state in state['files'].items()}
+        rows = {int(number): self._row_of(layout, int(number), place) for number, place in state['files'].items()}
         unopened = state.get('next_file')
         if type(unopened) is not int or not 0 <= unopened <= len(layout.stops):
             raise StateError(f'next_file: expected an integer from 0 to {len(layout.stops)}, got {unopened!r}')
-        position = 0
-        for number in range(unopened):
-            file_state = file_states.get(str(number))
-            if file_state is None:
-                position += layout.order.lengths[number]
-            else:
-                position += self._row_of(layout, number, file_state)
+        position = sum(rows.get(number, layout.order.lengths[number]) for number in range(unopened))
         taken, first_unopened = layout.order.consumed(position)
-        same = all(
-            number in taken and taken[number] == self._row_of(layout, number, file_states[str(number)])
-            for number in map(int, file_states)
-        )
-        if not same or first_unopened != unopened:
+        if not rows.items() <= taken.items() or first_unopened != unopened:
             raise StateError(
                 f'the state is of other files, or of another cycle_length: expected '
                 f'{self.state_of(layout, position)!r:.200} at this row, got {dict(state)!r:.200}'
@@ -250,7 +236,7 @@ class ReadRows(Read):
 
     def sliced(self, part: slice) -> Stream:
         # As in Grain, whole files are selected: their rows are not counted before they are read.
-        return self.replaced(source=_replace_rows(self.source, rows_of(self.source).of_files(part)))
+        return self.over([_replace_rows(self.source, rows_of(self.source).of_files(part))])
 
     def in_part(self, part: ShardOptions) -> Stream:
         return self.sliced(slice(part.shard_index, None, part.shard_count))
@@ -266,9 +252,7 @@ def rows_of(source: Source) -> ParquetRows:
     """Return the rows that a source reads from, beneath the stages fused into it."""
     while source.parents:
         source = source.parents[0]
-    if not isinstance(source, ParquetRows):
-        raise TypeError(f'{source!r} is not a stream of Parquet files')
-    return source
+    return cast(ParquetRows, source)
 
 
 def _replace_rows(source: Source, rows: ParquetRows) -> Source:
@@ -292,25 +276,21 @@ class ReadingRows(Flow):
     def __init__(self, read: Read) -> None:
         self._read, self._rows = read, rows_of(read.source)
         self._inner: tuple[_FileLayout, Reading] | None = None
-        self._turns, self._keeps_host = read.turns, read.drops
+        self.turns, self.keeps_host = read.turns, read.drops
         self._token: object = None
         self.calls_functions: bool = callable(read.on_error)
 
     @property
     def _start(self) -> Any:
-        return self._turns.state(self._rows.start(), self._keeps_host)
+        return self.turns.state(self._rows.start(), self.keeps_host)
 
     @property
     def hosts(self) -> int:
-        return self._turns.count
+        return self.turns.count
 
     @property
     def even(self) -> bool:
         return self.hosts == 1 if self._inner is None else super().even
-
-    def keep_host(self) -> None:
-        self._keeps_host = True
-        super().keep_host()
 
     def bind(self, token: object) -> None:
         self._token = token
@@ -319,13 +299,13 @@ class ReadingRows(Flow):
         if self._inner is None:
             await ensure_event_loop()
             layout = await self._rows.open()
-            read = self._read.replaced(source=_replace_rows(self._read.source, self._rows.renewed()))
+            read = self._read.replaced(parents=(_replace_rows(self._read.source, self._rows.renewed()),))
             chunk = self._rows.chunk()
             if self._rows.options is None:
                 read = read.replaced(options=ReadOptions(prefetch_buffer_size=8 * chunk))
             reading = Reading(read, chunk)
             reading.bind(self._token)
-            if self._keeps_host:
+            if self.keeps_host:
                 reading.keep_host()
             self._inner, self.parents = (layout, reading), (reading,)
         return self._inner

@@ -1,13 +1,13 @@
 """Parses TFRecord files: their headers into an index, and their bytes, compressed or not, into records. No I/O."""
 
+import dataclasses
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from granular.aio.datasources.header_scanner import HeaderScanner
+from granular.aio.datasources.scanning import FileIndex, HeaderScanner
 from granular.config import GiB, KiB, MiB
 from granular.errors import CorruptError, CorruptRecordError, UnsupportedError
 from granular.formats.tfrecord import HEADER, OVERHEAD, check_data, parse_length
@@ -22,22 +22,22 @@ _GZIP_OR_ZLIB: Final = 47  # by the header
 _MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does not bound its records
 
 
-class Index(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index(FileIndex):
     """The records of a TFRecord file.
 
     Attributes:
-      size: bytes of the file.
-      version: its ETag or generation.
       stops: position after each record with its checksum, shape (records,).
     """
 
-    size: int
-    version: str | None
     stops: Ints
+
+    def __post_init__(self) -> None:
+        if (np.diff(self.stops, prepend=0) < OVERHEAD).any() or (self.stops[-1] if len(self.stops) else 0) != self.size:
+            raise ValueError('expected increasing positions up to the end of the file')
 
     @property
     def length(self) -> int:
-        """Number of records."""
         return len(self.stops)
 
     def limits(self, records: Ints) -> tuple[Ints, Ints]:
@@ -73,9 +73,6 @@ class Scanner(HeaderScanner[Index]):
         self._stops: list[int] = []
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptRecordError`` if the checksum
-        of a length is wrong, or the file ends before its records do, and ``UnsupportedError`` if it is compressed.
-        """
         if start == 0 and (kind := compression_of(data)):
             raise UnsupportedError(
                 f'{self._name}: is compressed by {kind}: its records have no positions: read it in order, by '
@@ -86,10 +83,7 @@ class Scanner(HeaderScanner[Index]):
             length = parse_length(data[at - start : at - start + HEADER], at, len(stops), name)
             after = at + length + OVERHEAD
             if after > size:
-                raise CorruptRecordError(
-                    f'{name}: is truncated: record {len(stops)} at byte {at} has {length} bytes and ends at byte '
-                    f'{after}, the file has {size}'
-                )
+                raise _truncated(name, len(stops), length, at, size)
             stops.append(after)
             at = after
         self.at, self.done, self.count = at, at == size, len(stops)
@@ -102,16 +96,12 @@ class Scanner(HeaderScanner[Index]):
     def index(self, size: int, version: str | None) -> Index:
         return Index(size, version, np.array(self._stops, np.int64))
 
-    @staticmethod
-    def to_tables(index: Index) -> tuple[Any, list[Ints]]:
-        return (index.size, index.version), [index.stops]
 
-    @staticmethod
-    def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
-        (size, version), (stops,) = head, tables
-        if (np.diff(stops, prepend=0) < OVERHEAD).any() or (int(stops[-1]) if len(stops) else 0) != size:
-            raise ValueError('expected increasing positions up to the end of the file')
-        return Index(size, version, stops)
+def _truncated(name: str, record: int, length: int, at: int, size: int) -> CorruptRecordError:
+    return CorruptRecordError(
+        f'{name}: is truncated: record {record} at byte {at} has {length} bytes and ends at byte '
+        f'{at + length + OVERHEAD}, the file has {size}'
+    )
 
 
 class Records:
@@ -168,24 +158,17 @@ class Records:
             if len(view) < HEADER:
                 return None
             length = parse_length(view[:HEADER], at, number, self._name)
-            self._check_end(number, length, at)
-            stop = HEADER + length
-            if len(view) < length + OVERHEAD:
-                return None
-            return check_data(bytes(view[HEADER:stop]), bytes(view[stop : length + OVERHEAD]), number, self._name)
-
-    def _check_end(self, number: int, length: int, at: int) -> None:
-        if self._size is None:
-            if length > _MAX_COMPRESSED_RECORD:
+            if self._size is not None and at + length + OVERHEAD > self._size:
+                raise _truncated(self._name, number, length, at, self._size)
+            if self._size is None and length > _MAX_COMPRESSED_RECORD:
                 raise CorruptRecordError(
                     f'{self._name}: record {number} at byte {at}: expected at most {_MAX_COMPRESSED_RECORD} bytes in a '
                     f'compressed file, got {length}'
                 )
-        elif at + length + OVERHEAD > self._size:
-            raise CorruptRecordError(
-                f'{self._name}: is truncated: record {number} at byte {at} has {length} bytes and ends at byte '
-                f'{at + length + OVERHEAD}, the file has {self._size}'
-            )
+            stop = HEADER + length
+            if len(view) < length + OVERHEAD:
+                return None
+            return check_data(bytes(view[HEADER:stop]), bytes(view[stop : length + OVERHEAD]), number, self._name)
 
     def finish(self) -> None:
         """Check that the file ended after a record; raise ``CorruptError`` if it did not."""
@@ -199,12 +182,7 @@ class Records:
 
 
 class _Inflater:
-    """Decompresses gzip, with any number of members, or zlib: about 8 MiB at a time.
-
-    Args:
-      name: the file's name in errors.
-      skip: number of decompressed bytes to leave out.
-    """
+    """Decompresses gzip, with any number of members, or zlib, about 8 MiB at a time, without the first bytes."""
 
     def __init__(self, name: str, skip: int) -> None:
         self._name, self._skip = name, skip
@@ -218,7 +196,6 @@ class _Inflater:
         return self._at < len(self._input) or self._full
 
     def feed(self, data: bytes) -> bytes:
-        """Return the next decompressed bytes, of earlier input and some more."""
         self._input, self._at = self._input[self._at :] + data, 0
         pieces: list[bytes] = []
         size = 0
@@ -244,7 +221,6 @@ class _Inflater:
         return b''.join(pieces)
 
     def finish(self, record: int) -> None:
-        """Check that the data ended."""
         if not self._inner.eof:
             raise CorruptError(f'{self._name}: is truncated: its compressed data end in or after record {record}')
         if self._skip:

@@ -2,11 +2,8 @@
 
 from typing import Final
 
-import numpy as np
-
-from granular.aio.datasources.indexed_files import IndexedFiles
+from granular.aio.datasources.indexed_files import IndexedFiles, SequenceSource
 from granular.aio.datasources.scanning import index_files
-from granular.aio.datasources.sequence_source import SequenceSource
 from granular.aio.datasources.tfrecord.index import Index, Scanner
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
@@ -48,7 +45,7 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     """
 
     async def _read_file_indices(self) -> list[Index]:
-        return await index_files(self.paths, Scanner)
+        return await index_files(self.paths, Index, Scanner)
 
     async def _reading(self) -> tuple[int, bool]:
         size, local = await super()._reading()
@@ -58,18 +55,12 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
 
     async def _read_all(self, positions: Ints) -> list[bytes]:
         owners, numbers = self._locate(positions)
-        targets = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
-        ranges = {owner: self._file_indices[owner].limits(numbers[own]) for owner, own in targets.items()}
-        raw: list[bytes] = [b''] * len(positions)
-        for owner, pieces in (await self._read_ranges(ranges)).items():
-            for target, piece in zip(targets[owner].tolist(), pieces, strict=True):
-                raw[target] = piece
+        raw = await self._read_items(owners, numbers, Index.limits)
         if sum(map(len, raw)) <= _INLINE:
             return self._checked(raw, owners, numbers)
         return await offload(self._checked, raw, owners, numbers)
 
     def _checked(self, raw: list[bytes], owners: Ints, numbers: Ints) -> list[bytes]:
-        """Check the data of records against the checksums behind them, and return them."""
         return [
             check_data(piece[:-_FOOTER], piece[-_FOOTER:], number, f'{self.paths[owner]}')
             for piece, owner, number in zip(raw, owners.tolist(), numbers.tolist(), strict=True)

@@ -13,7 +13,6 @@ from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hos
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
-from granular.aio.reply import changed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
@@ -87,20 +86,13 @@ class _Reading(Flow):
     """Reads the records. The state is the position of the next record."""
 
     def __init__(self, files: _Files) -> None:
-        self._paths, self._turns, self._keeps_host = files.paths, Turns.of(files.shard), False
+        self._paths, self.turns = files.paths, Turns.of(files.shard)
         self._pieces: AsyncGenerator[bytes, None] | None = None
         self._seek(_START, 0)
 
     @property
-    def hosts(self) -> int:
-        return self._turns.count
-
-    @property
     def even(self) -> bool:
         return self.hosts == 1  # the number of records is not known
-
-    def keep_host(self) -> None:
-        self._keeps_host = True
 
     def _seek(self, state: Mapping[str, int], turn: int) -> None:
         self._turn = turn  # the position from which the hosts take the next turn
@@ -109,7 +101,7 @@ class _Reading(Flow):
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields above are of the last one
 
     async def next(self) -> Any:
-        turns = self._turns
+        turns = self.turns
         while True:
             while not self._rest:
                 if self._file == len(self._paths):
@@ -137,7 +129,6 @@ class _Reading(Flow):
                 if piece is None:
                     self._parser.finish()
                     await self._stop()
-                    self._parser = None
                     self._file, self._offset, self._record = self._file + 1, 0, 0
                     return
                 data = piece
@@ -145,7 +136,6 @@ class _Reading(Flow):
         except BaseException:
             # The next call begins at the record that follows the last one returned.
             await self._stop()
-            self._parser = None
             raise
 
     async def _open(self) -> None:
@@ -154,31 +144,29 @@ class _Reading(Flow):
         stat = await path.stat()
         if stat.is_dir:
             raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
-        head, version = b'', None
-        if stat.size:
-            reply = await path.store.read(path.key, 0, min(stat.size, 16))
-            head, version = reply.data, reply.version
-            if reply.size != stat.size:
-                raise changed(f'{path}', f'{stat.size} bytes', f'{reply.size} bytes')
+        head, size, version = b'', stat.size, None
+        if size:
+            reply = await path.store.read(path.key, 0, min(size, 16))
+            head, size, version = reply.data, reply.size, reply.version
         compressed = bool(compression_of(head))
         start = 0 if compressed else self._offset
-        if start > stat.size:
-            raise StateError(f'{path}: the state is of byte {start}, the file has {stat.size}')
-        self._pieces = _pieces(path, start, stat.size, version)
-        self._parser = Records(f'{path}', None if compressed else stat.size, self._record, self._offset)
+        if start > size:
+            raise StateError(f'{path}: the state is of byte {start}, the file has {size}')
+        self._pieces = _pieces(path, start, size, version)
+        self._parser = Records(f'{path}', None if compressed else size, self._record, self._offset)
 
     async def _stop(self) -> None:
-        pieces, self._pieces = self._pieces, None
+        pieces, self._pieces, self._parser = self._pieces, None, None
         if pieces is not None:
             await pieces.aclose()
 
     def state(self) -> Any:
         at = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
-        state = self._turns.state(at, self._keeps_host)
+        state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        at = self._turns.at(state, terms)
+        at = self.turns.at(state, terms)
         valid = isinstance(at, Mapping) and at.keys() == _START.keys()
         if not valid or not all(type(value) is int and value >= 0 for value in at.values()):
             raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
@@ -187,13 +175,12 @@ class _Reading(Flow):
         turn = at['position'] if at is state else number_of(state, 'turn')
         if at is state and terms.version == 1 and self.hosts > 1 and turn:
             judge_unnamed_hosts('TFRecordIterDataset', self.hosts)
-        if turn != self._turn or at != self._turns.at(self.state(), FREE):
+        if turn != self._turn or at != self.turns.at(self.state(), FREE):
             await self._stop()
             self._seek(at, turn)
 
     async def aclose(self) -> None:
         await self._stop()
-        self._parser = None
         self._rest = []
 
 

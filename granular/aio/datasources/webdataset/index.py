@@ -4,15 +4,16 @@ Headers are those of POSIX ustar, pax and GNU tar (https://www.gnu.org/software/
 each parsed by Python's ``tarfile``. This module does no I/O.
 """
 
+import dataclasses
 import logging
 import re
 import tarfile
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
-from granular.aio.datasources.header_scanner import SCAN, HeaderScanner
+from granular.aio.datasources.scanning import SCAN, FileIndex, HeaderScanner
 from granular.config import MiB
 from granular.errors import CorruptError, UnsupportedError
 from granular.indexing import Ints
@@ -28,12 +29,11 @@ _MAX_HEADER: Final = MiB  # limit on the bytes of a header that names another me
 _COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz', b'\x28\xb5\x2f\xfd': 'zstd'}
 
 
-class Index(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Index(FileIndex):
     """The datapoints of a tar file.
 
     Attributes:
-      size: bytes of the file.
-      version: its ETag or generation.
       keys: the keys of all datapoints, concatenated.
       key_stops: the end of each key in ``keys``, shape (datapoints,).
       stops: cumulative number of members up to the end of each datapoint, shape (datapoints,).
@@ -43,19 +43,28 @@ class Index(NamedTuple):
       sizes: number of each member's bytes, shape (members,).
     """
 
-    size: int
-    version: str | None
     keys: bytes
     key_stops: Ints
     stops: Ints
-    fields: tuple[str, ...]
+    fields: Sequence[str]
     field: Ints
     starts: Ints
     sizes: Ints
 
+    def __post_init__(self) -> None:
+        datapoints, members = len(self.stops), len(self.field)
+        if not len(self.key_stops) == datapoints or not members == len(self.starts) == len(self.sizes):
+            raise ValueError('expected tables of equal lengths')
+        last = (self.stops[-1], self.key_stops[-1]) if datapoints else (0, 0)
+        if last != (members, len(self.keys)) or (np.diff(self.stops) < 0).any():
+            raise ValueError('expected increasing positions up to the lengths of the tables')
+        bad = (self.field < 0) | (self.field >= len(self.fields))
+        bad |= (self.starts < 0) | (self.starts + self.sizes > self.size)
+        if bad.any():
+            raise ValueError('expected fields and byte ranges within their limits')
+
     @property
     def length(self) -> int:
-        """Number of datapoints."""
         return len(self.stops)
 
     def limits(self, members: Ints) -> tuple[Ints, Ints]:
@@ -89,10 +98,6 @@ class Scanner(HeaderScanner[Index]):
         return SCAN if self._wide else super().reach()
 
     def feed(self, start: int, data: bytes, size: int) -> None:
-        """Parse the headers in a part of the file that begins at ``at``; raise ``CorruptError`` if a header is missing,
-        or the file ends before its members do, and ``UnsupportedError`` if it is compressed, or has a member in a form
-        that cannot be read by range.
-        """
         if start == 0:
             self._check_kind(data, size)
         stop = start + len(data)
@@ -167,8 +172,7 @@ class Scanner(HeaderScanner[Index]):
         if kind == tarfile.GNUTYPE_LONGNAME:
             self._next_name = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
             return
-        records = self._pax_records(body, at) if kind in _PAX_TYPES else []
-        for key, value in records:
+        for key, value in self._pax_records(body, at) if kind in _PAX_TYPES else ():
             if key.startswith(b'GNU.sparse'):
                 raise UnsupportedError(f'{self._name}: the member at byte {at} is stored sparse')
             if kind == tarfile.XGLTYPE:
@@ -176,14 +180,11 @@ class Scanner(HeaderScanner[Index]):
             if key == b'path':
                 self._next_name = value.decode('utf-8', 'surrogateescape')
             elif key == b'size':
-                self._next_size = self._parse_size(value, at)
-
-    def _parse_size(self, value: bytes, at: int) -> int:
-        if not value.isdigit() or len(value) > 18:
-            raise CorruptError(
-                f'{self._name}: the header at byte {at} has a size of {len(value)} characters, {value!r:.40}'
-            )
-        return int(value)
+                if not value.isdigit() or len(value) > 18:
+                    raise CorruptError(
+                        f'{self._name}: the header at byte {at} has a size of {len(value)} characters, {value!r:.40}'
+                    )
+                self._next_size = int(value)
 
     def _pax_records(self, body: bytes, at: int) -> list[tuple[bytes, bytes]]:
         records, position = [], 0
@@ -211,26 +212,6 @@ class Scanner(HeaderScanner[Index]):
             raise CorruptError(f'{self._name}: datapoint {match[1]!r} has {field!r} twice, the second at byte {at}')
         self._current.add(number)
         self._members.append((number, start, size))
-
-    @staticmethod
-    def to_tables(index: Index) -> tuple[Any, list[Ints]]:
-        head = (index.size, index.version, index.keys, index.fields)
-        return head, [index.key_stops, index.stops, index.field, index.starts, index.sizes]
-
-    @staticmethod
-    def from_tables(head: Any, tables: Sequence[Ints]) -> Index:
-        size, version, keys, fields = head
-        key_stops, stops, field, starts, sizes = tables
-        datapoints, members = len(stops), len(field)
-        if not len(key_stops) == datapoints or not members == len(starts) == len(sizes):
-            raise ValueError('expected tables of equal lengths')
-        if datapoints and (stops[-1] != members or key_stops[-1] != len(keys) or (np.diff(stops) < 0).any()):
-            raise ValueError('expected increasing positions up to the lengths of the tables')
-        if members and (
-            field.min() < 0 or field.max() >= len(fields) or starts.min() < 0 or (starts + sizes).max() > size
-        ):
-            raise ValueError('expected fields and byte ranges within their limits')
-        return Index(size, version, keys, key_stops, stops, tuple(fields), field, starts, sizes)
 
 
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)

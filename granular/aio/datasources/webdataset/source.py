@@ -34,10 +34,8 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
     members with the same name before that dot form a datapoint. As in WebDataset, other members are skipped: folders,
     links, hidden files, and names without a dot or within double underscores.
 
-    Opening reads the headers once, of eight files at a time: with reads of 16 MiB that include the bodies, or with
-    small reads from header to header where members are larger than 4 MiB on average. With ``IOConfig.index_cache`` the
-    index of a file in a bucket is cached on the local disk, bound to the file's ETag or generation, and validated with
-    one request. After that a batch reads only the byte ranges of the members wanted, from all files concurrently.
+    Opening reads and caches the headers, as of ``TFRecordDataSource``. After that a batch reads only the byte ranges of
+    the members wanted, from all files concurrently.
 
     Memory: 24 bytes per member, and 16 bytes plus the key per datapoint.
 
@@ -62,7 +60,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         return self.paths, self._decoders
 
     async def _read_file_indices(self) -> list[Index]:
-        return await index_files(self.paths, Scanner)
+        return await index_files(self.paths, Index, Scanner)
 
     async def _open(self) -> None:
         await super()._open()
@@ -104,7 +102,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         owners, numbers = self._locate(positions)
         datapoints: list[dict[str, Any]] = [{} for _ in positions]
         targets: dict[str, list[int]] = {name: [] for name in names if name != KEY}  # of the values of each field
-        members: dict[int, list[tuple[str, int, int]]] = {}  # for each file: field, target, member
+        members: list[tuple[str, int, int]] = []  # field, target, member
         for i, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
             index = self._file_indices[owner]
             if KEY in names:
@@ -113,16 +111,14 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
             for member in range(first, last):
                 name = index.fields[index.field[member]]
                 if name in targets:
-                    members.setdefault(owner, []).append((name, i, member))
+                    members.append((name, i, member))
+        owners_of_members = owners[np.array([i for _, i, _ in members], np.int64)]
+        wanted = np.array([member for *_, member in members], np.int64)
+        data = await self._read_items(owners_of_members, wanted, Index.limits)
         records: dict[str, list[bytes]] = {name: [] for name in targets}
-        ranges = {
-            owner: self._file_indices[owner].limits(np.array([member for *_, member in file_members], np.int64))
-            for owner, file_members in members.items()
-        }
-        for owner, file_records in (await self._read_ranges(ranges)).items():
-            for (name, i, _), record in zip(members[owner], file_records, strict=True):
-                targets[name].append(i)
-                records[name].append(record)
+        for (name, i, _), record in zip(members, data, strict=True):
+            targets[name].append(i)
+            records[name].append(record)
 
         def locate(field: Field, position: int) -> tuple[str, str]:
             i = targets[field.key][position]

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any, Final, Self
 
 import numpy as np
@@ -29,20 +29,17 @@ class BlockBuffer(Node):
     Args:
       parent: the source; index ``len + i`` belongs to the next epoch.
       block: datapoints per block.
-      memory: maximum number of bytes in buffered blocks; a block is freed when all of its datapoints were taken. Beyond
-        this limit, the oldest block is dropped and its datapoints are read again on request, which costs speed and
-        leaves the order unchanged. A warning is logged once.
+      memory: maximum number of bytes in buffered blocks. Beyond it, the oldest block is dropped, and its datapoints are
+        read again on request. A warning is logged once.
     """
+
+    selects = True
 
     def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
         super().__init__(parent)
         self._block, self._memory = block, memory
         self._warned = False
         self._buffers = PerLoop(_Buffer)  # tasks of one event loop fill a buffer
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        source = self.parents[0].select(fields)
-        return None if source is None else type(self)(source, self._block, self._memory)
 
     def copy_over(self, *parents: Source) -> Self:
         (parent,) = parents
@@ -51,7 +48,7 @@ class BlockBuffer(Node):
     async def read_ahead(self, order: Blocks, seed: int, steps: Ints, endless: bool) -> None:
         """Start to read the blocks that are needed one window after a batch, and after batches since the last call.
 
-        It has the order and the seed of the shuffle; ``endless`` if an epoch follows on that of the steps.
+        ``endless`` tells that an epoch follows on that of the steps.
         """
         buffer, length = await self._buffers.get(), len(self)
         least, most = int(steps.min()), int(steps.max())

@@ -6,7 +6,7 @@ Mix and concatenate have the order and semantics that Google Grain documents.
 import abc
 import operator
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,6 +23,8 @@ from granular.indexing import Ints
 class SourceChoice(Node):
     """Several sources; each index maps to one of them."""
 
+    selects = True
+
     def __init__(self, parents: Sequence[Any]) -> None:
         if not parents:
             raise InvalidArgumentError('expected one source or more, got none')
@@ -35,11 +37,6 @@ class SourceChoice(Node):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
         return await fetch_by_owner(owners, lambda owner, at: self.parents[owner].fetch(inner[at]))
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        selections = [parent.select(fields) for parent in self.parents]
-        narrowed = [selection for selection in selections if selection is not None]
-        return self.copy_over(*narrowed) if len(narrowed) == len(selections) else None
 
 
 async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[Any, Any, Sequence[Any]]]) -> list[Any]:

@@ -12,14 +12,10 @@ from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import is_small, stack
-from granular.aio.pipeline.transforms import (
-    FlatMapFunction,
-    Predicate,
-    RandomFunction,
-)
+from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Seed, check_integer, check_seed
+from granular.indexing import Seed, check_integer
 
 
 class KeptNone:
@@ -36,14 +32,12 @@ NONE: Final = KeptNone()
 class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
+    divides = True
     _doing = 'transforming'
 
     @abc.abstractmethod
     def _call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
-
-    def over(self, parent: Source) -> Source:
-        return self.copy_over(parent)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chain: list[Element] = [self]
@@ -94,8 +88,8 @@ class RandomMap(Function):
 
     def __init__(self, parent: Source, fn: RandomFunction[Any, Any], seed: Seed) -> None:
         super().__init__(parent, fn)
-        self._seed = check_seed(seed)
-        self._key = np.random.Philox(self._seed).state['state']['key']
+        self._seed = seed
+        self._key = np.random.Philox(seed).state['state']['key']
 
     def _call(self, datapoint: Any, index: int) -> Any:
         return call_checked('random_map calls fn(element, rng)', self.fn, datapoint, generator(self._key, index))
@@ -146,9 +140,6 @@ class Handled(Node):
 
     unlisted = True
 
-    def describe(self) -> str:
-        return self.parents[0].describe()
-
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         datapoints = await self.parents[0].fetch(indices)
         for datapoint in datapoints:
@@ -175,6 +166,8 @@ async def replaced(chain: Sequence[Element], replacement: Any, index: int) -> An
 class FlatMap(Node):
     """A fixed number of datapoints for each one: those that ``fn(datapoint)`` returns, and None for the rest."""
 
+    divides = True
+
     def __init__(self, parent: Source, fn: FlatMapFunction[Any, Any], max_fan_out: int) -> None:
         super().__init__(parent)
         self.fn, self._fan_out = method_of(fn, 'flat_map'), check_integer('max_fan_out', max_fan_out, 1)
@@ -182,9 +175,6 @@ class FlatMap(Node):
 
     def __len__(self) -> int:
         return min(sys.maxsize, self._fan_out * len(self.parents[0]))
-
-    def over(self, parent: Source) -> Source:
-        return self.copy_over(parent)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps, positions = np.divmod(np.asarray(indices, np.int64), self._fan_out)
@@ -221,13 +211,10 @@ def _part(parts: Any, position: int) -> Any:
 
 
 class Computed(Node):
-    """The datapoints that an indexable object computes, which reads its sources itself.
+    """The datapoints that an indexable object computes, which reads its sources, the parents, itself.
 
-    Args:
-      parents: the sources.
-      dataset: the object.
-      length: returns the number of datapoints; None for that of the first source.
-      rebuild: returns the stage of a copy of the object that reads other sources.
+    ``length`` returns their number, by default that of the first source; ``rebuild`` the stage of a copy of the object
+    that reads other sources.
     """
 
     def __init__(
@@ -285,6 +272,7 @@ def selected(source: Source, fields: Sequence[str]) -> Source:
 class Batch(Node):
     """Batches of consecutive datapoints, which are all fetched at once."""
 
+    divides = True
     size: int
     drop_remainder: bool
 
@@ -305,8 +293,8 @@ class Batch(Node):
     def __len__(self) -> int:
         return self._length
 
-    def over(self, parent: Source) -> Source:
-        return Batch(parent, self.size, self.drop_remainder, self.fn)
+    def copy_over(self, *parents: Source) -> 'Batch':
+        return Batch(parents[0], self.size, self.drop_remainder, self.fn)
 
     def stored_nbytes(self) -> float | None:
         stored = super().stored_nbytes()

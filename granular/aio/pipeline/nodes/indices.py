@@ -8,7 +8,7 @@ import abc
 import functools
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +20,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints, Seed, check_integer, integers_of
+from granular.indexing import Ints, Seed, check_integer, check_seed, integers_of
 from granular.shuffle import MAX_SEED, Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
@@ -30,6 +30,9 @@ ENDLESS: Final = sys.maxsize
 class IndexNode(Node):
     """A node that maps each index to an index of its source."""
 
+    divides = True
+    selects = True
+
     @abc.abstractmethod
     def _lookup(self, indices: Ints) -> Ints:
         """Return the indices in the source."""
@@ -37,13 +40,6 @@ class IndexNode(Node):
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
         return await source.fetch(steps)
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        source = self.parents[0].select(fields)
-        return None if source is None else self.copy_over(source)
-
-    def over(self, parent: Source) -> Source:
-        return self.copy_over(parent)
 
 
 def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
@@ -75,27 +71,19 @@ class Wrapped(IndexNode):
     def _lookup(self, indices: Ints) -> Ints:
         return indices % self._length if self._length else indices
 
-    def describe(self) -> str:
-        return self.parents[0].describe()
-
 
 def check_finite(source: Source, operation: str, remedy: str) -> None:
-    """Check that a source has an end, for an operation that needs its length; raise ``InvalidArgumentError`` if it is
-    repeated infinitely.
-    """
+    """Refuse a source that is repeated infinitely, for an operation that needs its length."""
     if len(source) >= ENDLESS:
         raise InvalidArgumentError(f'{operation}: the dataset is repeated infinitely: {remedy}')
 
 
-def check_length(length: int, operation: str) -> int:
-    """Return a length, which may not exceed that of an infinitely repeated dataset; raise ``InvalidArgumentError`` if
-    it does.
-    """
+def check_length(length: int, operation: str) -> None:
+    """Refuse a length that exceeds that of an infinitely repeated dataset."""
     if length > ENDLESS:
         raise InvalidArgumentError(
             f'{operation}: expected at most {ENDLESS} elements, got {length}: pass a smaller number'
         )
-    return length
 
 
 class Shuffle(IndexNode):
@@ -167,14 +155,15 @@ def _epochs_of(steps: Ints, length: int) -> list[int]:
 class Slice(IndexNode):
     """A part of the source, given by a slice or by indices."""
 
+    divides = False  # its indices are those of the whole
+
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
         super().__init__(parent)
-        if not isinstance(part, slice):
-            check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
         self._part: range | Ints
         if isinstance(part, slice):
             self._part = range(*part.indices(len(parent)))
         else:
+            check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
             indices = integers_of(part, 'slice')
             if ((indices < -len(parent)) | (indices >= len(parent))).any():
                 raise InvalidArgumentError(f'slice: expected indices from {-len(parent)} to {len(parent) - 1}')
@@ -182,9 +171,6 @@ class Slice(IndexNode):
 
     def __len__(self) -> int:
         return len(self._part)
-
-    def over(self, parent: Source) -> Source:
-        return Node.over(self, parent)  # its indices are those of the whole
 
     def _lookup(self, indices: Ints) -> Ints:
         check_not_empty(self, len(self), indices)
@@ -198,16 +184,11 @@ class Slice(IndexNode):
         part = self._part
         if isinstance(part, range):
             return f'[{part.start}:{part.stop}:{part.step}]'
-        return f'slice of {self._described_part}'
+        return f'slice of {len(part)} indices, CRC32C {self._checksum:08x}'
 
     @functools.cached_property
-    def _described_part(self) -> str:
-        return describe_indices(np.asarray(self._part))
-
-
-def describe_indices(indices: Ints) -> str:
-    """Return the number of indices and their checksum: other indices have another description."""
-    return f'{len(indices)} indices, CRC32C {crc32c(np.ascontiguousarray(indices, "<i8").tobytes()):08x}'
+    def _checksum(self) -> int:
+        return crc32c(np.ascontiguousarray(self._part, '<i8').tobytes())
 
 
 class Repeat(IndexNode):
@@ -271,34 +252,42 @@ class Seeded(IndexNode):
 
 
 def part_of(source: Source, part: ShardOptions) -> Source:
-    """Return the same source over one of several contiguous parts of the data; raise ``InvalidArgumentError`` if a
-    stage selects or combines elements by their indices in the whole.
+    """Return the same source over one of several contiguous parts of the data.
+
+    Raises:
+      InvalidArgumentError: if a stage selects or combines elements by their indices in the whole.
     """
     if isinstance(source, Wrapped):
         return Slice(source, slice(*part.split(len(source))))
-    if not isinstance(source, Node) or len(source.parents) != 1:
-        raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
-    return source.over(part_of(source.parents[0], part))
+    if isinstance(source, Node) and len(source.parents) == 1:
+        parent = part_of(source.parents[0], part)
+        if source.divides:
+            return source.copy_over(parent)
+    raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
 
 
-def default_seed(parents: Sequence[Any]) -> int | None:
-    """Derive a seed for a random operation from the preceding ``seed`` nodes, as Grain does.
+def seed_of(seed: int | Sequence[int] | None, stage: Any, operation: str) -> Seed:
+    """Return the seed of a random operation after a stage; one of None is derived from earlier stages, as in Grain.
 
-    Uses the nearest ``seed`` on each path upstream, and its distance. Returns None if there is no such node.
+    It follows from the nearest ``seed`` on each path upstream, and its distance.
     """
+    if seed is not None:
+        return check_seed(seed)
     words: list[int] = []
-    level, depth = list(parents), 1
+    level, depth = [stage], 1
     while level:
-        seeds = [getattr(node, 'declared_seed', None) for node in level]
-        for seed in seeds:
+        declared = [getattr(node, 'declared_seed', None) for node in level]
+        for own in declared:
             # numpy up to 2.4 flattens nested sequences to the same words; 2.5 rejects them.
-            words += [] if seed is None else [*(seed if isinstance(seed, tuple) else (seed,)), depth]
+            words += [] if own is None else [*(own if isinstance(own, tuple) else (own,)), depth]
         level = [
             upstream
-            for node, seed in zip(level, seeds, strict=True)
-            if seed is None
+            for node, own in zip(level, declared, strict=True)
+            if own is None
             for parent in node.parents
             for upstream in (parent.parents if isinstance(parent, BlockBuffer) else (parent,))
         ]
         depth += 1
-    return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0]) if words else None
+    if not words:
+        raise InvalidArgumentError(f'{operation} requires a seed: pass seed=, or call seed() first')
+    return int(np.random.SeedSequence(words).generate_state(1, dtype=np.uint32)[0])

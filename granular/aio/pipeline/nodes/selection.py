@@ -44,18 +44,26 @@ async def filtered(
 ) -> ClassSelection:
     """Select the datapoints of some classes, given the labels or by reading them."""
     description = f'filter_classes({field!r}, {describe_classes(valid_classes, invalid_classes)})'
-    labels = await labels_of(node, field) if labels is None else labels
-    indices = await offload(filters.by_class, labels, valid_classes, invalid_classes, field)
-    return _class_selection(node, labels, indices, description, field)
+    return await _chosen(node, field, labels, description, filters.by_class, valid_classes, invalid_classes)
 
 
 async def oversampled(
     node: Source, field: Any, strategy: filters.Strategy, unlabeled: Any, labels: filters.Labels | None = None
 ) -> ClassSelection:
     """Repeat the datapoints of rare classes, given the labels or by reading them."""
-    labels = await labels_of(node, field) if labels is None else labels
-    indices = await offload(filters.oversampled, labels, strategy, unlabeled, field)
-    return _class_selection(node, labels, indices, f'oversample({field!r}, {strategy!r})', field)
+    description = f'oversample({field!r}, {strategy!r})'
+    return await _chosen(node, field, labels, description, filters.oversampled, strategy, unlabeled)
+
+
+async def _chosen(
+    node: Source, field: Any, labels: filters.Labels | None, description: str, choose: Any, *args: Any
+) -> ClassSelection:
+    if labels is None:
+        labels = await labels_of(node, field)
+    indices = await offload(choose, labels, *args, field)
+    chosen = ClassSelection(node, indices, description)
+    _labels[chosen] = {field: labels[indices]}
+    return chosen
 
 
 def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
@@ -94,14 +102,6 @@ async def read_labels(
     if len({page.dtype.kind for page in pages}) > 1:
         raise InvalidArgumentError(f'{field}: some labels are integers, others strings or sequences')
     return np.concatenate(pages) if pages else filters.as_labels([], field)
-
-
-def _class_selection(
-    node: Source, labels: filters.Labels, indices: Ints, description: str, field: Any
-) -> ClassSelection:
-    chosen = ClassSelection(node, indices, description)
-    _labels[chosen] = {field: labels[indices]}
-    return chosen
 
 
 def _recurs(node: Source) -> bool:

@@ -1,6 +1,7 @@
 """Sources: the inputs of a pipeline, and the one protocol of all of its nodes, ``fetch`` of many indices."""
 
 import abc
+import contextlib
 import functools
 import inspect
 import operator
@@ -12,10 +13,10 @@ from typing import Any, Protocol, Self, SupportsIndex, TypeVar, cast, runtime_ch
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import Elementless
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.data_source import as_data_source
-from granular.aio.pipeline.other_names import Elementless
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -27,12 +28,7 @@ from granular.aio.runtime.user_functions import (
     is_of_signal,
     refuse_coroutine_function,
 )
-from granular.errors import (
-    ClosedError,
-    InvalidArgumentError,
-    OutOfRangeError,
-    UnknownKeyError,
-)
+from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 from granular.indexing import Ints, indices_of
 from granular.metrics import counters, timing
 
@@ -109,7 +105,7 @@ class Source(abc.ABC):
 
     def describe(self) -> str:
         """Describe the stage in one line, for printed pipelines and to check that a state belongs to a pipeline."""
-        return type(self).__name__
+        return self.parents[0].describe() if self.unlisted else type(self).__name__
 
     def user_functions(self) -> tuple[Any, ...]:
         """Return the functions of the user that the stage calls."""
@@ -145,10 +141,7 @@ class Source(abc.ABC):
 
 
 def all_stages(source: Source) -> list[Source]:
-    """Return a source and those before it, each once, in an order that depends on the pipeline alone.
-
-    Datasets of fields, which wrap others, are left out.
-    """
+    """Return a source and those before it, without datasets of fields, each once, in an order of the pipeline alone."""
     stages: dict[int, Source] = {}
     pending = [source]
     while pending:
@@ -208,48 +201,50 @@ def convert(source: Any) -> Source:
 
 
 class _Adapter(Source):
-    """An object of another type, wrapped as a source."""
+    """An object of another type, wrapped as a source.
 
-    def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
-        self._source, self._mask = source, mask
+    Attributes:
+      root: the object.
+      measures_root: True if states name its length, which its description does not.
+    """
+
+    def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
+        self.root, self._method, self._mask = source, method, mask
+        self.measures_root: bool = not isinstance(source, range | list | tuple | np.ndarray)
         self.endless = not hasattr(source, '__len__')
         self._told = as_data_source(source)
         self.seed, self.sparse = self._told.seed, self._told.sparse
 
     def __len__(self) -> int:
-        return length_of(self._source)
-
-    @property
-    def root(self) -> Any:
-        """The wrapped object."""
-        return self._source
-
-    @property
-    def measures_root(self) -> bool:
-        """True if states name the length of the object, which its description does not."""
-        return not isinstance(self._source, range | list | tuple | np.ndarray)
+        return length_of(self.root)
 
     def describe(self) -> str:
-        if isinstance(self._source, range):
-            return repr(self._source)
-        if isinstance(self._source, list | tuple | np.ndarray):
-            return f'{type(self._source).__name__} of {len(self._source)}'
-        shown = ' '.join(repr(self._source).split())  # the repr of a Hugging Face dataset has several lines
-        shown = type(self._source).__name__ if ' at 0x' in shown else f'{shown:.200}'
+        if isinstance(self.root, range):
+            return repr(self.root)
+        if not self.measures_root:
+            return f'{type(self.root).__name__} of {len(self.root)}'
+        shown = ' '.join(repr(self.root).split())  # the repr of a Hugging Face dataset has several lines
+        shown = type(self.root).__name__ if ' at 0x' in shown else f'{shown:.200}'
         return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
 
-    def _check_fields(self, fields: Sequence[str]) -> None:
-        known = _known_spec(self._source) if self._mask is None else self._mask
+    def select(self, fields: Sequence[str]) -> Self | None:
+        if not takes_mask(self.root):
+            return None
+        known: Any = self._mask
+        if known is None:
+            with contextlib.suppress(ClosedError):  # a reader that is not open yet
+                known = getattr(self.root, 'spec', None)
         if isinstance(known, Mapping | Sequence) and (unknown := sorted(set(fields) - set(known))):
             owner = 'the spec' if self._mask is None else 'an earlier select'
-            raise UnknownKeyError(f'{self._source!r}: select has {unknown}, {owner} has {list(known)}')
+            raise UnknownKeyError(f'{self.root!r}: select has {unknown}, {owner} has {list(known)}')
+        return type(self)(self.root, self._method, tuple(fields))
 
     def stored_nbytes(self) -> float | None:
         size = self._told.nbytes(self._mask)
         return None if size is None else size / max(1, len(self))
 
     def _metrics_label(self) -> str:
-        return type(self._source).__name__  # its description may have an address, or data
+        return type(self.root).__name__  # its description may have an address, or data
 
     @abc.abstractmethod
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]: ...
@@ -276,28 +271,14 @@ class _Adapter(Source):
 class Fetching(_Adapter):
     """An object with an async ``fetch``, such as a reader."""
 
-    def __init__(self, source: Any, mask: Sequence[str] | None = None) -> None:
-        super().__init__(source, mask)
+    def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
+        super().__init__(source, method, mask)
         self._is_own = type(source).fetch.__module__.startswith('granular.')
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
-        fetch = self._source.fetch
+        fetch = self.root.fetch
         return fetch(indices, **options) if self._is_own else _awaited(fetch, indices, options)
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        if not takes_mask(self._source):
-            return None
-        self._check_fields(fields)
-        return type(self)(self._source, tuple(fields))
-
-
-def _known_spec(source: Any) -> Any:
-    """Return the spec of a reader that is open; None for others."""
-    try:
-        return getattr(source, 'spec', None)
-    except ClosedError:
-        return None
 
 
 async def _awaited(
@@ -310,23 +291,18 @@ async def _awaited(
 class _Blocking(_Adapter):
     """An object with a blocking method that takes many indices."""
 
-    def __init__(self, source: Any, method: str, mask: Sequence[str] | None = None) -> None:
-        super().__init__(source, mask)
-        self._method = method
-
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        method = getattr(self._source, self._method)
+        method = getattr(self.root, self._method)
         if self._mask is not None:
             method = functools.partial(method, mask=self._mask)
         return list(await offload(method, np.asarray(indices).tolist()))
 
     def select(self, fields: Sequence[str]) -> Self | None:
-        if self._method == 'fetch' and takes_mask(self._source):
-            self._check_fields(fields)
-            return type(self)(self._source, self._method, tuple(fields))
+        if takes_mask(self.root):
+            return super().select(fields)
         # A Hugging Face dataset then decodes the selected columns only.
-        column_names = getattr(self._source, 'column_names', None)
-        select_columns = getattr(self._source, 'select_columns', None)
+        column_names = getattr(self.root, 'column_names', None)
+        select_columns = getattr(self.root, 'select_columns', None)
         if not isinstance(column_names, list) or not callable(select_columns):
             return None
         if unknown := [field for field in fields if field not in column_names]:
@@ -337,13 +313,9 @@ class _Blocking(_Adapter):
 class _Called(_Adapter):
     """An object that returns one datapoint at a time."""
 
-    def __init__(self, source: Any, method: str) -> None:
-        super().__init__(source)
-        self._method = method
-
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices).tolist()
-        method = self._source if self._method == '__call__' else getattr(self._source, self._method)
+        method = self.root if self._method == '__call__' else getattr(self.root, self._method)
         return await map_in_threads([lambda _, step: method(step)], [...] * len(steps), 'loading', steps)
 
 
@@ -353,12 +325,12 @@ class _InMemory(_Adapter):
     @functools.cached_property
     def gapless(self) -> bool:
         """True if no datapoint is None."""
-        if isinstance(self._source, list | tuple):
-            return all(value is not None for value in self._source)
-        return isinstance(self._source, range) or self._source.dtype != object
+        if isinstance(self.root, list | tuple):
+            return all(value is not None for value in self.root)
+        return isinstance(self.root, range) or self.root.dtype != object
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        source, steps = self._source, np.asarray(indices).tolist()
+        source, steps = self.root, np.asarray(indices).tolist()
         if not len(source) and steps:
             raise OutOfRangeError(f'index {steps[0]} is out of range: the source has no elements')
         return [source[step] for step in steps]
@@ -473,7 +445,15 @@ def check_not_empty(node: Source, length: int, indices: Ints) -> None:
 
 
 class Node(Source):
-    """A source that is computed from other sources."""
+    """A source that is computed from other sources.
+
+    Attributes:
+      divides: True if the stage over a contiguous part of its source is that part of the stage.
+      selects: True if its datapoints are those of its sources, which may be able to select fields.
+    """
+
+    divides = False
+    selects = False
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents
@@ -484,11 +464,11 @@ class Node(Source):
     def __len__(self) -> int:
         return len(self.parents[0])
 
-    def over(self, parent: Source) -> Source:
-        """Return the same stage over another source; raise ``InvalidArgumentError`` if it depends on more of its source
-        than the elements.
-        """
-        raise InvalidArgumentError(f'{self.describe()} cannot be divided into contiguous parts')
+    def select(self, fields: Sequence[str]) -> Self | None:
+        if not self.selects:
+            return None
+        narrowed = [source for parent in self.parents if (source := parent.select(fields)) is not None]
+        return self.copy_over(*narrowed) if len(narrowed) == len(self.parents) else None
 
     def copy_over(self, *parents: Source) -> Self:
         """Return a copy of the stage over other sources."""

@@ -102,8 +102,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
       pad_value: value of the rows after those of the elements, in each array.
 
     Raises:
-      DatapointError: if there are too many elements, their structures or shapes differ, or a number does not fit into
-        the dtype of an array.
+      DatapointError: if there are too many elements, their structures or shapes differ, or the padding does not fit.
     """
     batch_size = check_integer('batch_size', batch_size, 1)
     if not 0 < len(values) <= batch_size:
@@ -136,11 +135,8 @@ def _combined(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequenc
 def _outline(datapoint: Any) -> str:
     if isinstance(datapoint, Mapping):
         return f'a dict of {sorted(map(str, datapoint))}'
-    return (
-        f'a {type(datapoint).__name__} of {len(datapoint)}'
-        if isinstance(datapoint, tuple | list)
-        else f'a {type(datapoint).__name__}'
-    )
+    size = f' of {len(datapoint)}' if isinstance(datapoint, tuple | list) else ''
+    return f'a {type(datapoint).__name__}{size}'
 
 
 def is_small(datapoints: Sequence[Any]) -> bool:

@@ -1,7 +1,7 @@
 """Batches of consecutive elements."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.stacking import combine, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.user_functions import refuse_coroutine_function
@@ -21,23 +21,22 @@ class BatchOf(Stream):
     """Batches of consecutive elements."""
 
     transparent = True
-    drop_remainder: bool
 
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self.size: int = check_integer('batch_size', size, 1)
         refuse_coroutine_function(batch_fn)
         self.drop_remainder, self.fn = drop_remainder, batch_fn or stack
 
     def length(self) -> int:
-        elements = self.parents[0].length()
-        return cast(int, elements // self.size if self.drop_remainder else -(-elements // self.size))
+        elements = self.parent.length()
+        return elements // self.size if self.drop_remainder else -(-elements // self.size)
 
     def index_of(self, state: Any) -> int:
-        index: int = self.parents[0].index_of(state)
-        if index == self.parents[0].length():
+        index = self.parent.index_of(state)
+        if index == self.parent.length():
             return self.length()
         if index % self.size:
             raise StateError(
@@ -47,10 +46,10 @@ class BatchOf(Stream):
         return min(self.length(), index // self.size)
 
     def state_at(self, index: int) -> Any:
-        return self.parents[0].state_at(min(index * self.size, self.parents[0].length()))
+        return self.parent.state_at(min(index * self.size, self.parent.length()))
 
     def flow(self) -> Flow:
-        return Batching(self.parents[0].flow(), self.size, self.drop_remainder, self.fn, self.describe())
+        return Batching(self.parent.flow(), self)
 
     def describe(self) -> str:
         batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
@@ -60,13 +59,11 @@ class BatchOf(Stream):
 class Batching(Flow):
     """Batches of consecutive elements."""
 
-    def __init__(
-        self, parent: Flow, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any], description: str
-    ) -> None:
+    def __init__(self, parent: Flow, stage: BatchOf) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._stage, self._count, self._resumed = description, 0, ''
-        self._parent, self._size, self._drop, self._fn = parent, size, drop, fn
-        self.calls_functions: bool = fn is not stack
+        self._parent, self._size, self._drop, self._fn = parent, stage.size, stage.drop_remainder, stage.fn
+        self._counter = Counter(stage.describe(), 'batch')
+        self.calls_functions: bool = stage.fn is not stack
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -81,19 +78,13 @@ class Batching(Flow):
             elements.append(element)
         if not elements or (self._drop and len(elements) < self._size):
             return END
-        try:
-            batch = await stacked(self._fn, elements)
-        except Exception as error:
-            error.add_note(f'while computing batch {self._count}{self._resumed}, in {self._stage}')
-            raise
-        self._count += 1
-        return batch
+        return await self._counter.count(stacked(self._fn, elements))
 
     def state(self) -> Any:
         return self._parent.state()
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        self._count, self._resumed = 0, ' since a state was restored'
+        self._counter.restart()
         await self._parent.restore(state, terms)
 
 
@@ -102,9 +93,9 @@ class Rebatching(Flow):
 
     kind = 'rebatch'
 
-    def __init__(self, parents: Sequence[Flow], size: int, drop: bool, description: str) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._held, self._size, self._drop = Held(parents[0], description, self.kind), size, drop
+    def __init__(self, parent: Flow, stage: str, size: int, drop: bool) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._held, self._size, self._drop = Held(parent, stage, self.kind), size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0

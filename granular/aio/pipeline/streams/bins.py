@@ -15,32 +15,19 @@ _CLOSED: Final = 1 << 62  # used positions of a row that takes no more segments
 
 
 class Segment(NamedTuple):
-    """A sequence in a row.
-
-    Attributes:
-      parts: its values, by feature.
-      listed: its listed meta features.
-    """
+    """A sequence in a row: its values, by feature, and its listed meta features."""
 
     parts: list[Array]
     listed: list[Any]
 
 
 class Document:
-    """A sequence to pack.
-
-    Attributes:
-      arrays: its values, by feature.
-      sizes: their lengths.
-      offsets: the numbers of values that are packed.
-    """
-
-    arrays: list[Array]
+    """A sequence to pack: an array for each feature, and its listed meta features."""
 
     def __init__(self, arrays: list[Array], listed: list[Any]) -> None:
         self.arrays, self._listed = arrays, listed
         self.sizes: list[int] = [len(array) for array in arrays]
-        self.offsets: list[int] = [0] * len(arrays)
+        self.offsets: list[int] = [0] * len(arrays)  # the numbers of values that are packed
 
     def take(self, features: Sequence[Feature], counts: Sequence[int]) -> Segment:
         """Return the next values of each feature as a segment; meta features are never split, and repeat."""
@@ -64,9 +51,6 @@ class Document:
 
 class Pack(abc.ABC):
     """Rows that are filled together."""
-
-    recipe: Recipe
-    features: tuple[Feature, ...]
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.features = recipe, recipe.features

@@ -9,13 +9,13 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import generator
 from granular.aio.pipeline.nodes.functions import method_of, name_of
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.filtered import FilterCheck
-from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
+from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Held
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import DatasetOptions
+from granular.aio.runtime.threads import offload
 from granular.errors import StateError
 from granular.indexing import Seed
 
@@ -23,34 +23,31 @@ from granular.indexing import Seed
 class ElementFunction(Stream):
     """An operation on single elements."""
 
-    name: str
-    transform: Any
-    seed: Seed | None
-
     def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self.name, self.transform, self.seed = name, transform, seed
         self.method = method_of(transform, name)
-        self.filters: DatasetOptions = DatasetOptions()
 
     def merged(self) -> Read | None:
-        read: Read | None = self.parents[0].merged()
+        read: Read | None = self.parent.merged()
         if read is None:
             return None
-        source = read.source
+        source: Source = read.source
         if read.on_error != 'raise' and not elements.after_handled(source):
             source = elements.Handled(source)
         # Operations that number elements can be merged only if no earlier filter, or on_error, drops any.
         dense = not source.sparse and read.on_error == 'raise'
         if self.name == 'map':
-            return read.replaced(source=elements.Streamed(elements.Map(source, self.transform)))
-        if self.name == 'filter' and not read.allow_nones:
-            return read.replaced(source=elements.Filter(source, self.transform))
-        if self.name == 'map_with_index' and read.shard.shard_count == 1 and dense and gapless(source):
-            return read.replaced(source=elements.Streamed(elements.MapWithIndex(source, self.transform)))
-        if self.name == 'random_map' and dense and self.seed is not None:
-            return read.replaced(source=elements.Streamed(elements.RandomMap(source, self.transform, self.seed)))
-        return None
+            source = elements.Streamed(elements.Map(source, self.transform))
+        elif self.name == 'filter' and not read.allow_nones:
+            source = elements.Filter(source, self.transform)
+        elif self.name == 'map_with_index' and read.shard.shard_count == 1 and dense and gapless(source):
+            source = elements.Streamed(elements.MapWithIndex(source, self.transform))
+        elif self.name == 'random_map' and dense and self.seed is not None:
+            source = elements.Streamed(elements.RandomMap(source, self.transform, self.seed))
+        else:
+            return None
+        return read.replaced(parents=(source,))
 
     @property
     def transparent(self) -> bool:  # type: ignore[override]
@@ -65,7 +62,7 @@ class ElementFunction(Stream):
             return read.length()
         if self.name == 'filter':
             return super().length()
-        return cast(int, self.parents[0].length())
+        return self.parent.length()
 
     def index_of(self, state: Any) -> int:
         if (read := self.merged()) is not None:
@@ -85,13 +82,7 @@ class ElementFunction(Stream):
         read = self.merged()
         if read is not None:
             return read.flow()
-        check = FilterCheck(self.filters, self.describe()) if self.name == 'filter' else None
-        return Applying(self.parents[0].flow(), self.name, self.method, self.seed, check, self.describe())
-
-    def with_options(self, options: DatasetOptions) -> Stream:
-        stream = super().with_options(options)
-        stream.__dict__['filters'] = options
-        return stream
+        return Applying(self.parent.flow(), self)
 
     def describe(self) -> str:
         return f'{self.name}({name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
@@ -102,44 +93,36 @@ class Applying(Flow):
 
     calls_functions = True
 
-    def __init__(
-        self,
-        parent: Flow,
-        name: str,
-        fn: Callable[..., Any],
-        seed: Seed | None,
-        check: FilterCheck | None,
-        description: str,
-    ) -> None:
+    def __init__(self, parent: Flow, stage: ElementFunction) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._name, self._fn, self._count = parent, name, fn, 0
-        self._check, self._counter, self._stage = check, Counter(description), description
-        if name == 'filter':
+        self._parent, self._name, self._fn, self._count = parent, stage.name, stage.method, 0
+        self._stage = stage.describe()
+        self._counter, self._check = Counter(self._stage), FilterCheck(stage.dataset_options, self._stage)
+        if stage.name == 'filter':
             self.kind = 'filter'
             parent.keep_host()
-        self._key = None if seed is None else np.random.Philox(seed).state['state']['key']
+        self._key = None if stage.seed is None else np.random.Philox(stage.seed).state['state']['key']
 
     async def next(self) -> Any:
-        call = self._counter.call
+        count = self._counter.count
         while True:
             element = await self._parent.next()
             if element is END:
                 return END
             index, self._count = self._count, self._count + 1
             if self._name == 'filter':
-                kept = await call(self._fn, element)
-                if self._check is not None:
-                    self._check.count(not kept)
+                kept = await count(offload(self._fn, element))
+                self._check.count(not kept)
                 if kept:
                     return element
             elif element is None:
                 return None
             elif self._name == 'map_with_index':
-                return await call(self._fn, index, element)
+                return await count(offload(self._fn, index, element))
             elif self._name == 'random_map':
-                return await call(self._fn, element, generator(self._key, index))
+                return await count(offload(self._fn, element, generator(self._key, index)))
             else:
-                return await call(self._fn, element)
+                return await count(offload(self._fn, element))
 
     def state(self) -> Any:
         if self._name in ('map', 'filter'):
@@ -167,11 +150,10 @@ class FlatMapping(Flow):
     kind = 'flat_map'
     calls_functions = True
 
-    def __init__(self, parents: Sequence[Flow], fn: Callable[[Any], Sequence[Any]]) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._fn, self._stage = fn, f'flat_map({name_of(fn)})'
-        self._held = Held(parents[0], self._stage, self.kind)
-        self._counter = Counter(self._stage)
+    def __init__(self, parent: Flow, stage: str, fn: Callable[[Any], Sequence[Any]]) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._fn, self._stage = fn, stage
+        self._held, self._counter = Held(parent, stage, self.kind), Counter(stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
 
@@ -193,7 +175,7 @@ class FlatMapping(Flow):
         return part
 
     async def _parts(self, element: Any) -> list[Any]:
-        return elements.parts_of(await self._counter.call(self._fn, element), self._stage)
+        return elements.parts_of(await self._counter.count(offload(self._fn, element)), self._stage)
 
     def state(self) -> Any:
         place = self._next_index if self._computed is None or self._next_index < len(self._computed) else 0

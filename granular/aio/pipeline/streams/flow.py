@@ -2,23 +2,27 @@
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+import logging
+import time
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from granular.aio.pipeline.position import FITS, FREE, Terms
+from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
+from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import offload
-from granular.errors import StateError
+from granular.errors import DatapointError, StateError
 
+T = TypeVar('T')
+
+logger: Final = logging.getLogger('granular')
+
+_WINDOW: Final = 1000  # elements that a filter is judged by
+_WARN_EVERY: Final = 60.0  # seconds
 _OF_READING: Final = '_granular_of_reading'  # an attribute of errors
 
 
 def number_of(state: Any, name: str, stop: int = 1 << 63) -> int:
-    """Return a number in the state of a stage.
-
-    Raises:
-      StateError: if it is not an integer from 0 up to but not including ``stop``.
-    """
+    """Return a number in the state of a stage; raise ``StateError`` if it is not an integer from 0 to ``stop - 1``."""
     number = state.get(name) if isinstance(state, Mapping) else None
     if type(number) is not int or not 0 <= number < stop:
         raise StateError(f'not a state of this pipeline: expected {name!r} from 0 to {stop - 1}, got {state!r:.200}')
@@ -26,11 +30,7 @@ def number_of(state: Any, name: str, stop: int = 1 << 63) -> int:
 
 
 def flag_of(state: Mapping[str, Any], name: str, absent: bool | None = False) -> bool:
-    """Return a flag in the state of a stage; if there is none, ``absent``.
-
-    Raises:
-      StateError: if it is neither True nor False.
-    """
+    """Return a flag in the state of a stage, or ``absent``; raise ``StateError`` if it is neither True nor False."""
     flag = state.get(name, absent)
     if type(flag) is not bool:
         raise StateError(f'not a state of this pipeline: expected True or False for {name!r}, got {flag!r:.200}')
@@ -38,23 +38,53 @@ def flag_of(state: Mapping[str, Any], name: str, absent: bool | None = False) ->
 
 
 class Counter:
-    """Counts the elements that a stage has begun to compute, to name them in errors."""
+    """Counts what a stage has computed, elements or batches, to name the next one in errors."""
 
-    def __init__(self, stage: str) -> None:
-        self._stage, self._count, self._resumed = stage, 0, ''
+    def __init__(self, stage: str, unit: str = 'element') -> None:
+        self._stage, self._unit, self._count, self._resumed = stage, unit, 0, ''
 
     def restart(self) -> None:
         """Count from 0 on, after a state was restored."""
         self._count, self._resumed = 0, ' since a state was restored'
 
-    async def call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Call a user function for the next element. An error gets a note that names stage and element."""
-        self._count += 1
+    async def count(self, computing: Awaitable[T]) -> T:
+        """Return what is computed. An error gets a note that names its number and the stage."""
         try:
-            return await offload(fn, *args)
+            computed = await computing
         except Exception as error:
-            error.add_note(f'while computing element {self._count - 1}{self._resumed}, in {self._stage}')
+            error.add_note(f'while computing {self._unit} {self._count}{self._resumed}, in {self._stage}')
             raise
+        self._count += 1
+        return computed
+
+
+class FilterCheck:
+    """Counts the elements that a filter drops, in windows of 1,000; warns or raises if they are too many."""
+
+    def __init__(self, options: DatasetOptions, stage: str) -> None:
+        self._stage = stage
+        self._warn, self._raise = options.filter_warn_threshold_ratio, options.filter_raise_threshold_ratio
+        self._seen = self._dropped = 0
+        self._warned: float | None = None
+
+    def count(self, dropped: bool) -> None:
+        """Count an element; raise ``DatapointError`` if it completes a window in which too many were dropped."""
+        self._seen += 1
+        self._dropped += dropped
+        if self._seen < _WINDOW:
+            return
+        number, self._seen, self._dropped = self._dropped, 0, 0
+        message = f'{self._stage} dropped {number} of {_WINDOW} consecutive elements'
+        if self._raise is not None and number >= self._raise * _WINDOW:
+            raise DatapointError(
+                f'{message}: filter_raise_threshold_ratio is {self._raise}. Filter before training, or change it with '
+                f'with_options(DatasetOptions(...))'
+            )
+        now = time.monotonic()
+        due = self._warned is None or now - self._warned >= _WARN_EVERY
+        if due and self._warn is not None and number >= self._warn * _WINDOW:
+            self._warned = now
+            logger.warning('%s: filter_warn_threshold_ratio is %s', message, self._warn)
 
 
 class Flow(abc.ABC):
@@ -66,14 +96,16 @@ class Flow(abc.ABC):
       calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
       strict: True if ``restore`` refuses the state of a different pipeline.
       adapts: True if a stage before may continue with other weights than those of its state.
-      hosts: the number of hosts that share the elements; 0 if it is not known before the stage begins.
-      even: True if all of them get equally many.
+      turns: those of the hosts that share what this stage itself divides.
+      keeps_host: True if states name this host.
     """
 
     parents: 'tuple[Flow, ...]' = ()
     kind = ''
     calls_functions = False
     strict = True
+    turns = Turns(0, 1)
+    keeps_host = False
 
     @property
     def adapts(self) -> bool:
@@ -81,7 +113,8 @@ class Flow(abc.ABC):
 
     @property
     def hosts(self) -> int:
-        return max((parent.hosts for parent in self.parents), default=1)
+        """The number of hosts that share the elements; 0 if it is not known before the stage begins."""
+        return max((flow.hosts for flow in self.inputs()), default=1) * self.turns.count
 
     @property
     def in_step(self) -> bool:
@@ -90,12 +123,14 @@ class Flow(abc.ABC):
 
     @property
     def even(self) -> bool:
+        """True if all hosts get equally many elements."""
         if self.kind and not FITS[self.kind].in_step:
             return self.hosts == 1
         return all(parent.even for parent in self.parents)
 
     def keep_host(self) -> None:
         """Let states name this host, because a later stage does not take equally many elements on all hosts."""
+        self.keeps_host = True
         for parent in self.parents:
             parent.keep_host()
 
@@ -113,11 +148,7 @@ class Flow(abc.ABC):
 
     @abc.abstractmethod
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        """Continue from a state, under the terms of the later stages.
-
-        Raises:
-          StateError: if it is not one of this pipeline, or the terms exclude it.
-        """
+        """Continue from a state; raise ``StateError`` if it is not one of this pipeline, or later stages exclude it."""
 
     def ready(self) -> list[Any]:
         """Return the next elements that need no further work, in reverse: removing the last one takes it.
@@ -195,12 +226,7 @@ def of_reading(doing: str = '') -> Iterator[None]:
 
 
 async def restore_checked(flow: Flow, state: Any, terms: Terms) -> None:
-    """Continue from a state that may be another flow's, or no state at all.
-
-    Raises:
-      StateError: if it is not one of this flow.
-      Exception: errors of what is read for it, unchanged.
-    """
+    """Continue from a state that may be another flow's, or no state at all, for which it raises ``StateError``."""
     try:
         await flow.restore(state, terms)
     except StateError:

@@ -70,11 +70,7 @@ class Held:
         await self._parent.restore(state, self._terms)
 
     def release(self, last: bool = False) -> None:
-        """Hold no element, or only the last one.
-
-        Raises:
-          StateError: if elements of a state are left, because this stage holds fewer.
-        """
+        """Hold no element, or only the last one; raise ``StateError`` if elements of a state are left."""
         if self._again:
             raise StateError(f'{self._stage}: the state holds {len(self._again)} elements more than this stage does')
         if last:
@@ -85,12 +81,7 @@ class Held:
         self._ended = False
 
     def state(self, holds: bool, **own: Any) -> dict[str, Any]:
-        """Return the state of the stage.
-
-        Args:
-          holds: True if some of what the elements contain was given out already.
-          own: what the stage itself counts.
-        """
+        """Return the state of the stage, with what it counts; it holds some if part of the elements was given out."""
         own['parent'] = self.before
         if holds and self.adapts:
             if self._after is None:

@@ -1,15 +1,17 @@
 """Streams in turn: several are open at a time, and the next one replaces one that ends."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from operator import methodcaller
+from typing import Any, NamedTuple, cast
 
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, of_reading, restore_checked, sum_stats
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
+from granular.aio.pipeline.transforms import MultiprocessingOptions, ShardOptions, divided
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import current
@@ -17,102 +19,82 @@ from granular.errors import StateError
 
 
 class InterleaveSettings(NamedTuple):
-    """The settings of an interleave.
+    """The settings of an interleave."""
 
-    Attributes:
-      cycle: number of streams that are open at a time.
-      threads: number of threads that make datasets.
-      make_buffer: number of datasets that are made and opened before their turn.
-      iter_buffer: number of elements of each stream that are computed ahead.
-    """
-
-    cycle: int
-    threads: int
-    make_buffer: int
-    iter_buffer: int
+    cycle: int  # streams that are open at a time
+    threads: int  # threads that make datasets
+    make_buffer: int  # datasets that are made and opened before their turn
+    iter_buffer: int  # elements of each stream that are computed ahead
 
 
 class Interleaved(Stream):
-    """Elements of several streams in turn. The streams are parents, or made one by one from the elements of a source.
+    """Elements of several streams in turn."""
 
-    Args:
-      parents: the streams, or a source of datasets as the only parent.
-      settings: the settings.
-      convert: returns the stream of a dataset and its number; None if the parents are streams.
-
-    Attributes:
-      change: a function that each stream passes through when it is made; None for none.
-    """
-
-    change: Callable[[Stream], Stream] | None = None
-
-    def __init__(
-        self, parents: Sequence[Any], settings: InterleaveSettings, convert: Callable[[int, Any], Stream] | None = None
-    ) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
-        self.settings, self._convert = settings, convert
-        self._changes: tuple[tuple[str, Any], ...] = ()  # methods to call on each stream that is made
+    def __init__(self, parents: Sequence[Any], settings: InterleaveSettings) -> None:
+        super().__init__(*parents)
+        self.settings = settings
 
     def __len__(self) -> int:
-        return len(self.parents) if self._convert is None else len(self.parents[0])
-
-    @property
-    def hosts(self) -> int:
-        return super().hosts if self._convert is None else 0
+        return len(self.parents)
 
     async def open_stream(self, number: int) -> Stream | None:
         """Return a stream, or None if a filter dropped its dataset."""
-        if self._convert is None:
-            stream: Stream = self.parents[number]
-            return stream
-        dataset = (await self.parents[0].fetch([number]))[0]
-        if dataset is None:
-            return None
-        stream = self._convert(number, dataset)
-        for name, argument in self._changes:
-            stream = getattr(stream, name)(argument)
-        return stream if self.change is None else self.change(stream)
-
-    def _each(self, name: str, argument: Any) -> 'Interleaved':
-        if self._convert is None:
-            stream = self.over([getattr(parent, name)(argument) for parent in self.parents])
-        else:
-            stream = self.over(self.parents)
-            stream.__dict__['_changes'] = (*self._changes, (name, argument))
-        return stream  # type: ignore[return-value]
+        return cast(Stream, self.parents[number])
 
     def with_workers(self, options: MultiprocessingOptions) -> Stream:
-        return self._each('with_workers', divided(options, min(self.settings.cycle, len(self))))
-
-    def with_options(self, options: DatasetOptions) -> Stream:
-        return self._each('with_options', options)
-
-    def sharded(self, part: ShardOptions) -> Stream:
-        return self._each('sharded', part)
+        share = divided(options, min(self.settings.cycle, len(self)))
+        return self.over_each(methodcaller('with_workers', share))
 
     def sliced(self, part: slice) -> Stream:
-        if self._convert is None:
-            return self.over(self.parents[part])
-        return self.over([Slice(self.parents[0], part)])
+        return self.over(self.parents[part])
 
     def in_part(self, part: ShardOptions) -> Stream:
         return self.sliced(slice(part.shard_index, None, part.shard_count))
-
-    def at_epoch(self, epoch: int) -> Stream:
-        stream = self._each('at_epoch', epoch)
-        if self._convert is None:
-            return stream
-        source, length = self.parents[0], len(self)
-        return stream.over([Slice(Repeat(source, None), slice(epoch * length, (epoch + 1) * length))])
-
-    def roots(self) -> list[Any]:
-        return super().roots() if self._convert is None else []
 
     def flow(self) -> Flow:
         return Interleaving(self)
 
     def describe(self) -> str:
         return f'interleave of {len(self)}, {self.settings.cycle} at a time'
+
+
+class InterleavedSource(Interleaved):
+    """Elements of several streams in turn. A function makes them one by one, of the datasets of a source."""
+
+    def __init__(self, source: Source, settings: InterleaveSettings, convert: Callable[[int, Any], Stream]) -> None:
+        super().__init__([source], settings)
+        self._convert = convert
+        self._changes: tuple[Callable[[Any], Any], ...] = ()  # of each stream that is made
+
+    def __len__(self) -> int:
+        return len(self.parents[0])
+
+    @property
+    def hosts(self) -> int:
+        return 0
+
+    async def open_stream(self, number: int) -> Stream | None:
+        dataset = (await self.parents[0].fetch([number]))[0]
+        if dataset is None:
+            return None
+        stream = self._convert(number, dataset)
+        for change in self._changes:
+            stream = change(stream)
+        return stream
+
+    def over_each(self, change: Callable[[Any], Any], refusal: str = '') -> Stream:
+        return self.replaced(_changes=(*self._changes, change))
+
+    def sliced(self, part: slice) -> Stream:
+        return self.over([Slice(self.parents[0], part)])
+
+    def at_epoch(self, epoch: int) -> Stream:
+        source, length = self.parents[0], len(self)
+        part = slice(epoch * length, (epoch + 1) * length)
+        return super().at_epoch(epoch).over([Slice(Repeat(source, None), part)])
+
+    def roots(self) -> list[Any]:
+        return []
 
 
 class Interleaving(Flow):
@@ -135,7 +117,6 @@ class Interleaving(Flow):
         self._closed_stats: dict[str, float] = {}
         self._closed_failures: list[tuple[int, str]] = []
         self._terms = FREE  # those under which the saved streams continue
-        self._keeps_host = False
         self._hosts = stage.hosts  # those that share the streams; 0 until one is made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
 
@@ -155,10 +136,6 @@ class Interleaving(Flow):
     def in_step(self) -> bool:
         return super().in_step and not self._uneven
 
-    def keep_host(self) -> None:
-        self._keeps_host = True
-        super().keep_host()
-
     def bind(self, token: object) -> None:
         self._token = self._ahead.token = token
 
@@ -172,7 +149,7 @@ class Interleaving(Flow):
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
-        if self._keeps_host or not flow.even:
+        if self.keeps_host or not flow.even:
             flow.keep_host()
         self._started.add(flow)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
@@ -204,7 +181,7 @@ class Interleaving(Flow):
 
     async def _first_turn(self, number: int) -> Flow | None:
         """Return the stream with a number, which is open and had no turn yet."""
-        flow: Any
+        flow: Flow | None
         if number in self._saved or number != self._ahead.position:
             flow = await self._made_now(number)
             if flow is not None and number in self._saved:
@@ -219,17 +196,17 @@ class Interleaving(Flow):
         if flow is not None:
             self._flows[number] = flow
             self._hosts = max(self._hosts, flow.hosts)
-        return flow  # type: ignore[no-any-return]
+        return flow
 
     async def _made_now(self, number: int) -> Flow | None:
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
         ahead.token, ahead.position, ahead.stop = self._token, number, number + 1
         try:
             with of_reading():
-                flow: Any = await ahead.take()
+                flow: Flow | None = await ahead.take()
         finally:
             await ahead.aclose()
-        return flow  # type: ignore[no-any-return]
+        return flow
 
     async def _close(self, flows: Sequence[Flow]) -> None:
         """Close streams, and add up their counters."""

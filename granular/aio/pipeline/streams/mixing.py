@@ -17,7 +17,7 @@ class Zipped(Stream):
     """Tuples of the elements of several streams."""
 
     def __init__(self, parents: Sequence[Stream], strict: bool) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(*parents)
         self._strict = strict
 
     def length(self) -> int:
@@ -33,7 +33,7 @@ class Zipped(Stream):
         return {'parents': [parent.state_at(index) for parent in self.parents], 'count': index}
 
     def flow(self) -> Flow:
-        return Zipping([parent.flow() for parent in self.parents], self._strict)
+        return Zipping(self)
 
     def describe(self) -> str:
         return f'zip of {len(self.parents)}{"" if self._strict else ", strict=False"}'
@@ -42,9 +42,9 @@ class Zipped(Stream):
 class _Combining(Flow):
     """A stage that takes elements from several streams. Its state is theirs, and the number of its elements."""
 
-    def __init__(self, parents: Sequence[Flow]) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._count = 0
+    def __init__(self, stage: Stream) -> None:
+        self.parents: tuple[Flow, ...] = tuple(parent.flow() for parent in stage.parents)
+        self._count, self._ended = 0, False
 
     def state(self) -> Any:
         return {'parents': [parent.state() for parent in self.parents], 'count': self._count}
@@ -53,15 +53,15 @@ class _Combining(Flow):
         count = number_of(state, 'count')
         for parent, parent_state in zip(self.parents, state['parents'], strict=True):
             await parent.restore(parent_state, terms)
-        self._count = count
+        self._count, self._ended = count, False
 
 
 class Zipping(_Combining):
     """Tuples of the elements of several streams."""
 
-    def __init__(self, parents: Sequence[Flow], strict: bool) -> None:
-        super().__init__(parents)
-        self._strict, self._ended = strict, False
+    def __init__(self, stage: Zipped) -> None:
+        super().__init__(stage)
+        self._strict = stage._strict
 
     async def next(self) -> Any:
         if self._ended:
@@ -97,7 +97,7 @@ class Mixed(Stream):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
     def __init__(self, parents: Sequence[Stream], weights: Sequence[int]) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(*parents)
         self._weights = tuple(weights)
 
     def length(self) -> int:
@@ -134,7 +134,7 @@ class Mixed(Stream):
         return {'parents': states, 'count': index}
 
     def flow(self) -> Flow:
-        return Mixing([parent.flow() for parent in self.parents], self._weights)
+        return Mixing(self)
 
     def describe(self) -> str:
         return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
@@ -143,10 +143,10 @@ class Mixed(Stream):
 class Mixing(_Combining):
     """Elements of several streams in proportion to their weights, until one of them ends."""
 
-    def __init__(self, parents: Sequence[Flow], weights: Sequence[int]) -> None:
-        super().__init__(parents)
+    def __init__(self, stage: Mixed) -> None:
+        super().__init__(stage)
         self._mixed: Sequence[Flow] = self.parents
-        self._weights, self._ended = weights, False
+        self._weights = stage._weights
 
     async def next(self) -> Any:
         if self._ended:
@@ -157,10 +157,6 @@ class Mixing(_Combining):
         self._ended = element is END
         self._count += not self._ended
         return element
-
-    async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        await super().restore(state, terms)
-        self._ended = False
 
 
 class NamedMix(Mixed):
@@ -189,8 +185,7 @@ class NamedMix(Mixed):
         return {'parents': states, 'count': index, 'weights': dict(zip(self._names, self._weights, strict=True))}
 
     def flow(self) -> Flow:
-        flows = {name: parent.flow() for name, parent in zip(self._names, self.parents, strict=True)}
-        return NamedMixing(flows, self._weights, self._lines(), self.describe())
+        return NamedMixing(self)
 
     def describe(self) -> str:
         weights = ', '.join(f'{name}: {weight}' for name, weight in zip(self._names, self._weights, strict=True))
@@ -205,17 +200,12 @@ class NamedMixing(Mixing):
 
     adapts = True
 
-    def __init__(
-        self,
-        parents: Mapping[str, Flow],
-        weights: Sequence[int],
-        lines: Mapping[str, Sequence[str]],
-        description: str,
-    ) -> None:
-        super().__init__(list(parents.values()), weights)
-        self._named, self._lines, self._description = parents, lines, description
-        self._starts = {name: parent.state() for name, parent in parents.items()}
-        self._own = dict(zip(parents, weights, strict=True))
+    def __init__(self, stage: NamedMix) -> None:
+        super().__init__(stage)
+        self._named = dict(zip(stage._names, self.parents, strict=True))
+        self._own = dict(zip(stage._names, stage._weights, strict=True))
+        self._lines, self._description = stage._lines(), stage.describe()
+        self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
 
     def state(self) -> Any:
@@ -235,11 +225,7 @@ class NamedMixing(Mixing):
         self._current, self._count, self._ended = current, count, False
 
     def _chosen(self, state: Mapping[str, Any], terms: Terms) -> Mapping[str, int]:
-        """Return the weights to continue with.
-
-        Raises:
-          StateError: if a later stage needs others.
-        """
+        """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""
         saved = state.get('weights')
         if terms.weights == 'own' or saved == self._own:
             return self._own

@@ -9,10 +9,10 @@ import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms, Turns
-from granular.aio.pipeline.streams.bins import Array, Bins, Concatenated, Document, Segment, aligned
+from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Held
-from granular.aio.pipeline.streams.packing_options import Feature, Recipe
+from granular.aio.pipeline.streams.packing_options import Recipe
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
@@ -31,11 +31,10 @@ class Packing(Flow):
 
     kind = 'pack'
 
-    def __init__(self, parents: Sequence[Flow], recipe: Recipe) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._recipe, self._features, self._turns = recipe, recipe.features, Turns.of(recipe.shard)
-        self._held = Held(parents[0], recipe.description, self.kind, last=True)
-        self._keeps_host = False
+    def __init__(self, parent: Flow, stage: str, recipe: Recipe) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._recipe, self._features, self.turns = recipe, recipe.features, Turns.of(recipe.shard)
+        self._held = Held(parent, stage, self.kind, last=True)
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
@@ -46,19 +45,11 @@ class Packing(Flow):
         self._positions = np.arange(max(feature.length for feature in self._features), dtype=np.int32)
 
     @property
-    def hosts(self) -> int:
-        return super().hosts * self._turns.count
-
-    @property
     def in_step(self) -> bool:
         return self.hosts == 1  # how many rows there are is not known
 
-    def keep_host(self) -> None:
-        self._keeps_host = True
-        super().keep_host()
-
     async def next(self) -> Any:
-        row = self._row + self._turns.offset
+        row = self._row + self.turns.offset
         while True:
             if self._rows is None:
                 await self._compute()
@@ -71,7 +62,7 @@ class Packing(Flow):
             self._begin_next()
         element = self._build(self._rows[at])
         self._rows[at] = []  # free its documents
-        self._row += self._turns.stride
+        self._row += self.turns.stride
         if self._row >= self._base['rows'] + len(self._rows):
             self._begin_next()
         return element
@@ -98,9 +89,11 @@ class Packing(Flow):
                 if element is END:
                     break
                 document = self._document(element, number)
-                if first:
-                    self._skip(document, base['offsets'])
-                first = False
+                if first:  # a state may be in its middle
+                    offsets = list(base['offsets'])
+                    if any(offset > size for offset, size in zip(offsets, document.sizes, strict=True)):
+                        raise StateError(f'pack: the state is at {offsets} of a document of {document.sizes} values')
+                    document.offsets, first = offsets, False
             if max(document.sizes) > _LONG * longest:
                 added = await offload(pack.add, document)  # it fills many rows
             else:
@@ -124,20 +117,10 @@ class Packing(Flow):
         }
         self._pending, self._rows = document, rows
 
-    def _skip(self, document: Document, offsets: Sequence[int]) -> None:
-        """Continue a document in the middle, after a state was restored."""
-        if any(offset > size for offset, size in zip(offsets, document.sizes, strict=True)):
-            raise StateError(f'pack: the state is at {list(offsets)} of a document of {document.sizes} values')
-        document.offsets = list(offsets)
-
     # --- elements
 
     def _document(self, element: Any, number: int) -> Document:
-        """Return an element as a document.
-
-        Raises:
-          DatapointError: if it lacks a feature, or has one that does not fit the others, or is too long.
-        """
+        """Return an element as a document; raise ``DatapointError`` if it lacks a feature, or one does not fit."""
         arrays = []
         recipe = self._recipe
         split = recipe.split_long or recipe.strategy == 'concat_then_split'
@@ -150,12 +133,20 @@ class Packing(Flow):
                 keys = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
                 raise DatapointError(f'pack: element {number} has no {feature.name!r}, only {keys!s:.200}') from None
             if not isinstance(value, np.ndarray):
-                value = _array(value, number, feature)
+                try:
+                    value = np.asarray(value)
+                except ValueError as error:
+                    raise DatapointError(
+                        f'pack: element {number}: {feature.name!r} is not an array: {error}'
+                    ) from error
             if value.ndim == 0:
                 value = value.reshape(1)
             if len(value) > feature.length and (feature.meta or not split):
                 remedy = 'which is a meta feature and cannot be split' if split else 'split it, or pass split_long=True'
-                raise _too_long(number, feature, len(value), remedy)
+                raise DatapointError(
+                    f'pack: element {number}: a sequence of {len(value)} in {feature.name!r} is longer than a row of '
+                    f'{feature.length}: {remedy}'
+                )
             arrays.append(value)
         try:
             listed = [element[key] for key in recipe.listed]
@@ -227,7 +218,7 @@ class Packing(Flow):
 
     def state(self) -> Any:
         holds = self._row > self._base['rows'] or any(self._base['offsets'])
-        row = self._turns.state(self._row, self._keeps_host)
+        row = self.turns.state(self._row, self.keeps_host)
         return self._held.state(holds, **self._base, row=row)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
@@ -238,7 +229,7 @@ class Packing(Flow):
                 f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}: states saved by earlier '
                 f'versions of granular cannot be continued: start again at the beginning of an epoch'
             )
-        row = self._turns.at(state['row'], terms)
+        row = self.turns.at(state['row'], terms)
         offsets, numbers = state['offsets'], [state['document'], state['rows'], row]
         if len(offsets) != len(self._features):
             raise StateError(f'pack: expected {len(self._features)} offsets, got {offsets!r:.200}')
@@ -249,20 +240,6 @@ class Packing(Flow):
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
         self._after, self._row, self._rows, self._pending = self._base, row, None, None
-
-
-def _array(value: Any, number: int, feature: Feature) -> Array:
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise DatapointError(f'pack: element {number}: {feature.name!r} is not an array: {error}') from error
-
-
-def _too_long(number: int, feature: Feature, size: int, remedy: str) -> DatapointError:
-    return DatapointError(
-        f'pack: element {number}: a sequence of {size} in {feature.name!r} is longer than a row of {feature.length}: '
-        f'{remedy}'
-    )
 
 
 def _shape(trailing: tuple[int, ...]) -> str:

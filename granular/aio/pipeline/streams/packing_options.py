@@ -1,6 +1,5 @@
 """The arguments of packing."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -12,23 +11,14 @@ Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
 
 
 class Feature(NamedTuple):
-    """A packed feature.
+    """A packed feature."""
 
-    Attributes:
-      path: the keys that lead to it in an element.
-      length: positions in a row.
-      meta: True if it has no segment ids and positions, and is never split.
-      alignment: segments start at multiples of it.
-      padding: the value of the positions without a segment.
-      bos: the value that replaces the first of each segment; None to keep it.
-    """
-
-    path: tuple[str, ...]
-    length: int
-    meta: bool
-    alignment: int
-    padding: Any
-    bos: Any
+    path: tuple[str, ...]  # the keys that lead to it in an element
+    length: int  # positions in a row
+    meta: bool  # True if it has no segment ids and positions, and is never split
+    alignment: int  # segments start at multiples of it
+    padding: Any  # the value of the positions without a segment
+    bos: Any  # the value that replaces the first of each segment; None to keep it
 
     @property
     def name(self) -> str:
@@ -36,9 +26,8 @@ class Feature(NamedTuple):
         return '.'.join(self.path)
 
 
-@dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The arguments of a packing stage, checked.
+    """The arguments of ``IterDataset.pack``, checked.
 
     Attributes:
       features: the packed features.
@@ -47,19 +36,8 @@ class Recipe:
       shard: the rows that this stream yields.
     """
 
-    features: tuple[Feature, ...]
-    listed: tuple[str, ...]
-    strategy: Strategy
-    bins: int
-    max_segments: int | None
-    split_long: bool
-    seed: int | None
-    shard: ShardOptions
-    description: str
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         length: Any,
         strategy: Strategy,
         bins: int,
@@ -72,12 +50,7 @@ class Recipe:
         padding: Any,
         bos: Any,
         shard_options: ShardOptions | None,
-    ) -> 'Recipe':
-        """Check the arguments of ``IterDataset.pack``.
-
-        Raises:
-          InvalidArgumentError: if one is invalid.
-        """
+    ) -> None:
         if strategy not in get_args(Strategy):
             raise InvalidArgumentError(f'strategy: expected one of {list(get_args(Strategy))}, got {strategy!r:.100}')
         if not isinstance(length, Mapping) or not length:
@@ -88,13 +61,13 @@ class Recipe:
             raise InvalidArgumentError(f'meta_features: expected a sequence of keys, got {meta!r:.100}')
         if strategy == 'concat_then_split' and shuffle_bins:
             raise InvalidArgumentError('shuffle_bins: concat_then_split fills one row after the other: it has no bins')
-        shard = as_shard(shard_options)
-        if shard.drop_remainder:
+        self.shard = as_shard(shard_options)
+        if self.shard.drop_remainder:
             raise InvalidArgumentError(
                 'shard_options: the number of packed rows is not known before the end: expected drop_remainder=False; '
                 'repeat the documents for streams that end at the same time'
             )
-        features = [
+        self.features = tuple(
             Feature(
                 path,
                 check_integer(f'length of {".".join(path)!r}', size, 1),
@@ -104,8 +77,8 @@ class Recipe:
                 None if path[0] in meta and not isinstance(bos, Mapping) else _value_for(path, bos, None, 'bos'),
             )
             for path, size in _leaves(length)
-        ]
-        _check_paths(features, {'alignment': alignment, 'padding': padding, 'bos': bos})
+        )
+        _check_paths(self.features, {'alignment': alignment, 'padding': padding, 'bos': bos})
         # Begins as in earlier releases: their states are then refused for their content, with a clearer message.
         options = {
             'strategy': (strategy, 'first_fit'), 'meta_features': (list(meta), []),
@@ -114,18 +87,12 @@ class Recipe:
             'alignment': (alignment, None), 'padding': (padding, None), 'bos': (bos, None),
         }  # fmt: skip
         changed = [f', {name}={value!r}' for name, (value, default) in options.items() if value != default]
-        bins = check_integer('num_packing_bins', bins, 1)
-        return cls(
-            tuple(features),
-            tuple(key for key in meta if key not in length),
-            strategy,
-            bins,
-            None if max_segments is None else check_integer('max_segments', max_segments, 1),
-            split_long,
-            check_integer('seed', seed, 0) if shuffle_bins else None,
-            shard,
-            f'pack({dict(length)}, {bins}{"".join(changed)})',
-        )
+        self.strategy, self.split_long = strategy, split_long
+        self.bins = check_integer('num_packing_bins', bins, 1)
+        self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
+        self.listed = tuple(key for key in meta if key not in length)
+        self.seed = check_integer('seed', seed, 0) if shuffle_bins else None
+        self.description = f'pack({dict(length)}, {self.bins}{"".join(changed)})'
 
 
 def _leaves(length: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

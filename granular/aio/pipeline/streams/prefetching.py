@@ -21,7 +21,7 @@ class Prefetched(Unchanged):
         self._size = size
 
     def flow(self) -> Flow:
-        return Prefetching(self.parents[0].flow(), self._size)
+        return Prefetching(self.parent.flow(), self._size)
 
     def describe(self) -> str:
         return f'prefetch({self._size})'
@@ -37,7 +37,7 @@ class Prefetching(Flow):
         self._after, self._in_step = self._parent.state(), parent.in_step
         self._terms = FREE
         self._task: asyncio.Task[None] | None = None
-        # Elements, the states after them, and whether hosts are in step there.
+        # Elements, the states after them, and whether hosts are in step there; an error in place of the last state.
         self._ready: asyncio.Queue[tuple[Any, Any, bool]] | None = None
         self._room = asyncio.Event()  # set if the task may compute another element
         self._loop: asyncio.AbstractEventLoop | None = None  # of the task
@@ -71,9 +71,9 @@ class Prefetching(Flow):
                 return END
             element, after, in_step = await self._ready.get()
             self._set_room()
-        if isinstance(after, _Raised):
+        if isinstance(after, BaseException):
             self._task = None
-            raise after.error
+            raise after
         if element is END:
             self._task = None
         self._after, self._in_step, self._taken = after, in_step, False
@@ -100,7 +100,7 @@ class Prefetching(Flow):
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
-                ready.put_nowait((None, _Raised(error), True))
+                ready.put_nowait((None, error, True))
                 return
             finally:
                 self._computing = False
@@ -149,12 +149,5 @@ class Prefetching(Flow):
         self._closed, ready = True, self._ready
         await self._stop()
         if ready is not None and ready.empty():  # wake a consumer that waits for an element
-            ready.put_nowait((None, _Raised(ClosedError('the iterator is closed')), True))
+            ready.put_nowait((None, ClosedError('the iterator is closed'), True))
         await super().aclose()
-
-
-class _Raised:
-    """The error that ended the computation of the next element."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error

@@ -1,6 +1,7 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -11,8 +12,7 @@ from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, check_finite, part_of
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
 from granular.aio.pipeline.position import FREE, Terms, Turns
-from granular.aio.pipeline.streams.filtered import FilterCheck
-from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.pipeline.streams.flow import FilterCheck, Flow
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import (
     DatasetOptions,
@@ -37,12 +37,7 @@ _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick a
 class Read(Stream):
     """The elements of a source, read ahead in chunks."""
 
-    source: Source
-    options: ReadOptions
-    allow_nones: bool
-    shard: ShardOptions
-    workers: MultiprocessingOptions | None
-    filters: DatasetOptions
+    workers: MultiprocessingOptions | None = None
 
     def __init__(
         self,
@@ -51,24 +46,25 @@ class Read(Stream):
         allow_nones: bool = False,
         shard: ShardOptions | None = None,
         on_error: OnError = 'raise',
-        workers: MultiprocessingOptions | None = None,
-        filters: DatasetOptions | None = None,
     ) -> None:
-        self.parents: tuple[Any, ...] = (source,)
-        self.source, self.options, self.allow_nones = source, as_read_options(options), allow_nones
-        self.shard, self.workers, self.filters = as_shard(shard), workers, filters or DatasetOptions()
-        self.turns = Turns.of(self.shard)
+        super().__init__(source)
+        self.options, self.allow_nones, self.shard = as_read_options(options), allow_nones, as_shard(shard)
         self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
-        # Hosts do not advance equally if elements are dropped, after which others come in their place.
-        self.drops: bool = self.on_error != 'raise' or (source.sparse and not allow_nones)
 
-    def replaced(self, **changes: Any) -> 'Read':
-        """Return a copy with some arguments changed."""
-        arguments = {
-            'source': self.source, 'options': self.options, 'allow_nones': self.allow_nones, 'shard': self.shard,
-            'on_error': self.on_error, 'workers': self.workers, 'filters': self.filters,
-        }  # fmt: skip
-        return type(self)(**{**arguments, **changes})
+    @property
+    def source(self) -> Source:
+        """The source that is read."""
+        return cast(Source, self.parents[0])
+
+    @property
+    def turns(self) -> Turns:
+        """The turns of the hosts that share the source."""
+        return Turns.of(self.shard)
+
+    @property
+    def drops(self) -> bool:
+        """Whether elements are dropped: hosts do not advance equally, as others come in their place."""
+        return self.on_error != 'raise' or (self.source.sparse and not self.allow_nones)
 
     @property
     def hosts(self) -> int:
@@ -81,13 +77,13 @@ class Read(Stream):
         return self.replaced(workers=options)
 
     def with_options(self, options: DatasetOptions) -> Stream:
-        return self.replaced(filters=options)
+        return self.replaced(dataset_options=options)
 
     def sliced(self, part: slice) -> Stream:
-        return self.replaced(source=Slice(self.source, part))
+        return self.over([Slice(self.source, part)])
 
     def in_part(self, part: ShardOptions) -> Stream:
-        return self.replaced(source=part_of(self.source, part))
+        return self.over([part_of(self.source, part)])
 
     def sharded(self, part: ShardOptions) -> Stream:
         # Element k of shard s of n, taken within shard p of m, is element (k * n + s) * m + p of the source.
@@ -99,8 +95,7 @@ class Read(Stream):
     def at_epoch(self, epoch: int) -> Stream:
         length = len(self.source)
         check_finite(self.source, f'epoch {epoch}', 'leave out repeat(), or call it of the stream')
-        part = slice(epoch * length, (epoch + 1) * length)
-        return self.replaced(source=Slice(Repeat(self.source, None), part))
+        return self.over([Slice(Repeat(self.source, None), slice(epoch * length, (epoch + 1) * length))])
 
     def roots(self) -> 'list[Read]':
         return [self]
@@ -152,40 +147,34 @@ class _ChunkTask:
 
 
 class Reading(Flow):
-    """Reads a source.
+    """Reads a source. Its state is the position in the ``Turns`` of the shards, which take turns from there on."""
 
-    Its state is the position in the ``Turns`` of the shards, which take turns from there on.
-    """
-
-    errors: Errors
-
-    _workers: 'Workers | None'
+    _workers: 'Workers | None' = None
 
     def __init__(self, read: Read, chunk: int = _CHUNK) -> None:
         self._read, self.errors = read, Errors(read.on_error)
         self.calls_functions: bool = callable(read.on_error)
         self._later = elements.after_handled(read.source)
-        self._turns, options = read.turns, read.options
-        self._stride = self._turns.stride
-        self._keeps_host, self._alone = read.drops, self._turns.count == 1
+        self.turns, options = read.turns, read.options
+        self._stride = self.turns.stride
+        self._drops = self.keeps_host = read.drops
+        self._alone = self.turns.count == 1
         self._length, self._start = len(read.source), 0  # hosts take turns from the start to the end of the length
         self._ended = False
         weight = _weight(read.source)
         self._chunk_size = max(1, chunk // weight)
-        task = _ChunkTask(read.source, self._turns)
-        self._workers = None
-        depth = _CHUNKS
-        if read.workers is not None and read.workers.num_workers:
+        task = _ChunkTask(read.source, self.turns)
+        compute: Callable[..., Coroutine[Any, Any, list[Any]]] = task.compute
+        self._deepest = _CHUNKS
+        if (workers := read.workers) is not None and workers.num_workers:
             from granular.aio.execution.workers import Workers
 
-            workers = read.workers
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
-            depth = max(depth, read.workers.num_workers * read.workers.per_worker_buffer_size)
-        compute = task.compute if self._workers is None else self._workers.compute
+            compute = self._workers.compute
+            self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
         self.ahead: Prefetch[list[Any]] = Prefetch(
             compute, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
-        self._deepest = depth
         # The bytes of the largest element, and until one is read, of a stored one; 0 if neither is known.
         self._largest = int(read.source.stored_nbytes() or 0)
         self._measured = False
@@ -193,25 +182,18 @@ class Reading(Flow):
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
         self._chunk_stop = 0  # position after the last element of the chunk in the source
         self._plain = False  # True if all elements of the chunk are returned as they are
-        self.ahead.stop = self._turns.stop(0, self._length)
+        self.ahead.stop = self.turns.stop(0, self._length)
         self._elements, self._bytes = 0, 0  # elements include those that are left
-        drops = read.source.sparse and not read.allow_nones
-        self._check = FilterCheck(read.filters, _filters_of(read.source)) if drops else None
-
-    @property
-    def hosts(self) -> int:
-        return self._turns.count
+        filters = read.source.sparse and not read.allow_nones
+        self._check = FilterCheck(read.dataset_options, _filters_of(read.source)) if filters else None
 
     @property
     def even(self) -> bool:
-        return self.hosts == 1 or (not self._read.drops and self._turns.even(self._length - self._start))
+        return self._alone or (not self._drops and self.turns.even(self._length - self._start))
 
     @property
     def in_step(self) -> bool:
         return self.even or self._position() <= self._length
-
-    def keep_host(self) -> None:
-        self._keeps_host = True
 
     def stats(self) -> dict[str, float]:
         ready, in_flight = self.ahead.counts()
@@ -264,7 +246,7 @@ class Reading(Flow):
                     self._elements -= 1
                     continue
                 if self._later:
-                    element = await elements.replaced(self._later, element, self._position() + self._turns.offset)
+                    element = await elements.replaced(self._later, element, self._position() + self.turns.offset)
             if self._check is not None:
                 self._check.count(element is None)
             rest.pop()
@@ -321,23 +303,23 @@ class Reading(Flow):
     def state(self) -> Any:
         # At the end, shards may have read different numbers of elements.
         at = self._length if self._ended else min(self._length, self._position())
-        return at if self._alone else self._turns.state(at, self._keeps_host)
+        return at if self._alone else self.turns.state(at, self.keeps_host)
 
     def _position(self) -> int:
         rest = len(self._chunk_rest)
         return self._chunk_stop - rest * self._stride if rest else self.ahead.position
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        if self._read.drops:
+        if self._drops:
             stage = _filters_of(self._read.source) if self._read.on_error == 'raise' else 'on_error'
             terms = terms.of(f'to_iter_dataset, after {stage}', 'to_iter_dataset, elements dropped', False)
-        position = self._turns.at(state, terms)
+        position = self.turns.at(state, terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             self._start = position
-            self.ahead.stop = self._turns.stop(position, self._length)  # first: interrupted, it is set again
+            self.ahead.stop = self.turns.stop(position, self._length)  # first: interrupted, it is set again
             await self._seek(position)
 
     async def _seek(self, position: int) -> None:

@@ -1,6 +1,5 @@
 """The elements of a stream again and again, or the first of them only."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 from granular.aio.execution.prefetch import END
@@ -16,24 +15,23 @@ class Repeated(Stream):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Stream, epochs: int | None) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self._epochs = epochs
 
     def length(self) -> int:
-        length: int = self.parents[0].length()
+        length = self.parent.length()
         return ENDLESS if self._epochs is None and length else min(ENDLESS, length * (self._epochs or 1))
 
     def index_of(self, state: Any) -> int:
-        return min(
-            self.length(), cast(int, state['epoch'] * self.parents[0].length() + super().index_of(state['parent']))
-        )
+        index: int = state['epoch'] * self.parent.length() + super().index_of(state['parent'])
+        return min(self.length(), index)
 
     def state_at(self, index: int) -> Any:
-        epoch, index = divmod(index, max(1, self.parents[0].length()))
+        epoch, index = divmod(index, max(1, self.parent.length()))
         return {'parent': super().state_at(index), 'epoch': epoch, 'empty': not index}
 
     def flow(self) -> Flow:
-        return Repeating(self.parents[0].flow(), self._epochs, self.describe())
+        return Repeating(self.parent.flow(), self._epochs, self.describe())
 
     def describe(self) -> str:
         return f'repeat({self._epochs})'
@@ -43,12 +41,11 @@ class Limited(Stream):
     """The first elements of a stream."""
 
     def __init__(self, parent: Stream, limit: int) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self._limit = limit
 
     def length(self) -> int:
-        length: int = self.parents[0].length()
-        return min(self._limit, length)
+        return min(self._limit, self.parent.length())
 
     def index_of(self, state: Any) -> int:
         self.length()
@@ -58,7 +55,7 @@ class Limited(Stream):
         return {'parent': super().state_at(index), 'count': index}
 
     def flow(self) -> Flow:
-        return Limiting(self.parents[0].flow(), self._limit)
+        return Limiting(self.parent.flow(), self._limit)
 
     def describe(self) -> str:
         return f'limit({self._limit})'
@@ -145,14 +142,13 @@ class Caching(Flow):
 
     kind = 'cache'
 
-    def __init__(self, parents: Sequence[Flow]) -> None:
-        self.parents: tuple[Flow, ...] = tuple(parents)
-        self._parent = parents[0]
-        self._held = Held(self._parent, 'cache()', self.kind)
+    def __init__(self, parent: Flow, stage: str) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._parent, self._stage, self._held = parent, stage, Held(parent, stage, self.kind)
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0
-        self._after = self._parent.state()  # after the last cached element
+        self._after = parent.state()  # after the last cached element
         self._astray = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
@@ -184,11 +180,11 @@ class Caching(Flow):
         if type(state) is int:  # of version 1
             if state and self._parent.adapts:
                 raise StateError(
-                    'cache(): an earlier release saved the state, without the weights of mixes: continue with that '
-                    'release, or from the start of an epoch'
+                    f'{self._stage}: an earlier release saved the state, without the weights of mixes: continue with '
+                    f'that release, or from the start of an epoch'
                 )
             if state:
-                judge_unnamed_hosts('cache()', self._parent.hosts)
+                judge_unnamed_hosts(self._stage, self._parent.hosts)
             state = {'parent': self._held.before, 'place': state}
         place, own = number_of(state, 'place'), self._held.before
         rewinds = not place and not terms.held

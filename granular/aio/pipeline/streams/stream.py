@@ -8,9 +8,9 @@ processes.
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from operator import methodcaller
+from typing import Any, Self, cast
 
-from granular.aio.pipeline.nodes.indices import default_seed
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
 from granular.errors import InvalidArgumentError
@@ -23,15 +23,24 @@ class Stream(abc.ABC):
     Attributes:
       parents: the previous stages, or the source.
       declared_seed: the seed that this stage sets for later ones; None if it sets none.
-      trace: options by which the stream is traced, if they were set after this stage.
+      dataset_options: those that were set after this stage.
       transparent: True if a state of this stage is that of its only parent.
+      unlisted: True if it has the description of its parent, and is not listed beside it.
     """
 
     parents: tuple[Any, ...] = ()
     transparent = False
-    unlisted = False  # True if it has the description of its parent, and is not listed beside it
-    trace: DatasetOptions | None = None
+    unlisted = False
+    dataset_options: DatasetOptions = DatasetOptions()
     declared_seed: Seed | None = None
+
+    def __init__(self, *parents: Any) -> None:
+        self.parents = parents
+
+    @property
+    def parent(self) -> 'Stream':
+        """The only previous stage."""
+        return cast(Stream, self.parents[0])
 
     @abc.abstractmethod
     def flow(self) -> Flow:
@@ -51,82 +60,61 @@ class Stream(abc.ABC):
         return None
 
     def length(self) -> int:
-        """Return the number of elements of a stage with random access, which does not compute those that it skips.
-
-        Raises:
-          InvalidArgumentError: if the stage has no random access.
+        """Return the number of elements of a stage with random access, which does not compute those that it skips; of
+        any other stage, raise ``InvalidArgumentError``.
         """
         raise InvalidArgumentError(f'{self.describe()}: elements of this stage have no index')
 
     def index_of(self, state: Any) -> int:
-        """Return the number of the element that follows a state.
-
-        Raises:
-          StateError: if the state is between two elements.
-        """
+        """Return the number of the element that follows a state; raise ``StateError`` between two elements."""
         self.length()
-        return cast(int, self.parents[0].index_of(state))
+        return self.parent.index_of(state)
 
     def state_at(self, index: int) -> Any:
         """Return the state that an element follows, by its number from 0 to ``length()``."""
-        return self.parents[0].state_at(index)
+        return self.parent.state_at(index)
 
-    def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
-        """Return the same stream, read by worker processes."""
-        share = divided(options, len(self.parents))
-        return self.over([parent.with_workers(share) for parent in self.parents])
-
-    def with_options(self, options: DatasetOptions) -> 'Stream':
-        """Return the same stream with options."""
-        return self.over([parent.with_options(options) for parent in self.parents])
+    def replaced(self, **changes: Any) -> Self:
+        """Return a copy with some attributes changed."""
+        stream = type(self).__new__(type(self))
+        stream.__dict__.update(self.__dict__, **changes)
+        return stream
 
     def over(self, parents: Sequence[Any]) -> 'Stream':
         """Return the same stage over other parents."""
-        stream = type(self).__new__(type(self))
-        stream.__dict__.update(self.__dict__, parents=tuple(parents))
-        return stream
+        return self.replaced(parents=tuple(parents))
 
-    def _over_each(self, change: Callable[[Any], Any], refusal: str) -> 'Stream':
-        """Return the same stream over its changed parents, or raise ``InvalidArgumentError`` if it has none."""
-        if not self.parents:
+    def over_each(self, change: Callable[[Any], Any], refusal: str = '') -> 'Stream':
+        """Return the same stream over its changed parents; if it has none, raise an error with the refusal, if any."""
+        if refusal and not self.parents:
             raise InvalidArgumentError(f'{self.describe()} {refusal}')
         return self.over([change(parent) for parent in self.parents])
 
-    def sharded(self, part: ShardOptions) -> 'Stream':
-        """Return a shard of the stream: every ``shard_count``-th element of all that it reads.
+    def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
+        """Return the same stream, read by worker processes."""
+        return self.over_each(methodcaller('with_workers', divided(options, len(self.parents))))
 
-        Raises:
-          InvalidArgumentError: if it reads a source that cannot be sharded.
-        """
-        return self._over_each(lambda parent: parent.sharded(part), f'cannot be divided into {part.shard_count} shards')
+    def with_options(self, options: DatasetOptions) -> 'Stream':
+        """Return the same stream with options."""
+        stream = self.over_each(methodcaller('with_options', options))
+        stream.dataset_options = options
+        return stream
+
+    def sharded(self, part: ShardOptions) -> 'Stream':
+        """Return a shard of the stream: every ``shard_count``-th element of all that it reads."""
+        return self.over_each(methodcaller('sharded', part), f'cannot be divided into {part.shard_count} shards')
 
     def sliced(self, part: slice) -> 'Stream':
-        """Return the same stream of a part of what it reads.
-
-        Raises:
-          InvalidArgumentError: if it reads a source that cannot be divided.
-        """
-        return self._over_each(lambda parent: parent.sliced(part), 'cannot be sliced')
+        """Return the same stream of a part of what it reads."""
+        return self.over_each(methodcaller('sliced', part), 'cannot be sliced')
 
     def in_part(self, part: ShardOptions) -> 'Stream':
-        """Return the same stream of one of several contiguous parts of its data sources.
-
-        Raises:
-          InvalidArgumentError: if it reads a source that cannot be divided.
-        """
-        return self._over_each(lambda parent: parent.in_part(part), f'cannot be divided into {part.shard_count} parts')
+        """Return the same stream of one of several contiguous parts of its data sources."""
+        return self.over_each(methodcaller('in_part', part), f'cannot be divided into {part.shard_count} parts')
 
     def at_epoch(self, epoch: int) -> 'Stream':
-        """Return the stream of a later epoch, in which shuffled parts have a different order.
-
-        Raises:
-          InvalidArgumentError: if its source has no next epoch.
-        """
-        return self._over_each(lambda parent: parent.at_epoch(epoch), f'has no epoch {epoch}')
-
-    def default_seed(self) -> int | None:
-        """Return the seed for a random operation after this stage, or None."""
-        return default_seed([self])
+        """Return the stream of a later epoch, in which shuffled parts have a different order."""
+        return self.over_each(methodcaller('at_epoch', epoch), f'has no epoch {epoch}')
 
     def roots(self) -> list[Any]:
         """Return each ``Read`` that the stream starts from."""
@@ -138,15 +126,11 @@ class Unchanged(Stream):
 
     transparent = True
 
-    def __init__(self, parent: Stream) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
-
     def length(self) -> int:
-        return cast(int, self.parents[0].length())
+        return self.parent.length()
 
     def flow(self) -> Flow:
-        flow: Flow = self.parents[0].flow()
-        return flow
+        return self.parent.flow()
 
 
 class SeededStream(Unchanged):
@@ -157,19 +141,22 @@ class SeededStream(Unchanged):
         self.declared_seed = seed
 
     def merged(self) -> Any:
-        return self.parents[0].merged()
+        return self.parent.merged()
 
     def describe(self) -> str:
         return f'seed({self.declared_seed})'
 
 
 class Staged(Stream):
-    """A stage with one or more parents, whose flow is created by a function; ``shards`` share its elements."""
+    """A stage whose flow is created by a function of that of its parent, the description and further arguments.
+
+    ``shards`` share its elements.
+    """
 
     def __init__(
-        self, parents: Sequence[Stream], description: str, start: Callable[..., Flow], *args: Any, shards: int = 1
+        self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any, shards: int = 1
     ) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(parent)
         self._description, self._start, self._args, self._shards = description, start, args, shards
 
     @property
@@ -177,7 +164,7 @@ class Staged(Stream):
         return super().hosts * self._shards
 
     def flow(self) -> Flow:
-        return self._start([parent.flow() for parent in self.parents], *self._args)
+        return self._start(self.parent.flow(), self._description, *self._args)
 
     def describe(self) -> str:
         return self._description

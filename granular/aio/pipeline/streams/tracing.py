@@ -13,7 +13,7 @@ from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.interleaving import Interleaved
+from granular.aio.pipeline.streams.interleaving import InterleavedSource
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.pipeline.transforms import DatasetOptions
@@ -45,44 +45,34 @@ def traced(stage: Stream, debug: bool) -> Stream:
         return stage  # a stage before an iterator of the user's
     read = stage.merged()
     if type(read) is Read and debug:
-        return Traced(read.replaced(source=_logged(read.source), workers=None), debug, stage)
+        return Traced(read.replaced(parents=(_logged(read.source),), workers=None), debug, stage)
     if read is not None:
         return Traced(read, debug, stage)
-    parents = [traced(parent, debug) if isinstance(parent, Stream) else parent for parent in stage.parents]
-    timed = stage.over(parents)
-    if isinstance(timed, Interleaved) and debug:
-        timed.change = functools.partial(traced, debug=True)
-    return Traced(timed, debug, stage)
+    if isinstance(stage, InterleavedSource) and not debug:
+        return Traced(stage, debug, stage)  # its streams come and go
+    return Traced(stage.over_each(functools.partial(traced, debug=debug)), debug, stage)
 
 
 def trace_of(stage: Stream) -> DatasetOptions | None:
     """Return the options by which a stream is to be traced; None if it is not."""
-    for options in (stage.trace, getattr(stage, 'filters', None)):
-        if options is not None and (options.debug or options.stage_timing):
-            return options
+    if stage.dataset_options.debug or stage.dataset_options.stage_timing:
+        return stage.dataset_options
     traces = (trace_of(parent) for parent in stage.parents if isinstance(parent, Stream))
     return next((trace for trace in traces if trace is not None), None)
 
 
 class Traced(Unchanged):
-    """A stage that is timed.
-
-    Args:
-      stage: the stage, over stages that are timed.
-      debug: True to log its elements.
-      untraced: the stage as it was, which describes it.
-    """
+    """A stage over stages that are timed, which is timed, too; ``untraced`` is the stage as it was."""
 
     def __init__(self, stage: Stream, debug: bool, untraced: Stream) -> None:
         super().__init__(stage)
         self._debug, self.untraced = debug, untraced
 
     def flow(self) -> Flow:
-        return Tracing(self.parents[0], self._debug)
+        return Tracing(self.parent, self._debug)
 
     def describe(self) -> str:
-        description: str = self.parents[0].describe()
-        return description
+        return self.parent.describe()
 
 
 class Tracing(Flow):

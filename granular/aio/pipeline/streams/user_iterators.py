@@ -14,18 +14,15 @@ from granular.errors import InvalidArgumentError
 
 
 class Iterated(Stream):
-    """The elements of an iterable of the user's, whose iterators have ``get_state`` and ``set_state``.
+    """The elements of an iterable of the user's, which reads the parents itself.
 
-    Args:
-      dataset: the iterable, which reads its streams itself.
-      parents: the streams.
-      rebuild: returns the stage of a copy of the iterable that reads other streams.
+    Iterators have ``get_state`` and ``set_state``; ``rebuild`` returns the stage of a copy that reads other streams.
     """
 
     def __init__(
         self, dataset: Any, parents: Sequence[Stream], rebuild: 'Callable[[Any, Sequence[Stream]], Iterated]'
     ) -> None:
-        self.parents: tuple[Any, ...] = tuple(parents)
+        super().__init__(*parents)
         self._dataset, self._rebuild = dataset, rebuild
 
     def over(self, parents: Sequence[Any]) -> Stream:
@@ -58,10 +55,6 @@ class Iterating(Flow):
                 raise InvalidArgumentError(f'an iterator of {type(dataset).__name__} has no method {name}')
         for flow in self.inputs():
             flow.keep_host()
-
-    @property
-    def hosts(self) -> int:
-        return max((flow.hosts for flow in self.inputs()), default=1)
 
     def inputs(self) -> Sequence[Flow]:
         return _flows_of(self._iterator)

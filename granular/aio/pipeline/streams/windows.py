@@ -17,12 +17,11 @@ class WindowShuffled(Stream):
     """Windows of consecutive elements, each shuffled."""
 
     def __init__(self, parent: Stream, size: int, seed: int) -> None:
-        self.parents: tuple[Any, ...] = (parent,)
+        super().__init__(parent)
         self._size, self._seed = size, seed
 
     def length(self) -> int:
-        length: int = self.parents[0].length()
-        return length
+        return self.parent.length()
 
     def index_of(self, state: Any) -> int:
         first = super().index_of(state['parent'])
@@ -38,7 +37,7 @@ class WindowShuffled(Stream):
         return {'parent': super().state_at(window * self._size), 'window': window, 'place': place}
 
     def flow(self) -> Flow:
-        return WindowShuffling(self.parents[0].flow(), self._size, self._seed, self.describe())
+        return WindowShuffling(self.parent.flow(), self._size, self._seed, self.describe())
 
     def describe(self) -> str:
         return f'window_shuffle({self._size}, seed={self._seed})'

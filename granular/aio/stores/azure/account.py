@@ -51,10 +51,7 @@ def find_account(root: str, options: Mapping[str, Any]) -> Account:
     """Return the account of a container: that of the options, the address or the environment, in this order.
 
     Credentials in the options replace all of the environment. Those of the environment are used for its own account,
-    or, if they do not name one, for the account of the options.
-
-    Raises:
-      InvalidArgumentError: if the options and the address name different accounts.
+    or, if they do not name one, for the account of the options. Options and address must not name different accounts.
     """
     environment = {name.removeprefix('AZURE_STORAGE_').lower(): os.environ.get(name) for name in VARIABLES}
     if str(environment['anon'] or '').lower() in _FALSE:

@@ -1,7 +1,6 @@
 """Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
 
 import ssl
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -15,13 +14,7 @@ from granular.aio.stores.azure.account import Account
 from granular.aio.stores.lent import LENT, current, on_its_loop
 from granular.aio.stores.threaded import third_party_error
 from granular.config import IOConfig, MiB
-from granular.errors import (
-    AccessDeniedError,
-    BadReplyError,
-    BucketNotFoundError,
-    GranularError,
-    InvalidArgumentError,
-)
+from granular.errors import AccessDeniedError, BadReplyError, BucketNotFoundError, GranularError, InvalidArgumentError
 from granular.metrics import counters
 
 T = TypeVar('T')
@@ -35,12 +28,6 @@ class AzureClient:
 
     Each request is a coroutine of the Azure SDK, which runs on the event loop of fsspec with the connections of adlfs;
     these are shared by all containers of an account, and closed when the process ends.
-
-    Args:
-      root: the address of the container.
-      container: its name.
-      account: the account.
-      config: the settings.
 
     Attributes:
       settings: arguments of each request: its time limits, and no retries, because ``call`` retries.
@@ -57,8 +44,8 @@ class AzureClient:
             raise InvalidArgumentError(f'{root}: the login is invalid: {hidden(summary(error))}') from None
         self._root, self._account = root, account
         self.container: Any = self._fs.service_client.get_container_client(container)
-        self._metrics = counters.store(root)
-        self._traffic = Traffic(config, self._metrics, lambda: None)
+        self.metrics = counters.store(root)
+        self._traffic = Traffic(config, self.metrics, lambda: None)
         self._reached = False
         self.settings: dict[str, Any] = {
             'retry_total': 0,
@@ -67,11 +54,9 @@ class AzureClient:
         }
 
     def blob(self, key: str) -> Any:
-        """Return the SDK's client of a blob.
+        """Return the SDK's client of a blob, unless its requests would be for another one.
 
-        Raises:
-          InvalidArgumentError: if the request would be one for another blob: Azure takes a backslash for a slash, and
-            the SDK resolves the components '.' and '..', also beyond the container.
+        Azure takes a backslash for a slash; the SDK resolves the components '.' and '..', also beyond the container.
         """
         if '\\' in key or not _DOTS.isdisjoint(key.split('/')):
             raise InvalidArgumentError(f"{self._root}/{key}: blobs have no names with '\\', '.' or '..'")
@@ -80,10 +65,8 @@ class AzureClient:
     async def call(self, name: str, request: Callable[[], Awaitable[T]], nbytes: int = MiB) -> T:
         """Return the result of a request, which is sent again as in ``Transport.call``.
 
-        Args:
-          name: the blob, for errors.
-          request: returns the request, anew for each attempt; it runs under the event loop of fsspec.
-          nbytes: bytes of memory to reserve.
+        ``request`` returns it anew for each attempt; it runs under the event loop of fsspec. ``nbytes`` of memory are
+        reserved.
         """
 
         async def attempt() -> T:
@@ -93,7 +76,6 @@ class AzureClient:
                 failure = self._converted(name, error)
             else:
                 self._reached = True
-                self._traffic.limit.succeeded(time.monotonic())
                 return result
             try:
                 raise failure
@@ -102,12 +84,23 @@ class AzureClient:
 
         return await Attempts(self._traffic, _recover, name).run(attempt, nbytes)
 
-    def received(self, nbytes: int) -> None:
-        """Count the bytes of a reply."""
-        self._metrics.bytes += nbytes
+    async def call_existing(self, name: str, request: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the result of a request as ``call`` does; None if the blob, not its container, does not exist."""
+
+        async def attempt() -> T | None:
+            from azure.core.exceptions import ResourceNotFoundError
+
+            try:
+                return await request()
+            except ResourceNotFoundError as error:
+                if code_of(error) in ('BlobNotFound', 'ResourceNotFound'):
+                    return None
+                raise
+
+        return await self.call(name, attempt)
 
     def _converted(self, name: str, error: Exception) -> Exception:
-        """Convert an exception of the Azure SDK, as ``Attempts.failed`` takes it."""
+        """Convert an exception of the Azure SDK to one that ``Attempts`` takes."""
         import aiohttp
         from azure.core import exceptions
 
@@ -138,11 +131,6 @@ class AzureClient:
                     return UnreachableError(Origin(False, self._account.endpoint, 0), _shown(error))
                 return ConnectionError(_shown(error))
         return third_party_error(name, error) or error
-
-
-def is_missing(error: Any) -> bool:
-    """Return whether a refused request failed because the blob, not its container, does not exist."""
-    return code_of(error) in ('BlobNotFound', 'ResourceNotFound')
 
 
 def code_of(error: Any) -> str:

@@ -13,39 +13,24 @@ from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
-from granular.aio.stores.azure.client import AzureClient, is_missing
-from granular.aio.stores.base import ContentInfo, ObjectWriter, Request, Stat
+from granular.aio.stores.azure.client import AzureClient
+from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat
 from granular.aio.stores.clients import Bucket, ClientStore
-from granular.aio.stores.listing import Item, Listing, Page
+from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig, MiB
-from granular.errors import (
-    BadReplyError,
-    InvalidArgumentError,
-    NotFoundError,
-    StoreError,
-)
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, StoreError
 
 _CONTAINER: Final = re.compile(r'[A-Za-z0-9$_-]+')
 _MOST_READ: Final = 32 * MiB  # bytes above which the SDK sends several requests itself
 _PAGE: Final = 1000  # names in a page of a listing
 _DELETIONS: Final = 100  # concurrent deletions
 _POLL: Final = 0.1  # seconds between two questions for the state of a copy
-# Options that are part of the account.
-_NAMING: Final = ('endpoint_url', 'account_host', 'account_name')
 # Blobs that stand for folders, as hierarchical accounts and Hadoop mark them.
 _FOLDER_MARKS: Final = ('hdi_isfolder', 'is_directory')
 
 
 class Blob(NamedTuple):
-    """A blob, or a blob that marks a folder.
-
-    Attributes:
-      name: its name.
-      size: its bytes.
-      modified: time of its last change, in seconds since the epoch.
-      etag: its version.
-      is_dir: True if it marks a folder.
-    """
+    """A blob; with ``is_dir``, one that marks a folder."""
 
     name: str
     size: int
@@ -70,31 +55,27 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     option_names = OPTIONS
     versions_repeat = False
     variables = VARIABLES
+    naming = ('endpoint_url', 'account_host', 'account_name')
     noun = 'blobs'
     ordered = property(lambda self: False)
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
-        super().__init__(root, config, options)
         self._container, at, _ = root.partition('://')[2].partition('@')
         if not _CONTAINER.fullmatch(self._container):
             reason = 'pass credentials as options, not in the address' if at else 'expected a container'
             raise InvalidArgumentError(f'{root.partition("://")[0]}://...: {reason}')
-        self._account = find_account(root, self.options)
+        super().__init__(root, config, options)
         protect(secrets_of(self._account.login))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle the account, so that it stays the same under another environment.
-        kind, (root, config, options) = super().__reduce__()
-        options.pop('account_host', None)
-        endpoint = self._account.endpoint
-        return kind, (root, config, {**options, 'endpoint_url': endpoint} if endpoint else options)
+    def _find_endpoint(self) -> str:
+        self._account = find_account(self.root, self.options)
+        return self._account.endpoint
 
-    def _identity(self) -> tuple[Any, ...]:
-        options = {name: value for name, value in self.options.items() if name not in _NAMING}
-        return self.root, self.config, options, self._account.endpoint, self._environment
+    def _endpoint_options(self) -> dict[str, Any]:
+        return {'endpoint_url': self.endpoint} if self.endpoint else {}
 
     def _space(self) -> str:
-        return self._account.endpoint
+        return str(self.endpoint)
 
     async def _open_client(self, opened: Scope) -> AzureClient:
         # Importing adlfs and logging in is slow: keep both off the event loop.
@@ -175,7 +156,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
         reply = await client.call(name, request, stop - start)
         if reply is not None:
-            client.received(len(reply.data))
+            client.metrics.bytes += len(reply.data)
             if version is not None and reply.version != version:
                 raise changed(name, version, reply.version)
         return reply
@@ -216,38 +197,22 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         return ranges.split(start, stop, min(max(largest, self._largest), _MOST_READ))
 
     async def _find(self, key: str, version: str | None = None) -> Blob | None:
-        """Return a blob; None if there is none.
-
-        Raises:
-          NotFoundError: if there is no such container.
-          ObjectChangedError: if it does not have the given version.
-        """
+        """Return a blob; None if there is none. It must have the given version."""
         client, condition = await self.client(), _condition(version)
         blob = client.blob(key)
 
-        async def request() -> Blob | None:
-            from azure.core.exceptions import ResourceNotFoundError
+        async def request() -> Blob:
+            properties = await blob.get_blob_properties(**condition, **client.settings)
+            if not properties.etag or properties.size is None:
+                raise BadReplyError(
+                    f'{self.url(key)}: expected the ETag and the size of a blob, got none', path=self.url(key)
+                )
+            return _blob_of(properties)
 
-            try:
-                properties = await blob.get_blob_properties(**condition, **client.settings)
-                if not properties.etag or properties.size is None:
-                    raise BadReplyError(
-                        f'{self.url(key)}: expected the ETag and the size of a blob, got none', path=self.url(key)
-                    )
-                return _blob_of(properties)
-            except ResourceNotFoundError as error:
-                if is_missing(error):
-                    return None
-                raise
-
-        return await client.call(self.url(key), request)
+        return await client.call_existing(self.url(key), request)
 
     async def _file(self, key: str, version: str | None = None) -> Blob:
-        """Return a blob that is not a folder.
-
-        Raises:
-          NotFoundError: if there is none.
-        """
+        """Return a blob that must exist."""
         blob = await self._find(key, version) if key else None
         if blob is None:
             raise NotFoundError(f'{self.url(key)}: no such blob', path=self.url(key))
@@ -277,7 +242,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             items = [] if page is None else [item async for item in page]
             blobs = [_blob_of(item) for item in items if hasattr(item, 'etag')]
             found = Page(
-                [Item(blob.name, 0 if blob.is_dir else blob.size, blob.modified, blob.is_dir) for blob in blobs],
+                [Entry(blob.name, blob.is_dir, 0 if blob.is_dir else blob.size, blob.modified) for blob in blobs],
                 [item.name for item in items if not hasattr(item, 'etag')],
                 pages.continuation_token or '',
             )
@@ -290,7 +255,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.azure.writing import AzureWriter
 
-        return AzureWriter(await self.client(), key, self.url(key), self.config, new)
+        return AzureWriter(self, await self.client(), key, new)
 
     async def create_root(self) -> bool:
         client = await self.client()
@@ -313,17 +278,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def _delete(self, key: str) -> None:
         client = await self.client()
         blob = client.blob(key)
-
-        async def request() -> None:
-            from azure.core.exceptions import ResourceNotFoundError
-
-            try:
-                await blob.delete_blob(**client.settings)
-            except ResourceNotFoundError as error:
-                if not is_missing(error):
-                    raise
-
-        await client.call(self.url(key), request)
+        await client.call_existing(self.url(key), lambda: blob.delete_blob(**client.settings))
 
     async def delete_listed(self, key: str, must_exist: bool) -> int:
         mark = await self._find(key) if key else None

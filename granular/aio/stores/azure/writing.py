@@ -1,13 +1,13 @@
 """Writer for Azure Blob Storage."""
 
 import io
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from granular.aio.stores.azure.client import AzureClient
+from granular.aio.stores.base import Store
 from granular.aio.stores.multipart import PartWriter
-from granular.config import IOConfig, MiB
+from granular.config import MiB
 from granular.errors import AlreadyExistsError, BadReplyError
 
 WRITER: Final = 'granular_writer'
@@ -17,22 +17,12 @@ WRITER: Final = 'granular_writer'
 class AzureWriter(PartWriter):
     """An upload in blocks, or a single request if one block is enough. Azure checks the MD5 of each block.
 
-    The blob's metadata contain a token of its writer: if the reply to an attempt was lost, the existing blob is this
-    writer's if it has the token. Azure deletes the blocks of an aborted upload after a week.
-
-    Args:
-      client: the client of the container under the running event loop.
-      key: the blob.
-      name: its address, for errors.
-      config: the settings.
-      new: True if an existing blob is an error.
+    Azure deletes the blocks of an aborted upload after a week.
     """
 
-    def __init__(self, client: AzureClient, key: str, name: str, config: IOConfig, new: bool) -> None:
-        super().__init__(config.part_size, config.upload_concurrency)
-        self._client, self._name, self._new = client, name, new
-        self._token = uuid.uuid4().hex
-        self._count = 0
+    def __init__(self, store: Store, client: AzureClient, key: str, new: bool) -> None:
+        super().__init__(store, key, new)
+        self._client = client
         self._blob: Any = client.blob(key)
         self._metadata = {WRITER: self._token}
 
@@ -40,8 +30,6 @@ class AzureWriter(PartWriter):
         """Do nothing: the first block starts an upload."""
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        self._count = max(self._count, number + 1)
-
         async def request() -> None:
             block = self._block(number)
             # A stream, because aiohttp warns of large bodies of bytes.
@@ -59,7 +47,7 @@ class AzureWriter(PartWriter):
             from azure.core import MatchConditions
             from azure.storage.blob import BlobBlock
 
-            blocks = [BlobBlock(self._block(number)) for number in range(self._count)]
+            blocks = [BlobBlock(self._block(number)) for number in range(self._parts)]
             condition = {'match_condition': MatchConditions.IfMissing} if self._new else {}
             await self._blob.commit_block_list(blocks, metadata=self._metadata, **condition, **self._client.settings)
 

@@ -46,14 +46,6 @@ class Blocks:
     Args:
       path: the folder, created if it does not exist.
       limit: maximum bytes on the disk of all packs.
-
-    Attributes:
-      folder: its files.
-      objects: the objects that its blocks belong to.
-      packs: the files that hold the blocks.
-
-    Raises:
-      AccessDeniedError: if the folder belongs to another user, or contains symbolic links.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -163,16 +155,6 @@ class Blocks:
         if self._words[entry]:  # writing to a page of the table without disk space would kill the process
             self._words[entry] = 0
 
-    # --- blocks in flight
-
-    def claim(self, cached: CachedObject, first: int, count: int) -> bool:
-        """Claim blocks for fetching. Return False if another process holds one of them."""
-        return self.folder.block_locks.lock(cached.first_lock + first, count)
-
-    def release(self, cached: CachedObject, first: int, count: int) -> None:
-        """Release claimed blocks."""
-        self.folder.block_locks.unlock(cached.first_lock + first, count)
-
     # --- inspection
 
     def usage(self) -> Iterator[tuple[str, int, int]]:
@@ -187,11 +169,7 @@ class Blocks:
 
 
 def open_existing(path: str) -> Blocks:
-    """Open the block cache in a folder that has one.
-
-    Raises:
-      NotFoundError: if it has none.
-    """
+    """Open the block cache in a folder, which must have one."""
     if not os.path.exists(os.path.join(path, VERSION, 'table')):
         raise NotFoundError(f'{path}: is not the cache_dir of a block cache')
     return Blocks(path, 0)

@@ -9,21 +9,19 @@ folder that belongs to another user is rejected.
 import asyncio
 import concurrent.futures
 import functools
-import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from granular.aio.reply import Reply
 from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather, result_of
 from granular.aio.runtime.threads import map_inline_then_threads, offload
-from granular.aio.stores.base import Request
+from granular.aio.stores.base import Request, Store
 from granular.aio.stores.block_cache.blocks import Blocks
 from granular.aio.stores.block_cache.objects import BLOCK, SHIFT, CachedObject
 from granular.aio.stores.block_cache.versions import note, size_of
@@ -40,35 +38,13 @@ T = TypeVar('T')
 logger: Final = logging.getLogger('granular')
 
 
-class Upstream(Protocol):
-    """The store from which missing blocks are fetched."""
-
-    root: str
-
-    def url(self, key: str) -> str:
-        """Return the address of a key, for display."""
-        ...
-
-    async def ready(self) -> None:
-        """Switch to the event loop if calls may wait."""
-        ...
-
-    async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        """Read one byte range."""
-        ...
-
-    async def read_many(self, requests: Sequence[Request], uncached: bool = False) -> list[bytes]:
-        """Read the byte ranges of all requests."""
-        ...
-
-
 class ByteRange(NamedTuple):
     """A requested byte range of an object."""
 
     key: str
     start: int
     stop: int
-    version: str | None
+    version: str
 
     @property
     def blocks(self) -> range:
@@ -86,6 +62,11 @@ class BlockRun(NamedTuple):
     length: int
 
     @property
+    def first_lock(self) -> int:
+        """The position of its first block among the locks of blocks in flight."""
+        return self.cached.first_lock + self.first
+
+    @property
     def start(self) -> int:
         """The position of its first byte in the object."""
         return self.first << SHIFT
@@ -101,27 +82,23 @@ BlockId = tuple[int, int]
 
 
 class BlockCache:
-    """A cache of blocks in one folder, for the objects of any stores.
-
-    Args:
-      folder: the local folder.
-      limit: maximum bytes on the disk.
-    """
+    """A cache of blocks in one folder, of at most ``limit`` bytes on the disk, for the objects of any stores."""
 
     def __init__(self, folder: str, limit: int) -> None:
         self._blocks = Blocks(folder, limit)
+        self._locks = self._blocks.folder.block_locks
         self._in_flight: dict[BlockId, _Fetch] = {}
         self._registering: dict[tuple[str, str, str], concurrent.futures.Future[None]] = {}
         self._paused = 0.0  # time until which no blocks are added, by the monotonic clock
 
-    async def read_many(self, upstream: Upstream, identity: str, requests: Sequence[Request]) -> list[bytes]:
-        """Read the byte ranges of all requests; return them in order, request by request."""
+    async def read_many(self, upstream: Store, requests: Sequence[Request]) -> list[bytes]:
+        """Read the byte ranges of all requests, which name versions; return them in order, request by request."""
         ranges = [
-            ByteRange(key, start, stop, version)
+            ByteRange(key, start, stop, version or '')
             for key, starts, stops, version in requests
             for start, stop in zip(starts, stops, strict=True)
         ]
-        read = functools.partial(self._read_cached, identity, ranges)
+        read = functools.partial(self._read_cached, upstream.fingerprint, ranges)
         if running_loop() is not None and sum(byte_range.stop - byte_range.start for byte_range in ranges) > IN_PLACE:
             pieces = await offload(map_inline_then_threads, read, len(ranges))
         else:
@@ -129,7 +106,7 @@ class BlockCache:
         missing = [i for i, piece in enumerate(pieces) if piece is None]
         if missing:
             await upstream.ready()
-            fetched = await self._read_missing(upstream, identity, [ranges[i] for i in missing])
+            fetched = await self._read_missing(upstream, [ranges[i] for i in missing])
             for i, piece in zip(missing, fetched, strict=True):
                 pieces[i] = piece
         return [piece for piece in pieces if piece is not None]
@@ -137,17 +114,16 @@ class BlockCache:
     def forget(self, identity: str, requests: Sequence[Request]) -> None:
         """Mark the blocks of all requests as absent, because their bytes turned out to be wrong."""
         for key, starts, stops, version in requests:
-            cached = self._find(identity, key, version)
-            if cached is None:
+            if version is None or (cached := self._find(identity, key, version)) is None:
                 continue
             for start, stop in zip(starts, stops, strict=True):
                 for block in ByteRange(key, start, min(stop, cached.size), version).blocks:
                     self._blocks.forget(cached, block)
 
-    def _find(self, identity: str, key: str, version: str | None) -> CachedObject | None:
+    def _find(self, identity: str, key: str, version: str) -> CachedObject | None:
         """Return the registered object, if the store has told this process its size, else None."""
-        size = None if version is None else size_of(identity, key, version)
-        return None if version is None or size is None else self._blocks.objects.find(identity, key, version, size)
+        size = size_of(identity, key, version)
+        return None if size is None else self._blocks.objects.find(identity, key, version, size)
 
     def _peek(self, identity: str, key: str, version: str) -> CachedObject | None:
         """Return what ``_find`` does, without reading files: None if this process has not found the object before."""
@@ -176,37 +152,29 @@ class BlockCache:
 
     # --- missing blocks
 
-    async def _read_missing(self, upstream: Upstream, identity: str, ranges: Sequence[ByteRange]) -> list[bytes]:
+    async def _read_missing(self, upstream: Store, ranges: Sequence[ByteRange]) -> list[bytes]:
         """Read byte ranges of which a block is missing, and cache their blocks."""
         objects: dict[tuple[str, str], CachedObject | None] = {}
         if time.monotonic() >= self._paused:
-            names = dict.fromkeys(
-                (byte_range.key, byte_range.version) for byte_range in ranges if byte_range.version is not None
-            )
-            objects = {name: self._peek(identity, *name) for name in names}
+            objects = {(key, version): self._peek(upstream.fingerprint, key, version) for key, _, _, version in ranges}
             unknown = [name for name, cached in objects.items() if cached is None]
-            registered = await gather([self._register(upstream, identity, *name) for name in unknown])
+            registered = await gather([self._register(upstream, *name) for name in unknown])
             objects |= dict(zip(unknown, registered, strict=True))
-        owners = [
-            None if byte_range.version is None else objects.get((byte_range.key, byte_range.version))
-            for byte_range in ranges
-        ]
+        owners = [objects.get((key, version)) for key, _, _, version in ranges]
         blocks = await self._fetch(upstream, ranges, owners)
         # Allocated on this thread, as the data it receives is: each thread keeps its own freed memory.
         targets = [blank(byte_range.stop - byte_range.start, upstream.url(byte_range.key)) for byte_range in ranges]
         pieces = await offload(self._assemble, ranges, owners, blocks, targets)
         uncached = [i for i, piece in enumerate(pieces) if piece is None]
         if uncached:
-            requests = [
-                Request(ranges[i].key, [ranges[i].start], [ranges[i].stop], ranges[i].version) for i in uncached
-            ]
-            for i, piece in zip(uncached, await upstream.read_many(requests, uncached=True), strict=True):
+            requests = [_request_of(ranges[i]) for i in uncached]
+            for i, piece in zip(uncached, await upstream.read_uncached(requests), strict=True):
                 pieces[i] = piece
         return [piece for piece in pieces if piece is not None]
 
-    async def _register(self, upstream: Upstream, identity: str, key: str, version: str) -> CachedObject | None:
+    async def _register(self, upstream: Store, key: str, version: str) -> CachedObject | None:
         """Return the registered object, after asking the store for its size, and so its version, once per process."""
-        name = identity, key, version
+        name = upstream.fingerprint, key, version
         own: concurrent.futures.Future[None] = concurrent.futures.Future()
         first = self._registering.setdefault(name, own)
         try:
@@ -235,7 +203,7 @@ class BlockCache:
             return None
 
     async def _fetch(
-        self, upstream: Upstream, ranges: Sequence[ByteRange], owners: Sequence[CachedObject | None]
+        self, upstream: Store, ranges: Sequence[ByteRange], owners: Sequence[CachedObject | None]
     ) -> dict[BlockId, memoryview]:
         """Fetch the blocks that are missing, each once for all tasks and processes that request it."""
         fetch = _Fetch(upstream)
@@ -274,11 +242,7 @@ class BlockCache:
             # Another process may have cached them before this one claimed them.
             missing = [run for run in runs if not self._has_all(run)]
             counters.block_misses += sum(run.length for run in missing)
-            requests = [
-                Request(key, [run.start for run in group], [run.stop for run in group], version)
-                for (key, version), group in _by_object(missing)
-            ]
-            contents = await fetch.upstream.read_many(requests, uncached=True)
+            contents = await fetch.upstream.read_uncached([_request_of(run) for run in missing])
             for run, data in zip(missing, contents, strict=True):
                 fetch.add(run, memoryview(data))
             await self._try(lambda: self._write(missing, contents))
@@ -298,7 +262,7 @@ class BlockCache:
 
     def _claim(self, fetch: '_Fetch', runs: Iterable[BlockRun]) -> list[BlockRun]:
         """Claim blocks for fetching. Returns the runs of which no other process holds a block."""
-        claimed = [run for run in runs if self._blocks.claim(run.cached, run.first, run.length)]
+        claimed = [run for run in runs if self._locks.lock(run.first_lock, run.length)]
         fetch.claimed.update(claimed)
         return claimed
 
@@ -306,7 +270,7 @@ class BlockCache:
         """Release those of the blocks that are claimed."""
         for run in fetch.claimed.intersection(runs):
             fetch.claimed.discard(run)
-            self._blocks.release(run.cached, run.first, run.length)
+            self._locks.unlock(run.first_lock, run.length)
 
     def _has_all(self, run: BlockRun) -> bool:
         return all(self._blocks.has(run.cached, run.first + i) for i in range(run.length))
@@ -362,13 +326,11 @@ class _Fetch:
     """The blocks that one read fetches.
 
     Attributes:
-      upstream: the store to fetch them from.
-      names: the blocks.
       claimed: runs of them that this process has claimed.
       blocks: the blocks that arrived, and those that other reads of this process fetched.
     """
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Store) -> None:
         self.upstream = upstream
         self.names: set[BlockId] = set()
         self.claimed: set[BlockRun] = set()
@@ -406,10 +368,8 @@ class _Fetch:
         return self.blocks.get(name)
 
 
-def _by_object(runs: Iterable[BlockRun]) -> Iterator[tuple[tuple[str, str], list[BlockRun]]]:
-    """Group neighbouring runs of the same object, given by its key and version."""
-    for name, group in itertools.groupby(runs, key=lambda run: (run.key, run.version)):
-        yield name, list(group)
+def _request_of(part: ByteRange | BlockRun) -> Request:
+    return Request(part.key, [part.start], [part.stop], part.version)
 
 
 def _blocks_of(
@@ -430,7 +390,7 @@ def _block_runs(blocks: Iterable[tuple[ByteRange, CachedObject, int]]) -> list[B
         if last is not None and last.cached is cached and last.first + last.length == block:
             runs[-1] = last._replace(length=last.length + 1)
         else:
-            runs.append(BlockRun(byte_range.key, byte_range.version or '', cached, block, 1))
+            runs.append(BlockRun(byte_range.key, byte_range.version, cached, block, 1))
     return runs
 
 
@@ -444,18 +404,15 @@ def cache_of(config: IOConfig) -> BlockCache | None:
       AccessDeniedError: if its folder belongs to another user, or contains symbolic links.
     """
     name = config.cache_dir, config.cache_bytes
-    try:
-        return _caches[name]
-    except KeyError:
-        pass
-    try:
-        cache = BlockCache(os.path.expanduser(config.cache_dir), config.cache_bytes)
-    except GranularError:
-        raise  # a rejected folder is not a disk failure
-    except OSError as error:
-        logger.warning('%s: continuing without a block cache: %s', config.cache_dir, error)
-        return _caches.setdefault(name, None)
-    return _caches.setdefault(name, cache)
+    if name not in _caches:
+        try:
+            _caches.setdefault(name, BlockCache(os.path.expanduser(config.cache_dir), config.cache_bytes))
+        except GranularError:
+            raise  # a rejected folder is not a disk failure
+        except OSError as error:
+            logger.warning('%s: continuing without a block cache: %s', config.cache_dir, error)
+            _caches.setdefault(name, None)
+    return _caches[name]
 
 
 after_fork(_caches.clear)  # a child appends to packs of its own, and claims blocks separately from its parent

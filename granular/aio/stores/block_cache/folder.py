@@ -29,17 +29,12 @@ logger: Final = logging.getLogger('granular')
 
 
 class CacheFolder:
-    """The open files of a block cache.
-
-    Args:
-      path: the folder, created if it does not exist.
+    """The open files of a block cache in a folder, which is created if it does not exist.
 
     Attributes:
       path: the folder of this version of the format.
-      objects: descriptor of the folder of object records.
-      packs: descriptor of the folder of packs.
-      table: the mapped table.
-      words: the words of the table.
+      objects, packs: descriptors of the folders of object records and of packs.
+      table, words: the mapped table, and its words.
       block_locks: one byte lock for each block in flight.
 
     Raises:
@@ -74,10 +69,7 @@ class CacheFolder:
     def reserve(self, start: int, count: int) -> None:
         """Reserve disk space for the pages of some words of the table, once, where the file system can.
 
-        Writing to a mapped page without disk space would kill the process.
-
-        Raises:
-          OSError: if the disk is full.
+        Writing to a mapped page without disk space would kill the process: a full disk raises OSError here.
         """
         first, last = 8 * start // mmap.PAGESIZE, (8 * (start + count) - 1) // mmap.PAGESIZE
         pages = [page for page in range(first, last + 1) if page not in self._reserved]

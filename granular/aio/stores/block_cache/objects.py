@@ -22,7 +22,6 @@ class CachedObject:
     """A registered version of an object.
 
     Attributes:
-      size: its bytes.
       entries: the position of its entries in the table, in words of 8 bytes.
       first_lock: the position of its first block among the locks of blocks in flight.
       seed: 63 bits of its identity; the sum of the seed and a block number is the mark of that block.
@@ -71,14 +70,8 @@ class Objects:
 
     def find(self, store: str, key: str, version: str, size: int) -> CachedObject | None:
         """Return a version of an object that any process has registered; None if there is none."""
-        cached = self.peek(store, key, version, size)
-        if cached is None:
-            cached = self._load(store, key, version, size)
-            if cached is not None:
-                self._objects[store, key, version] = cached
-        return cached
-
-    def _load(self, store: str, key: str, version: str, size: int) -> CachedObject | None:
+        if (cached := self.peek(store, key, version, size)) is not None:
+            return cached
         name = _file_name(store, key, version)
         try:
             record = self._read(name)
@@ -90,14 +83,11 @@ class Objects:
         if record.size != size or record.digest != _digest(store, key, version, size) or not self._owns_area(record):
             self._folder.log_damage(name, 'the object record does not match the object, or its area of the table')
             return None
-        return CachedObject(record.size, record.entries, record.digest)
+        cached = self._objects[store, key, version] = CachedObject(record.size, record.entries, record.digest)
+        return cached
 
     def _read(self, name: str) -> ObjectRecord:
-        """Read an object record.
-
-        Raises:
-          ValueError: if the file has none.
-        """
+        """Read an object record; raise ValueError if the file has none."""
         fd = open_file(name, os.O_RDONLY, self._folder.objects)
         try:
             content = os.read(fd, _RECORD)

@@ -26,9 +26,7 @@ class Pack(Descriptor):
     """An open pack, closed when its last reader releases it.
 
     Attributes:
-      fd: descriptor to read from; also to append to, if this process appends to the pack.
       next: the first free slot, if this process appends to the pack.
-      number: the number of the pack.
       touched: the time at which its use was last recorded, by the monotonic clock.
       verified: for each slot, the mark of the block that this process has verified or written there; 0 for none.
     """
@@ -81,12 +79,7 @@ class PackFile(NamedTuple):
 
 
 class Packs:
-    """The packs in a folder.
-
-    Args:
-      folder: the folder of the cache.
-      limit: maximum bytes on the disk of all packs.
-    """
+    """The packs in the folder of a cache, of at most ``limit`` bytes on the disk."""
 
     def __init__(self, folder: CacheFolder, limit: int) -> None:
         self._folder = folder
@@ -192,8 +185,7 @@ class Packs:
     def _remove(self, files: Sequence[PackFile], limit: int) -> int:
         """Remove the least recently used packs until the others, when full, have at most ``limit`` bytes.
 
-        Returns:
-          The bytes removed.
+        Return the bytes removed.
         """
         sizes = [max(file.size, self._slots << SHIFT) for file in files]
         total, removed = sum(sizes), 0

@@ -12,12 +12,7 @@ from granular._lazy import import_extra
 from granular._redact import hidden
 from granular.aio.stores.errors import translated
 from granular.aio.stores.lent import LENT
-from granular.errors import (
-    AccessDeniedError,
-    GranularError,
-    InvalidArgumentError,
-    StoreError,
-)
+from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, StoreError
 
 _SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
 _RENEW_BEFORE: Final = 300.0  # seconds before the expiry of a token in which it is renewed
@@ -26,13 +21,10 @@ _TOKEN_NAMES: Final = ('anon', 'google_default', 'cloud')
 
 
 class Login:
-    """Credentials and the project that they belong to.
+    """Credentials, and the project that they belong to, which is empty if it is unknown.
 
-    Args:
-      root: the bucket, for errors.
-      find: returns those of google-auth; None to send none.
-      project: the project; empty if it is unknown.
-      timeout: seconds for each request to the token server.
+    ``find`` returns the credentials of google-auth; None to send none. ``timeout`` is for each request to the token
+    server, in seconds.
     """
 
     def __init__(self, root: str, find: Callable[[], Any], project: str, timeout: float) -> None:
@@ -62,12 +54,7 @@ class Login:
         return left.total_seconds() < _RENEW_BEFORE and time.monotonic() - self._renewed > _RENEW_INTERVAL
 
     def renew(self) -> None:
-        """Get a new token.
-
-        Raises:
-          AccessDeniedError: if the credentials are refused a token.
-          StoreError: if the token server does not answer.
-        """
+        """Get a new token."""
         with google_errors(self._root):
             self.credentials.refresh(_request(self._timeout))
         self._renewed = time.monotonic()
@@ -90,27 +77,15 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
 
     Requests are anonymous with ``anon=True`` or ``token='anon'``, and to an emulator if neither ``token`` nor
     GOOGLE_APPLICATION_CREDENTIALS is given. They never become anonymous because no credentials were found: the
-    metadata server may only be late.
-
-    Args:
-      root: the bucket, for errors.
-      options: ``token``, ``anon`` and ``project``; or a file system that lends its credentials.
-      emulated: True if the endpoint is an emulator.
-      timeout: seconds for each request to the token server.
-
-    Raises:
-      AccessDeniedError: if no credentials are found.
-      InvalidArgumentError: for any other ``token``, or one together with ``anon=True``.
-      MissingExtraError: if google-auth is not installed.
+    metadata server may only be late. A file system in the options lends its credentials.
     """
     token, project = options.get('token'), options.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or ''
     if (fs := options.get(LENT)) is not None:  # a gcsfs: its credentials may be replaced
         return Login(root, lambda: fs.credentials.credentials, project, timeout)
     if options.get('anon') and token not in (None, 'anon'):
         raise InvalidArgumentError(f'{root}: expected anon=True or a token, got both')
-    if options.get('anon') or token == 'anon':
-        return Login(root, lambda: None, project, timeout)
-    if token is None and emulated and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS'):
+    emulated = emulated and token is None and not os.environ.get('GOOGLE_APPLICATION_CREDENTIALS')
+    if emulated or options.get('anon') or token == 'anon':
         return Login(root, lambda: None, project, timeout)
     for module in ('google.auth', 'google.auth.credentials', 'google.auth.transport.requests'):
         import_extra(module, 'gcs', 'credentials for gs:// need google-auth')

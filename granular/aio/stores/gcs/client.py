@@ -10,22 +10,16 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.messages import Target
+from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
-from granular.aio.stores.gcs.listing import next_page
 from granular.aio.stores.gcs.replies import Resource, Rewrite
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
-from granular.errors import (
-    BadReplyError,
-    InvalidArgumentError,
-    NotFoundError,
-    ObjectChangedError,
-    StoreError,
-)
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, ObjectChangedError, StoreError
 
 _OBJECT_FIELDS: Final = 'kind,name,size,generation,updated,crc32c,md5Hash,metadata'
 _PAGE_FIELDS: Final = 'kind,nextPageToken,prefixes,items(kind,name,size,generation,updated)'
@@ -36,9 +30,8 @@ class GCSClient(Client):
     """Client of a bucket under one event loop. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, store: RemoteStore[Any]) -> None:
-        super().__init__()
+        super().__init__(store)
         self._token_lock = asyncio.Lock()
-        self._store = store
         self.base: str = endpoints.check(store.root, store.endpoint)
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
@@ -57,7 +50,7 @@ class GCSClient(Client):
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         # Accept gzip, so that the store does not decompress a gzip object: byte ranges refer to the stored bytes.
         headers = {'Accept-Encoding': 'gzip', **await self._headers()}
-        return self._url(f'/download/storage/v1/b/{_quote(self._store.bucket)}/o/{_quote(key)}', alt='media'), headers
+        return self._url(f'/download/storage/v1/b/{_quote(self.store.bucket)}/o/{_quote(key)}', alt='media'), headers
 
     async def find_credentials(self) -> bool:
         if self._login.credentials is None:
@@ -87,16 +80,24 @@ class GCSClient(Client):
         method: str,
         url: str,
         check: Callable[[Answer], T],
-        statuses: Collection[int],
+        statuses: Collection[int] = (200,),
         body: bytes = b'',
         headers: Mapping[str, str] = {},
     ) -> T:
-        """Send a request, and return what ``check`` makes of its answer (``Transport.call``)."""
+        """Send a request, and return what ``check`` makes of its answer (``Transport.call``).
 
-        async def make() -> Outgoing:
-            return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
+        Raises:
+          BucketNotFoundError: if the store answers with status 404, and ``statuses`` does not include it.
+        """
 
-        return await self.transport.call(make, self.recover, name, check, statuses=statuses)
+        def checked(answer: Answer) -> T:
+            if answer.head.status == 404:
+                gcsreplies.check_missing(answer, name)
+                if 404 not in statuses:
+                    raise no_such_bucket(name, 'status 404', 404)
+            return check(answer)
+
+        return await self._call(name, method, url, lambda: (body, headers), checked, {*statuses, 404})
 
     async def send_upload(
         self,
@@ -109,10 +110,20 @@ class GCSClient(Client):
     ) -> T:
         """Send a request to an upload that was started; ``requests`` returns the body and headers of each attempt."""
         parts = urllib.parse.urlsplit(self.base)
+        url = f'{parts.scheme}://{parts.netloc}{session}'
+        return await self._call(name, method, url, requests, check, statuses)
 
+    async def _call(
+        self,
+        name: str,
+        method: str,
+        url: str,
+        requests: Callable[[], tuple[bytes | memoryview, Mapping[str, str]]],
+        check: Callable[[Answer], T],
+        statuses: Collection[int],
+    ) -> T:
         async def make() -> Outgoing:
             body, headers = requests()
-            url = f'{parts.scheme}://{parts.netloc}{session}'
             return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)
 
         return await self.transport.call(make, self.recover, name, check, statuses=statuses)
@@ -120,23 +131,26 @@ class GCSClient(Client):
     def objects(self, key: str | None = None, suffix: str = '', **query: str) -> str:
         """Return the URL of an object's description, or of the list of all objects."""
         item = '' if key is None else f'/{_quote(key)}'
-        return self._url(f'/storage/v1/b/{_quote(self._store.bucket)}/o{item}{suffix}', **query)
+        return self._url(f'/storage/v1/b/{_quote(self.store.bucket)}/o{item}{suffix}', **query)
 
     def uploads(self, **query: str) -> str:
         """Return the URL to which new objects are sent."""
-        return self._url(f'/upload/storage/v1/b/{_quote(self._store.bucket)}/o', **query)
+        return self._url(f'/upload/storage/v1/b/{_quote(self.store.bucket)}/o', **query)
 
     async def find_object(self, key: str) -> Resource | None:
         """Request the description of an object; return None if it does not exist."""
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def check(answer: Answer) -> Resource | None:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, name)
-                return None
-            return gcsreplies.resource_of(answer, name, key)
+            return None if answer.head.status == 404 else gcsreplies.resource_of(answer, name, key)
 
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT_FIELDS), check, (200, 404))
+
+    async def get_object(self, key: str) -> Resource:
+        """Request the description of an object, which must exist."""
+        if (resource := await self.find_object(key)) is None:
+            raise NotFoundError(f'{self.store.url(key)}: no such object', path=self.store.url(key))
+        return resource
 
     async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names."""
@@ -144,32 +158,21 @@ class GCSClient(Client):
             prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(limit),
             fields=_PAGE_FIELDS,
         )  # fmt: skip
-        return await self.send(listing.name, 'GET', url, functools.partial(next_page, listing), (200, 404))
+        return await self.send(listing.name, 'GET', url, functools.partial(gcsreplies.next_page, listing))
 
     async def delete(self, key: str, generation: str = '') -> None:
         """Delete an object, only in the given generation unless that is empty. A missing object is not an error."""
-        name = self._store.url(key)
+        name = self.store.url(key)
         check = functools.partial(gcsreplies.check_deleted, name=name)
         url = self.objects(key, ifGenerationMatch=generation)
         await self.send(name, 'DELETE', url, check, (200, 204, 404, 412) if generation else (200, 204, 404))
 
     async def copy(self, source: str, target: str) -> None:
-        """Copy the current generation of an object within the bucket.
-
-        Raises:
-          NotFoundError: if the source does not exist.
-          ObjectChangedError: if the source is replaced or deleted during the copy.
-          BadReplyError: if the copy has another size or checksum.
-          StoreError: if the copy makes no progress.
-        """
-        name = self._store.url(source)
-        original = await self.find_object(source)
-        if original is None:
-            raise NotFoundError(f'{name}: no such object')
+        """Copy the current generation of an object within the bucket, and compare size and checksum."""
+        name = self.store.url(source)
+        original = await self.get_object(source)
 
         def check(answer: Answer) -> Rewrite:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, name)
             if answer.head.status in (404, 412):
                 raise ObjectChangedError(f'{name}: it was replaced or deleted while it was being copied')
             rewrite = gcsreplies.rewrite_of(answer, name, target)
@@ -182,7 +185,7 @@ class GCSClient(Client):
                 )
             return rewrite
 
-        rewrite_to = f'/rewriteTo/b/{_quote(self._store.bucket)}/o/{_quote(target)}'
+        rewrite_to = f'/rewriteTo/b/{_quote(self.store.bucket)}/o/{_quote(target)}'
         token, copied, stalled = '', -1, 0
         while True:
             url = self.objects(source, rewrite_to, ifSourceGenerationMatch=original.generation, rewriteToken=token)
@@ -190,28 +193,15 @@ class GCSClient(Client):
             if rewrite.resource is not None:
                 return
             stalled = 0 if rewrite.copied > copied else stalled + 1
-            if stalled >= self._store.config.attempts:
+            if stalled >= self.store.config.attempts:
                 raise StoreError(
                     f'{name}: {rewrite.copied} of {original.size} bytes copied, no progress after {stalled} requests'
                 )
             token, copied = rewrite.token, max(copied, rewrite.copied)
 
-    async def has_bucket(self) -> bool:
-        """Return whether the bucket exists."""
-        name, bucket = self._store.root, self._store.bucket
-
-        def check(answer: Answer) -> bool:
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, name)
-                return False
-            gcsreplies.bucket_of(answer, name, bucket)
-            return True
-
-        return await self.send(name, 'GET', self._url(f'/storage/v1/b/{_quote(bucket)}'), check, (200, 404))
-
     async def create_bucket(self) -> bool:
-        """Create the bucket. Return False if it was created meanwhile."""
-        name, bucket = self._store.root, self._store.bucket
+        """Create the bucket. Return False if it exists."""
+        name, bucket = self.store.root, self.store.bucket
         if not self._login.project and self._login.credentials is not None:
             raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
 
@@ -223,12 +213,7 @@ class GCSClient(Client):
 
         url = self._url('/storage/v1/b', project=self._login.project)
         headers = {'Content-Type': 'application/json'}
-        if await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers):
-            return True
-        # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
-        if not await self.has_bucket():
-            raise StoreError(f'{name}: the store reports that the bucket exists, and that it does not')
-        return False
+        return await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers)
 
 
 def is_emulator(endpoint: str) -> bool:

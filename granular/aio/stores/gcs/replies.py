@@ -1,7 +1,7 @@
 """Answers of Google Cloud Storage's JSON API, parsed strictly: pure functions and values, no I/O.
 
 A reply with status 200 may come from a proxy, be truncated or hold an error document. A reply is rejected unless every
-field is what the API documents: https://cloud.google.com/storage/docs/json_api/v1.
+field is what the API documents (BadReplyError): https://cloud.google.com/storage/docs/json_api/v1.
 """
 
 import base64
@@ -15,7 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from granular._redact import hidden
 from granular.aio.http.transport import Answer
+from granular.aio.stores.base import Entry
 from granular.aio.stores.errors import quote_body
+from granular.aio.stores.listing import Listing, Page
 from granular.errors import BadReplyError
 
 WRITER: Final = 'granular-writer'
@@ -32,8 +34,6 @@ class Resource(NamedTuple):
     """Description of an object.
 
     Attributes:
-      name: its key.
-      size: its bytes.
       generation: its version.
       modified: the time of its last change in seconds since the epoch; None if the answer does not report it.
       digests: its checksums in hexadecimal, by kind (:mod:`granular.aio.http.digests`).
@@ -49,13 +49,7 @@ class Resource(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """State of a copy within the store.
-
-    Attributes:
-      copied: bytes that the store has copied.
-      token: continues the copy; empty if it is complete.
-      resource: the copy, once it is complete.
-    """
+    """State of a copy within the store: the bytes copied, a token to continue, and the copy once it is complete."""
 
     copied: int
     token: str
@@ -63,11 +57,7 @@ class Rewrite(NamedTuple):
 
 
 def document(answer: Answer, name: str) -> Mapping[str, Any]:
-    """Return the JSON object in the body of an answer.
-
-    Raises:
-      BadReplyError: if the body is anything else, or an error document.
-    """
+    """Return the JSON object in the body of an answer, which must not be an error document."""
     try:
         value = json.loads(answer.body)
     except (ValueError, RecursionError):
@@ -83,6 +73,22 @@ def resource_of(answer: Answer, name: str, key: str) -> Resource:
     if resource.name != key:
         raise BadReplyError(f'{name}: expected the description of {key!r}, got that of {resource.name!r}')
     return resource
+
+
+def next_page(listing: Listing, answer: Answer) -> Page:
+    """Parse and check the next page of a listing."""
+    name = listing.name
+    value = document(answer, name)
+    fields = ('items', 'prefixes', 'nextPageToken')
+    if value.get('kind', 'storage#objects') != 'storage#objects' or not any(key in value for key in ('kind', *fields)):
+        raise BadReplyError(f'{name}: expected a listing, got {quote_body(answer.body)}')
+    items, folders, token = (value.get(key, default) for key, default in zip(fields, ([], [], ''), strict=True))
+    lists = isinstance(items, list) and isinstance(folders, list) and all(isinstance(item, str) for item in folders)
+    if not lists or not isinstance(token, str):
+        raise BadReplyError(f'{name}: expected items, prefixes and a token, got {quote_body(answer.body)}')
+    resources = [parse_resource(item, name) for item in items]
+    objects = [Entry(item.name, item.name.endswith('/'), item.size, item.modified) for item in resources]
+    return listing.accept(Page(objects, folders, token))
 
 
 def check_missing(answer: Answer, name: str) -> None:
@@ -106,8 +112,6 @@ def check_deleted(answer: Answer, name: str) -> None:
 
     Emulators send a 200 with a JSON null. Any other 200 does not come from the store.
     """
-    if answer.head.status == 404:
-        check_missing(answer, name)
     if answer.head.status == 200 and answer.body.strip() != b'null':
         raise BadReplyError(f'{name}: expected status 204 for a deletion, got 200 and {quote_body(answer.body)}')
 

@@ -13,7 +13,7 @@ from granular.aio.stores.clients import Bucket
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import RemoteStore
-from granular.errors import NotFoundError
+from granular.errors import StoreError
 
 _PAGE: Final = 1000  # names in a page of a listing, the maximum of the API
 _DELETIONS: Final = 100  # at a time
@@ -57,10 +57,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         return await self.stat_folder(key)
 
     async def content_info(self, key: str) -> ContentInfo:
-        client = await self.client()
-        resource = await client.find_object(key)
-        if resource is None:
-            raise NotFoundError(f'{self.url(key)}: no such object', path=self.url(key))
+        resource = await (await self.client()).get_object(key)
         return ContentInfo(resource.size, resource.generation, resource.digests)
 
     def digest_kind(self, size: int) -> str:
@@ -72,13 +69,15 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.gcs.writing import GCSWriter
 
-        return GCSWriter(self, await self.client(), key, new)
-
-    async def has_root(self) -> bool:
-        return await (await self.client()).has_bucket()
+        return GCSWriter(await self.client(), key, new)
 
     async def create_root(self) -> bool:
-        return await (await self.client()).create_bucket()
+        if await (await self.client()).create_bucket():
+            return True
+        # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
+        if not await self.has(''):
+            raise StoreError(f'{self.root}: the store reports that the bucket exists, and that it does not')
+        return False
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()

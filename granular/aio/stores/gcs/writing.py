@@ -4,23 +4,15 @@ import asyncio
 import json
 import random
 import secrets
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
 from granular.aio.stores.gcs.replies import WRITER, Resource
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
-from granular.aio.stores.remote import RemoteStore
-from granular.errors import (
-    AlreadyExistsError,
-    BadReplyError,
-    GranularError,
-    StoreError,
-)
+from granular.errors import AlreadyExistsError, BadReplyError, GranularError, StoreError
 
 _BINARY: Final = 'application/octet-stream'
 _UPLOADED: Final = (200, 201, 308, 404, 410, 412)
@@ -33,33 +25,19 @@ Refusal = Literal['exists', 'ended']
 class GCSWriter(PartWriter):
     """A resumable upload, whose parts are sent in sequence, or a single request if one part is enough.
 
-    The object's metadata contains a token of its writer. If the reply to an attempt may have been lost, the existing
-    object decides: this writer has published it if it has the token, the size and the checksum of what was sent.
-
-    Args:
-      store: the bucket.
-      client: its client under the running event loop.
-      key: the object.
-      new: True if an existing object is an error.
+    If the reply to an attempt may have been lost, the existing object decides: this writer has published it if it has
+    the token, the size and the checksum of what was sent.
     """
 
-    def __init__(self, store: RemoteStore[GCSClient], client: GCSClient, key: str, new: bool) -> None:
-        super().__init__(store.config.part_size, parallel=1)
-        self._name, self._key, self._new = store.url(key), key, new
-        self._client, self._config = client, store.config
-        self._token = uuid.uuid4().hex
+    def __init__(self, client: GCSClient, key: str, new: bool) -> None:
+        super().__init__(client.store, key, new, parallel=1)
+        self._client = client
+        self._condition = {'ifGenerationMatch': '0'} if new else {}
+        # Description of the object, sent along with its data.
+        self._resource = {'name': key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
         self._session = ''
         self._offset = 0  # bytes that the store has
         self._crc = 0  # CRC32C of all bytes passed to ``send`` or ``put``
-
-    @property
-    def _condition(self) -> dict[str, str]:
-        return {'ifGenerationMatch': '0'} if self._new else {}
-
-    @property
-    def _resource(self) -> dict[str, Any]:
-        """Description of the object, sent along with its data."""
-        return {'name': self._key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
 
     async def put(self, data: bytes) -> None:
         self._crc = await extend_crc(0, data)
@@ -78,23 +56,15 @@ class GCSWriter(PartWriter):
         def check(answer: Answer) -> Resource | Refusal:
             if answer.head.status == 412:
                 return 'exists'
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, self._name)
-                raise no_such_bucket(self._name, 'status 404', 404)
             return self._matching(gcsreplies.resource_of(answer, self._name, self._key), len(data))
 
         await self._publish(
-            len(data), lambda: self._client.send(self._name, 'POST', url, check, (200, 201, 404, 412), body, headers)
+            len(data), lambda: self._client.send(self._name, 'POST', url, check, (200, 201, 412), body, headers)
         )
 
     async def start(self) -> None:
         def check(answer: Answer) -> str | None:
-            if answer.head.status == 412:
-                return None
-            if answer.head.status == 404:
-                gcsreplies.check_missing(answer, self._name)
-                raise no_such_bucket(self._name, 'status 404', 404)
-            return gcsreplies.session_of(answer, self._name)
+            return None if answer.head.status == 412 else gcsreplies.session_of(answer, self._name)
 
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}
         session = await self._client.send(
@@ -102,7 +72,7 @@ class GCSWriter(PartWriter):
             'POST',
             self._client.uploads(uploadType='resumable', **self._condition),
             check,
-            (200, 201, 404, 412),
+            (200, 201, 412),
             json.dumps(self._resource).encode(),
             headers,
         )
@@ -230,11 +200,7 @@ class GCSWriter(PartWriter):
             raise
 
     def _matching(self, resource: Resource, size: int) -> Resource:
-        """Return the object if it has the size and checksum of what was sent.
-
-        Raises:
-          BadReplyError: if it differs.
-        """
+        """Return the object, which must have the size and checksum of what was sent."""
         digest, expected = resource.digests.get('crc32c'), f'{self._crc:08x}'
         if resource.size != size or digest != expected:
             raise BadReplyError(

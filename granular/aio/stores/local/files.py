@@ -53,12 +53,7 @@ class OpenFile(Descriptor):
         return owner
 
     def fill(self, key: str, start: int, target: memoryview) -> None:
-        """Read from ``start`` on until ``target`` is full.
-
-        Raises:
-          OutOfRangeError: if the file ends before that.
-          ObjectChangedError: if the file was overwritten in place.
-        """
+        """Read from ``start`` on until ``target`` is full."""
         done = 0
         while done < len(target):
             count = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)
@@ -73,10 +68,7 @@ class OpenFile(Descriptor):
         """Check that all bytes read before this call are of the version that was opened.
 
         A file that grew, or got other links, rights or owners, still has that version if its former end is unchanged,
-        because its writer appends.
-
-        Raises:
-          ObjectChangedError: if the file was overwritten in place.
+        because its writer appends; one that was overwritten in place has not.
         """
         info, seen = os.fstat(self.fd), self._seen
         if info.st_ctime_ns != seen.st_ctime_ns or info.st_mtime_ns != seen.st_mtime_ns or info.st_size != seen.st_size:
@@ -113,17 +105,13 @@ def _rights_of(info: os.stat_result) -> tuple[int, ...]:
     return info.st_nlink, info.st_mode, info.st_uid, info.st_gid
 
 
-class KeptFile:
+class KeptFile(dict[str, OpenFile]):
     """A file that readers keep open for their next reads, closed when the last of them drops this.
 
-    Attributes:
-      opened: the file, by version: a reader of a file that was replaced continues with the file it opened.
+    It is kept by version: a reader of a file that was replaced continues with the file it opened.
     """
 
-    __slots__ = ('__weakref__', 'opened')
-
-    def __init__(self) -> None:
-        self.opened: dict[str, OpenFile] = {}
+    __slots__ = ('__weakref__',)
 
 
 class OpenFiles:
@@ -156,14 +144,10 @@ class OpenFiles:
         return None if reference is None else reference()
 
     def get(self, path: str, version: str | None) -> OpenFile:
-        """Return the file of the given version, or the current one if that is None.
-
-        Raises:
-          ObjectChangedError: if it was replaced, and the earlier file is no longer open.
-        """
+        """Return the file of a version, which may have been replaced while it is open; by default the current one."""
         kept = self._find(path)
         known = version or version_of(os.stat(path))
-        file = None if kept is None else kept.opened.get(known)
+        file = None if kept is None else kept.get(known)
         if file is None:
             file = self._open(path)
             if version is not None and not is_version(version, file.version):
@@ -185,7 +169,7 @@ class OpenFiles:
     def _add(self, path: str, version: str, file: OpenFile, kept: KeptFile) -> None:
         with self._lock:
             self._evict(_limit() - 1)
-            kept.opened[version] = file
+            kept[version] = file
             self._order[path, version] = weakref.ref(kept)
 
     def _evict(self, left: int) -> None:
@@ -193,14 +177,14 @@ class OpenFiles:
         while len(self._order) > left:
             _, version = oldest = next(iter(self._order))
             if (kept := self._order.pop(oldest)()) is not None:
-                kept.opened.pop(version, None)
+                kept.pop(version, None)
 
     def forget(self, path: str) -> None:
         """Close a file, or all files in a folder, before they are deleted."""
         with self._lock:
             for key in [key for key in self._order if f'{key[0]}/'.startswith(f'{path}/')]:
                 if (kept := self._order.pop(key)()) is not None:
-                    kept.opened.pop(key[1], None)
+                    kept.pop(key[1], None)
 
 
 def _limit() -> int:

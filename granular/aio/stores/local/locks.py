@@ -18,11 +18,7 @@ logger: Final = logging.getLogger('granular')
 
 
 def lock(fd: int, shared: bool = False) -> bool | None:
-    """Lock an open file or folder until it is closed.
-
-    Args:
-      fd: its descriptor.
-      shared: True to allow other shared locks.
+    """Lock an open file or folder until it is closed; ``shared`` allows other shared locks.
 
     Returns:
       True if the lock was acquired, False if it is held elsewhere, None if the file system has no locks.
@@ -43,9 +39,7 @@ class RangeLocks:
 
     The locks belong to the open file (``F_OFD_SETLK`` in fcntl(2)), so that closing another descriptor of the file does
     not release them; after a fork, the file must be opened again. On systems without such locks, every lock is granted.
-
-    Args:
-      file: its path, or a descriptor of it, which is closed with the locks.
+    The file is given by its path, or by a descriptor, which is closed with the locks.
     """
 
     def __init__(self, file: str | int) -> None:

@@ -10,8 +10,8 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import running_loop
@@ -20,9 +20,10 @@ from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, version_of
 from granular.aio.stores.local.locks import FolderLock, lock, remove_unlocked
-from granular.config import IOConfig
 from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
+
+T = TypeVar('T')
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -36,9 +37,6 @@ class LocalStore(Store):
     local = True
     conditional = True
     versions_repeat = False
-
-    def __init__(self, root: str = '', config: IOConfig | None = None, options: Mapping[str, Any] = {}) -> None:
-        super().__init__(root, config or IOConfig(), options)
 
     def address(self, key: str) -> str:
         # A leading tilde would mean a user's home folder when the address is resolved again.
@@ -133,50 +131,32 @@ class LocalStore(Store):
         """Open a file for appending after its first ``size`` bytes; later bytes are cut off."""
 
         def call() -> BinaryIO:
-            with translated(key):
-                file = open(key, 'ab')  # noqa: SIM115
-                if lock(file.fileno()) is False:
-                    file.close()
-                    raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
-                if file.tell() != size:
-                    file.truncate(size)
+            file = open(key, 'ab')  # noqa: SIM115
+            if lock(file.fileno()) is False:
+                file.close()
+                raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
+            if file.tell() != size:
+                file.truncate(size)
             return file
 
-        return await offload_whole(call, undo=operator.methodcaller('close'))
+        return await _run(key, call, undo=operator.methodcaller('close'))
 
     async def truncate(self, key: str, size: int) -> None:
         """Cut off all but the first ``size`` bytes of a file."""
-
-        def call() -> None:
-            with translated(key):
-                os.truncate(key, size)
-
-        await offload_whole(call)
+        await _run(key, lambda: os.truncate(key, size))
 
     async def lock_folder(self, key: str) -> FolderLock:
-        """Acquire the exclusive right to write in a folder.
-
-        Raises:
-          AlreadyExistsError: if another writer holds it.
-        """
-
-        def call() -> FolderLock:
-            with translated(key):
-                return FolderLock(key)
-
-        return await offload_whole(call, undo=FolderLock.release)
+        """Acquire the exclusive right to write in a folder."""
+        return await _run(key, lambda: FolderLock(key), undo=FolderLock.release)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         from granular.aio.stores.local.writing import sync
 
         def call() -> None:
-            with translated(key):
-                for folder in _make_folders(
-                    key, parents, exist_ok
-                ):  # a dataset only survives a power cut if the folders on its path do
-                    sync(os.path.dirname(folder))
+            for folder in _make_folders(key, parents, exist_ok):
+                sync(os.path.dirname(folder))  # a dataset only survives a power cut if the folders on its path do
 
-        await offload_whole(call)
+        await _run(key, call)
 
     async def delete(self, keys: Sequence[str]) -> None:
         def call() -> None:
@@ -199,24 +179,22 @@ class LocalStore(Store):
 
     async def delete_empty(self, key: str) -> bool:
         def call() -> bool:
-            with translated(key):
-                try:
-                    os.rmdir(key)
-                except OSError as error:
-                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                        raise
-                    return False
+            try:
+                os.rmdir(key)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    raise
+                return False
             return True
 
-        return await offload_whole(call)
+        return await _run(key, call)
 
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
             files.forget(key)
-            with translated(key):
-                shutil.rmtree(key)
+            shutil.rmtree(key)
 
-        await offload_whole(call)
+        await _run(key, call)
 
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.local.writing import copy_file
@@ -226,20 +204,23 @@ class LocalStore(Store):
         return True
 
 
+async def _run(key: str, call: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """Run a call that changes files, with errors that name the path."""
+
+    def translating() -> T:
+        with translated(key):
+            return call()
+
+    return await offload_whole(translating, undo=undo)
+
+
 def _clock(folder: str) -> float:
     """Return the modification time of a file created in a folder now: network file servers have their own clocks."""
     try:
-        try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except (OSError, AttributeError):  # file systems without unnamed files
-            with tempfile.TemporaryFile(dir=folder) as file:
-                return os.fstat(file.fileno()).st_mtime
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
     except OSError:  # a folder without write permission
         return time.time()
-    try:
-        return os.fstat(fd).st_mtime
-    finally:
-        os.close(fd)
 
 
 def _make_folders(key: str, parents: bool, exist_ok: bool) -> list[str]:
@@ -300,10 +281,8 @@ def _read_ranges(file: OpenFile, key: str, starts: Any, stops: Any) -> list[byte
             data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
             replies.append(data if len(data) == stop - start else file.read_exactly(key, start, stop))
         if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
-            done = len(replies)
-            return replies + map_threads_now(
-                functools.partial(_read_nth, file, key, starts, stops, done), len(starts) - done
-            )
+            rest = functools.partial(_read_nth, file, key, starts, stops, len(replies))
+            return replies + map_threads_now(rest, len(starts) - len(replies))
     return replies
 
 

@@ -157,11 +157,7 @@ def sync(path: str) -> None:
 
 
 def copy_file(source: str, target: str, stopped: threading.Event) -> None:
-    """Copy a file, unless the copy is stopped before its end.
-
-    Raises:
-      ObjectChangedError: if the source is written to during the copy.
-    """
+    """Copy a file, which must not be written to meanwhile, unless the copy is stopped before its end."""
     with translated(source):
         before = OpenFile(source)
     with translated(target):

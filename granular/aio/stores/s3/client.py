@@ -23,16 +23,9 @@ from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.credentials import botocore_errors, credentials_of
 from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
-from granular.aio.stores.s3.listing import next_page, query_of
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
-from granular.errors import (
-    AccessDeniedError,
-    AlreadyExistsError,
-    BadReplyError,
-    GranularError,
-    NotFoundError,
-)
+from granular.errors import AccessDeniedError, AlreadyExistsError, BadReplyError, GranularError, NotFoundError
 
 T = TypeVar('T')
 Query = Sequence[tuple[str, str]]
@@ -54,9 +47,8 @@ class S3Client(Client):
     region: str
 
     def __init__(self, store: RemoteStore[Any]) -> None:
-        super().__init__()
+        super().__init__(store)
         s3options.check(store.root, store.options)
-        self._store = store
         options = store.options
         self.endpoint, self.region, _ = store.endpoint
         self._credentials = credentials_of(store.root, options)
@@ -70,9 +62,7 @@ class S3Client(Client):
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:
-        return s3options.address(
-            self._store.root, self.endpoint, self.region, s3options.addressing(self._store.options)
-        )
+        return s3options.address(self.store.root, self.endpoint, self.region, s3options.addressing(self.store.options))
 
     # --- signing
 
@@ -96,7 +86,7 @@ class S3Client(Client):
         from granular.aio.stores.s3.signing import UNSIGNED, Signer
 
         payload = UNSIGNED if body and url.startswith('https:') else await _sha256(body)
-        with botocore_errors(self._store.url(key)):
+        with botocore_errors(self.store.url(key)):
             frozen = await self._credentials.frozen()
         request = AWSRequest(method, url, headers=headers)
         Signer(frozen, self.region, self._skew, payload).add_auth(request)
@@ -110,7 +100,7 @@ class S3Client(Client):
         if self.endpoint or not _REGION.fullmatch(region):
             return False
         if region != self.region:
-            logger.info('%s is in region %s, not %s', self._store.root, region, self.region)
+            logger.info('%s is in region %s, not %s', self.store.root, region, self.region)
             self.region = region
             self._base = self._address()
         return True
@@ -123,15 +113,11 @@ class S3Client(Client):
         self._skew = skew
         side = 'behind' if skew > datetime.timedelta(0) else 'ahead of'
         logger.warning(
-            "%s: this machine's clock is %s %s the store's: signing by the store's", self._store.root, abs(skew), side
+            "%s: this machine's clock is %s %s the store's: signing by the store's", self.store.root, abs(skew), side
         )
         return True
 
     # --- requests
-
-    def name(self, key: str) -> str:
-        """Return the address of an object, for error messages."""
-        return self._store.url(key)
 
     async def call(
         self,
@@ -150,7 +136,7 @@ class S3Client(Client):
         Raises:
           NotFoundError: if S3 itself answers with status 404, and ``statuses`` does not include it.
         """
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def checked(answer: Answer) -> T:
             if answer.head.status == 404 and 404 not in statuses:
@@ -164,12 +150,8 @@ class S3Client(Client):
         return await self.transport.call(make, self.recover, name, checked, statuses={*statuses, 404}, limit=limit)
 
     async def head(self, key: str) -> ObjectMetadata:
-        """Request the metadata of an object (HEAD).
-
-        Raises:
-          NotFoundError: if the object does not exist.
-        """
-        name = self._store.url(key)
+        """Request the metadata of an object, which must exist (HEAD)."""
+        name = self.store.url(key)
 
         def check(answer: Answer) -> ObjectMetadata:
             status = answer.head.status
@@ -184,7 +166,7 @@ class S3Client(Client):
             if not coding_of(metadata.headers.get('content-encoding', '')) or not metadata.size:
                 return metadata
             # The length may be that of a transfer that a proxy would compress.
-            return metadata._replace(size=(await self.read(key, name, 0, 1, metadata.version)).size)
+            return metadata._replace(size=(await self.read(key, 0, 1, metadata.version)).size)
 
         try:
             return await attempt()
@@ -200,12 +182,12 @@ class S3Client(Client):
 
     async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
-        query, check = query_of(listing, limit), functools.partial(next_page, listing)
+        query, check = s3replies.query_of(listing, limit), functools.partial(s3replies.next_page, listing)
         return await self.call('GET', '', check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
 
     async def create_bucket(self) -> None:
         """Create the bucket, and verify that it exists."""
-        name = self._store.root
+        name = self.store.root
 
         def check(answer: Answer) -> None:
             # The bucket may have been created by an earlier attempt whose reply was lost.
@@ -226,7 +208,7 @@ class S3Client(Client):
 
     async def delete_one(self, key: str, version: str | None = None) -> None:
         """Delete an object, only in the given version unless that is None. A missing object is not an error."""
-        name = self._store.url(key)
+        name = self.store.url(key)
 
         def check(answer: Answer) -> None:
             if answer.head.status == 404 and code_of(answer.body) == 'NoSuchBucket':
@@ -241,9 +223,7 @@ class S3Client(Client):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects in one request. Missing objects are not an error."""
-        if not keys:
-            return
-        name, body = self._store.url(keys[0]), delete_body(keys)
+        name, body = self.store.url(keys[0]), delete_body(keys)
         await self.call(
             'POST',
             '',

@@ -57,7 +57,7 @@ def _warn(endpoint: str) -> None:
 
 
 async def _refuses_to_replace(client: S3Client, key: str) -> bool:
-    name = client.name(key)
+    name = client.store.url(key)
 
     async def put() -> int:
         statuses = (200, *_REFUSED, 501)

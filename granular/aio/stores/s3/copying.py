@@ -7,9 +7,8 @@ from typing import Final
 from granular.aio.http.transport import Answer
 from granular.aio.reply import changed
 from granular.aio.runtime.tasks import gather
-from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.client import S3Client
+from granular.aio.stores.s3.client import Query, S3Client
 from granular.aio.stores.s3.documents import code_of
 from granular.aio.stores.s3.replies import ObjectMetadata, Part
 from granular.aio.stores.s3.writing import S3Writer
@@ -30,100 +29,63 @@ _CARRIED: Final = (
 )
 
 
-async def copy_object(store: RemoteStore[S3Client], client: S3Client, source: str, target: str) -> None:
-    """Copy an object within the bucket.
-
-    Raises:
-      NotFoundError: if the source does not exist.
-      ObjectChangedError: if the source is replaced during the copy.
-      StoreError: if the copy has another size.
-    """
-    metadata = await client.head(source)
-    if metadata.size <= _MAX_COPY:
-        await _copy_at_once(store, client, source, target, metadata)
-    else:
-        await _Copier(store, client, source, target, metadata).copy()
-
-
-def _source_headers(store: RemoteStore[S3Client], source: str, metadata: ObjectMetadata) -> dict[str, str]:
-    """Return the headers that name the source and require its current version."""
-    headers = {'x-amz-copy-source': urllib.parse.quote(f'/{store.bucket}/{source}', safe='/~-_.')}
-    return headers | ({'x-amz-copy-source-if-match': metadata.version} if metadata.version else {})
-
-
-def _check_source(answer: Answer, name: str, metadata: ObjectMetadata) -> None:
-    if answer.head.status == 412:
-        raise changed(name, metadata.version or '', None)
-    if answer.head.status == 404:
-        if code_of(answer.body) == 'NoSuchUpload':
-            raise StoreError(f'{name}: the upload of its copy no longer exists: was it aborted?')
-        raise s3replies.missing_error(answer, name)
-
-
-async def _copy_at_once(
-    store: RemoteStore[S3Client], client: S3Client, source: str, target: str, metadata: ObjectMetadata
-) -> None:
-    name = store.url(source)
-
-    def check(answer: Answer) -> Part:
-        _check_source(answer, name, metadata)
-        return s3replies.copied_part(answer, name, 'CopyObjectResult')
-
-    headers = {**client.written_headers, **_source_headers(store, source, metadata)}
-    await client.call('PUT', target, check, headers=headers, statuses=(200, 404, 412))
-    copied = await client.head(target)
-    _check_size(store.url(target), name, metadata.size, copied.size)
-
-
-def _check_size(target: str, source: str, size: int, copied: int) -> None:
-    if size != copied:
-        raise StoreError(f'{target}: expected {size} bytes, as {source} has, got {copied}', path=target)
+async def copy_object(client: S3Client, source: str, target: str) -> None:
+    """Copy an object within the bucket; the copy has its current version and size."""
+    await _Copier(client, source, target, await client.head(source)).copy()
 
 
 class _Copier(S3Writer):
-    """A server-side copy in parts."""
+    """A server-side copy, of a large object in parts."""
 
-    def __init__(
-        self, store: RemoteStore[S3Client], client: S3Client, source: str, target: str, metadata: ObjectMetadata
-    ) -> None:
-        super().__init__(store, client, target, False, _carried(metadata.headers))
-        self._source, self._metadata = source, metadata
+    def __init__(self, client: S3Client, source: str, target: str, metadata: ObjectMetadata) -> None:
+        super().__init__(client, target, False, _carried(metadata.headers))
+        self._source_name, self._version = client.store.url(source), metadata.version
+        self._source = {'x-amz-copy-source': urllib.parse.quote(f'/{client.store.bucket}/{source}', safe='/~-_.')}
+        if metadata.version:
+            self._source['x-amz-copy-source-if-match'] = metadata.version
         self._size = metadata.size
-        self._parallel = store.config.upload_concurrency
 
     async def copy(self) -> None:
-        """Copy all parts and join them."""
-        size = self._metadata.size
-        step = max(_MAX_COPY, -(-size // _MAX_PARTS))
-        parts = [(start, min(start + step, size)) for start in range(0, size, step)]
+        """Copy the object at once, or all parts, which are then joined."""
+        if self._size <= _MAX_COPY:
+            await self._send_copy('CopyObjectResult', self._client.written_headers)
+            await self._verify(await self._client.head(self._key))
+            return
+        step = max(_MAX_COPY, -(-self._size // _MAX_PARTS))
+        parts = list(enumerate(range(0, self._size, step)))
         await self.start()
         self._started = True
         try:
             for first in range(0, len(parts), self._parallel):
-                batch = enumerate(parts[first : first + self._parallel], first)
-                await gather([self._copy_part(number, *span) for number, span in batch])
+                await gather([self._copy_part(*part, step) for part in parts[first : first + self._parallel]])
             await self.join({})
         except BaseException:
             await self.abort()
             raise
 
-    async def _copy_part(self, number: int, start: int, stop: int) -> None:
-        name = self._store.url(self._source)
+    async def _copy_part(self, number: int, start: int, step: int) -> None:
+        span = {'x-amz-copy-source-range': f'bytes={start}-{min(start + step, self._size) - 1}'}
+        self.parts[number] = await self._send_copy('CopyPartResult', span, self.part_query(number))
 
+    async def _send_copy(self, tag: str, headers: Mapping[str, str], query: Query = ()) -> Part:
         def check(answer: Answer) -> Part:
-            _check_source(answer, name, self._metadata)
-            return s3replies.copied_part(answer, name, 'CopyPartResult')
+            if answer.head.status == 412:
+                raise changed(self._source_name, self._version or '', None)
+            if answer.head.status == 404:
+                if code_of(answer.body) == 'NoSuchUpload':
+                    raise StoreError(f'{self._source_name}: the upload of its copy no longer exists: was it aborted?')
+                raise s3replies.missing_error(answer, self._source_name)
+            return s3replies.copied_part(answer, self._source_name, tag)
 
-        headers = {
-            **_source_headers(self._store, self._source, self._metadata),
-            'x-amz-copy-source-range': f'bytes={start}-{stop - 1}',
-        }
-        self.parts[number] = await self._client.call(
-            'PUT', self._key, check, query=self.part_query(number), headers=headers, statuses=(200, 404, 412)
-        )
+        headers = {**headers, **self._source}
+        return await self._client.call('PUT', self._key, check, query=query, headers=headers, statuses=(200, 404, 412))
 
     async def _verify(self, metadata: ObjectMetadata) -> None:
-        _check_size(self._name, self._store.url(self._source), self._size, metadata.size)
+        if metadata.size != self._size:
+            raise StoreError(
+                f'{self._name}: expected {self._size} bytes, as {self._source_name} has, got {metadata.size}',
+                path=self._name,
+            )
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:

@@ -18,15 +18,7 @@ _DENIED_CODES: Final = (
 
 
 class FoundCredentials:
-    """The key of the options, or what botocore finds. Create it on a worker thread: finding credentials blocks.
-
-    Args:
-      root: the bucket, for errors.
-      options: those of the store.
-
-    Raises:
-      AccessDeniedError: if there are none.
-    """
+    """The key of the options, or what botocore finds. Create it on a worker thread: finding credentials blocks."""
 
     def __init__(self, root: str, options: Mapping[str, Any]) -> None:
         self._root, self._profile = root, options.get('profile')
@@ -64,12 +56,7 @@ class FoundCredentials:
 
 
 class LentCredentials:
-    """The credentials of an s3fs without a given key, taken for each signature from its session, which renews them.
-
-    Args:
-      root: the bucket, for errors.
-      fs: the file system.
-    """
+    """The credentials of an s3fs without a given key, taken for each signature from its session, which renews them."""
 
     anonymous = False
 

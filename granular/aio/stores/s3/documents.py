@@ -3,7 +3,7 @@
 import datetime
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -19,11 +19,7 @@ _NAMESPACE: Final = 'http://s3.amazonaws.com/doc/2006-03-01/'
 
 
 def parse(body: bytes, name: str, tag: str) -> ElementTree.Element:
-    """Return the root of an XML document, which must have the given tag; namespaces are stripped from all tags.
-
-    Raises:
-      BadReplyError: if the body is not XML, declares entities, or has another root.
-    """
+    """Return the root of an XML document, which must have the given tag; namespaces are stripped from all tags."""
     expected = f'{name}: expected the XML document {tag}'
     try:
         text = body.decode()
@@ -88,21 +84,18 @@ def is_truncated(root: ElementTree.Element, name: str) -> bool:
     return text == 'true'
 
 
-class NameDecoder:
-    """Decoder of the names in a page, which are URL-encoded if the page says so."""
+def name_decoder(root: ElementTree.Element, name: str) -> Callable[[str], str]:
+    """Return the function that decodes the names in a page, which are URL-encoded if the page says so."""
+    if root.findtext('EncodingType') != 'url':
+        return str
 
-    def __init__(self, root: ElementTree.Element, name: str) -> None:
-        self._name = name
-        self._encoded = root.findtext('EncodingType') == 'url'
-
-    def decode(self, text: str) -> str:
-        """Return a name as it was given to the object."""
-        if not self._encoded:
-            return text
+    def decode(text: str) -> str:
         try:
             return urllib.parse.unquote_plus(text, errors='strict')
         except UnicodeDecodeError:
-            raise BadReplyError(f'{self._name}: expected names in UTF-8, got {text[:80]!r}') from None
+            raise BadReplyError(f'{name}: expected names in UTF-8, got {text[:80]!r}') from None
+
+    return decode
 
 
 # --- requests

@@ -35,11 +35,7 @@ _HEADERS: Final[Mapping[str, str]] = {
 
 
 def check(root: str, options: Mapping[str, Any]) -> None:
-    """Reject unknown names in options that are mappings, and parts of credentials.
-
-    Raises:
-      InvalidArgumentError: naming the unknown options and the valid ones, or the missing part.
-    """
+    """Reject unknown names in options that are mappings, and parts of credentials (InvalidArgumentError)."""
     for label, names, valid in (
         ('client_kwargs', options.get('client_kwargs') or {}, ('endpoint_url', 'region_name')),
         ('config_kwargs', options.get('config_kwargs') or {}, _TUNING),
@@ -71,11 +67,7 @@ def written_headers(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def address(root: str, endpoint_url: str | None, region_name: str, style: str) -> str:
-    """Return the URL of a bucket.
-
-    Raises:
-      InvalidArgumentError: as ``endpoints.check``.
-    """
+    """Return the URL of a bucket."""
     bucket = root.removeprefix('s3://')
     if endpoint_url:
         server = endpoints.check(root, endpoint_url)

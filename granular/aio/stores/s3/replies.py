@@ -1,7 +1,7 @@
-"""Replies of S3 about objects, without I/O.
+"""Replies of S3 about objects, and their listings, without I/O.
 
-Each reply is checked against its request: proxies answer requests with an empty 200 or an HTML page, and S3 itself may
-send an error document with status 200.
+Each reply is checked against its request (BadReplyError): proxies answer requests with an empty 200 or a page of HTML,
+and S3 itself may send an error document with status 200.
 """
 
 import base64
@@ -14,8 +14,18 @@ from xml.etree import ElementTree
 from granular.aio.http.messages import Head, http_date
 from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
-from granular.aio.stores.base import ContentInfo
-from granular.aio.stores.s3.documents import code_of, parse, quote, text_of
+from granular.aio.stores.base import ContentInfo, Entry
+from granular.aio.stores.listing import Listing, Page
+from granular.aio.stores.s3.documents import (
+    code_of,
+    is_truncated,
+    name_decoder,
+    number_of,
+    parse,
+    quote,
+    text_of,
+    time_of,
+)
 from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
 
 WRITER: Final = 'x-amz-meta-granular-writer'  # header of an object that identifies its writer
@@ -57,11 +67,7 @@ class Part(NamedTuple):
 
 
 def metadata_of(head: Head, name: str) -> ObjectMetadata:
-    """Parse the reply to HEAD.
-
-    Raises:
-      BadReplyError: if it has no length, or neither an ETag nor a time, which every object of a bucket has.
-    """
+    """Parse the reply to HEAD, which has a length, and an ETag or a time, for every object of a bucket."""
     version, date = head.headers.get('etag') or None, head.headers.get('last-modified')
     if head.length is None or (version is None and date is None):
         lacking = 'a length' if head.length is None else 'an ETag or a time'
@@ -81,12 +87,45 @@ def is_encrypted(headers: Mapping[str, str]) -> bool:
     return kind != 'AES256' or 'x-amz-server-side-encryption-customer-algorithm' in headers
 
 
-def check_empty(answer: Answer, name: str) -> None:
-    """Check the reply to a request that has no result.
+def query_of(listing: Listing, limit: int) -> list[tuple[str, str]]:
+    """Return the query parameters of the next page, of at most ``limit`` names unless that is 0."""
+    query = [('list-type', '2'), ('encoding-type', 'url'), ('prefix', listing.prefix)]
+    optional = ('delimiter', listing.delimiter), ('continuation-token', listing.token), ('max-keys', str(limit or ''))
+    return query + [(name, value) for name, value in optional if value]
 
-    Raises:
-      BadReplyError: if it has a body.
-    """
+
+def next_page(listing: Listing, answer: Answer) -> Page:
+    """Parse and check the next page of a listing."""
+    name = listing.name
+    if answer.head.status == 404:
+        if code_of(answer.body) != 'NoSuchBucket':
+            raise BadReplyError(f'{name}: expected a listing, got status 404 and {quote(answer.body)}')
+        if listing.token:
+            raise StoreError(f'{name}: the bucket was deleted while it was listed (NoSuchBucket)')
+        raise no_such_bucket(name, 'NoSuchBucket')
+    root = parse(answer.body, name, 'ListBucketResult')
+    decode, truncated = name_decoder(root, name), is_truncated(root, name)
+    # Some servers encode the keys, but not the prefix that they echo.
+    if (echo := root.findtext('Prefix')) and listing.prefix not in (echo, decode(echo)):
+        raise BadReplyError(f'{name}: expected a listing of {listing.prefix!r}, got one of {decode(echo)!r}')
+    items = []
+    for element in root.findall('Contents'):
+        key = decode(text_of(element, 'Key', name))
+        modified = None if element.find('LastModified') is None else time_of(element, 'LastModified', name)
+        items.append(Entry(key, key.endswith('/'), number_of(element, 'Size', name), modified))
+    folders = [decode(text_of(element, 'Prefix', name)) for element in root.findall('CommonPrefixes')]
+    # Ceph counts only the keys, not the folders.
+    counts = (len(items) + len(folders), len(items))
+    if root.find('KeyCount') is not None and (count := number_of(root, 'KeyCount', name)) not in counts:
+        raise BadReplyError(f'{name}: expected a page of {count} names, got {counts[0]}')
+    token = (root.findtext('NextContinuationToken') or '') if truncated else ''
+    if truncated and not token:
+        raise BadReplyError(f'{name}: a truncated page without NextContinuationToken')
+    return listing.accept(Page(items, folders, token))
+
+
+def check_empty(answer: Answer, name: str) -> None:
+    """Check that the reply to a request without a result has no body."""
     if answer.body.strip():
         raise BadReplyError(f'{name}: expected no body, got {quote(answer.body.strip())}')
 
@@ -102,11 +141,7 @@ def missing_error(answer: Answer, name: str) -> GranularError:
 
 
 def written_etag(answer: Answer, name: str) -> str:
-    """Return the ETag in the reply to an object or a part that was sent.
-
-    Raises:
-      BadReplyError: if the reply has no ETag, or has a body.
-    """
+    """Return the ETag in the reply to an object or a part that was sent."""
     etag = answer.head.headers.get('etag', '')
     if answer.body.strip() or not etag:
         raise BadReplyError(f'{name}: expected the ETag of the data sent, got {quote(answer.body.strip())}')
@@ -114,11 +149,7 @@ def written_etag(answer: Answer, name: str) -> str:
 
 
 def copied_part(answer: Answer, name: str, tag: str) -> Part:
-    """Return the ETag and checksum in the reply to an object or a part that was copied.
-
-    Raises:
-      BadReplyError: if the reply is not a document with the given root tag and an ETag.
-    """
+    """Return the ETag and checksum in the reply to an object or a part that was copied: a document with that root."""
     root = parse(answer.body.strip(), name, tag)
     etag = text_of(root, 'ETag', name).strip()
     if not etag:
@@ -151,12 +182,7 @@ def _check_key(root: ElementTree.Element, name: str, key: str) -> None:
 
 
 def check_deleted(answer: Answer, name: str, keys: Sequence[str]) -> None:
-    """Check that all objects of a deletion were deleted.
-
-    Raises:
-      BadReplyError: if the reply does not report the outcome for each key.
-      StoreError: if some objects were not deleted.
-    """
+    """Check that the reply to a deletion reports for each object that it was deleted."""
     root, requested = parse(answer.body, name, 'DeleteResult'), set(keys)
     deleted = {text_of(element, 'Key', name) for element in root.findall('Deleted')}
     errors = {text_of(element, 'Key', name): element.findtext('Code') or '' for element in root.findall('Error')}

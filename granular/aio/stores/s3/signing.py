@@ -3,25 +3,19 @@
 import datetime
 from typing import Any
 
-from botocore.auth import EMPTY_SHA256_HASH, SIGV4_TIMESTAMP, S3SigV4Auth
+from botocore.auth import SIGV4_TIMESTAMP, S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 
 UNSIGNED = 'UNSIGNED-PAYLOAD'
 
 
 class Signer(S3SigV4Auth):  # type: ignore[misc]
-    """botocore's signer with a clock offset.
+    """botocore's signer, for a clock that is ahead by ``skew``.
 
-    Args:
-      credentials: the access key, the secret, and a token or None.
-      region: the region of the bucket.
-      skew: the time by which the store's clock is ahead.
-      payload: the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
+    ``payload`` is the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
     """
 
-    def __init__(
-        self, credentials: Any, region: str, skew: datetime.timedelta, payload: str = EMPTY_SHA256_HASH
-    ) -> None:
+    def __init__(self, credentials: Any, region: str, skew: datetime.timedelta, payload: str) -> None:
         super().__init__(credentials, 's3', region)
         self._skew, self._payload = skew, payload
 

@@ -76,7 +76,7 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
         from granular.aio.stores.s3.writing import S3Writer
 
-        return S3Writer(self, await self.client(), key, new)
+        return S3Writer(await self.client(), key, new)
 
     async def create_root(self) -> bool:
         await (await self.client()).create_bucket()
@@ -87,18 +87,16 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         if len(keys) == 1:
             await client.delete_one(keys[0])
             return
-        keys = list(dict.fromkeys(keys))
-        for key in keys:
-            if not is_writable(key):
-                await client.delete_one(key)
-        keys = [key for key in keys if is_writable(key)]
-        for i in range(0, len(keys), _BATCH):
-            await client.delete_many(keys[i : i + _BATCH])
+        writable = [key for key in dict.fromkeys(keys) if is_writable(key)]
+        for key in set(keys).difference(writable):
+            await client.delete_one(key)
+        for i in range(0, len(writable), _BATCH):
+            await client.delete_many(writable[i : i + _BATCH])
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         from granular.aio.stores.s3.uploads import uploads
 
-        async for upload in uploads(self, await self.client(), key):
+        async for upload in uploads(await self.client(), key):
             yield upload
 
     async def abort_upload(self, upload: Upload) -> None:
@@ -109,5 +107,5 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     async def copy_within(self, source: str, target: str) -> bool:
         from granular.aio.stores.s3.copying import copy_object
 
-        await copy_object(self, await self.client(), source, target)
+        await copy_object(await self.client(), source, target)
         return True

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import logging
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -13,7 +12,6 @@ from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
-from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
 from granular.aio.stores.s3.conditions import NEW, creates_once, note_replaced
@@ -61,40 +59,25 @@ class _NoConditionsError(GranularError):
     """The server does not support conditional requests."""
 
 
-class _Checksums(NamedTuple):
-    """Checksums of bytes that are sent."""
+async def _checksums_of(data: bytes) -> tuple[bytes, int]:
+    """Return the MD5 and the CRC32C of bytes, computed off the event loop from 1 MiB on."""
 
-    md5: bytes
-    crc32c: int
+    def compute() -> tuple[bytes, int]:
+        return hashlib.md5(data, usedforsecurity=False).digest(), crc32c(data)
 
-    @classmethod
-    async def of(cls, data: bytes) -> '_Checksums':
-        """Compute the checksums, off the event loop from 1 MiB on."""
-        if len(data) < MiB:
-            return cls(hashlib.md5(data, usedforsecurity=False).digest(), crc32c(data))
-        return await offload(lambda: cls(hashlib.md5(data, usedforsecurity=False).digest(), crc32c(data)))
+    return compute() if len(data) < MiB else await offload(compute)
 
 
 class S3Writer(PartWriter):
     """A multipart upload, or a single put if one part is enough.
 
-    The object's metadata contains a token of its writer. If a reply leaves the outcome open, the token, size and
-    checksum of the object in the store decide; no object is reported as written without a comparison.
-
-    Args:
-      store, client: the bucket.
-      key: the object.
-      new: True if the object must not exist yet.
-      headers: of the object, in addition to those of the options.
+    If a reply leaves the outcome open, the token, size and checksum of the object in the store decide; no object is
+    reported as written without a comparison. It has the given headers and those of the options.
     """
 
-    def __init__(
-        self, store: RemoteStore[S3Client], client: S3Client, key: str, new: bool, headers: Mapping[str, str] = {}
-    ) -> None:
-        super().__init__(store.config.part_size, store.config.upload_concurrency)
-        self._store, self._client, self._key, self._new = store, client, key, new
-        self._name = store.url(key)
-        self._token = uuid.uuid4().hex
+    def __init__(self, client: S3Client, key: str, new: bool, headers: Mapping[str, str] = {}) -> None:
+        super().__init__(client.store, key, new)
+        self._client = client
         self._headers = {**client.written_headers, **headers, WRITER: self._token}
         self._size = self._crc = 0
         self._etag = ''  # expected ETag, if ETags are MD5s
@@ -123,25 +106,18 @@ class S3Writer(PartWriter):
         )
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        sums = await _Checksums.of(data)
-        headers, crc = self._checksums(sums)
-        mismatched = False
+        md5, crc = await _checksums_of(data)
+        headers = self._checksum_headers(md5, crc)
+        check_etag = self._etag_check(md5.hex(), f'part {number + 1}')
 
         def check(answer: Answer) -> str:
-            nonlocal mismatched
             self.check_upload(answer)
-            etag = s3replies.written_etag(answer, self._name)
-            if etag.strip('"') != sums.md5.hex() and not (mismatched or self._may_differ(answer.head.headers)):
-                mismatched = True  # after a second mismatch, ETags may not be MD5s: the whole object is compared later
-                raise BadReplyError(
-                    f'{self._name}: expected md5 {sums.md5.hex()} of part {number + 1}, the store has {etag}'
-                )
-            return etag
+            return check_etag(answer)
 
         etag = await self._client.call(
             'PUT', self._key, check, query=self.part_query(number), headers=headers, body=data, statuses=(200, 404)
         )
-        self.parts[number], self._md5s[number] = Part(etag, crc), sums.md5
+        self.parts[number], self._md5s[number] = Part(etag, headers.get('x-amz-checksum-crc32c', '')), md5
 
     async def finish(self) -> None:
         md5s = b''.join(self._md5s[number] for number in sorted(self._md5s))
@@ -176,21 +152,16 @@ class S3Writer(PartWriter):
         await abort(self._client, self._key, self._upload)
 
     async def put(self, data: bytes) -> None:
-        sums = await _Checksums.of(data)
-        self._etag = sums.md5.hex()
-        mismatched = False
+        md5, crc = await _checksums_of(data)
+        self._etag = md5.hex()
+        check_etag = self._etag_check(self._etag, 'the object', self._new)
 
         def check(answer: Answer) -> _Confirmation:
-            nonlocal mismatched
             self._check_refusal(answer)
-            etag = s3replies.written_etag(answer, self._name)
-            if etag.strip('"') != self._etag and not (mismatched or self._new or self._may_differ(answer.head.headers)):
-                mismatched = True
-                raise BadReplyError(f'{self._name}: expected an object of md5 {self._etag}, the store has {etag}')
-            return _Confirmation.of(answer, etag)
+            return _Confirmation.of(answer, check_etag(answer))
 
         async def attempt(condition: Mapping[str, str]) -> _Confirmation:
-            headers = {**self._headers, **self._checksums(sums)[0], **condition}
+            headers = {**self._headers, **self._checksum_headers(md5, crc), **condition}
             return await self._client.call(
                 'PUT', self._key, check, headers=headers, body=data, statuses=(200, *_REFUSALS)
             )
@@ -231,17 +202,34 @@ class S3Writer(PartWriter):
             raise _NoConditionsError(f'{self._name}: status 501, {code}')
         self.check_upload(answer)
 
-    def _checksums(self, sums: _Checksums) -> tuple[dict[str, str], str]:
-        """Return the headers by which the server checks a body, and the CRC32C among them (empty if unsupported)."""
-        headers, crc = {'Content-MD5': base64.b64encode(sums.md5).decode()}, ''
+    def _checksum_headers(self, md5: bytes, crc: int) -> dict[str, str]:
+        """Return the headers by which the server checks a body."""
+        headers = {'Content-MD5': base64.b64encode(md5).decode()}
         if self._client.takes_crc32c:
-            crc = headers['x-amz-checksum-crc32c'] = encode_crc(sums.crc32c)
-            headers['x-amz-sdk-checksum-algorithm'] = 'CRC32C'
-        return headers, crc
+            headers |= {'x-amz-checksum-crc32c': encode_crc(crc), 'x-amz-sdk-checksum-algorithm': 'CRC32C'}
+        return headers
 
-    def _may_differ(self, headers: Mapping[str, str]) -> bool:
-        """Return whether an ETag may be something other than an MD5."""
-        return self._client.has_odd_etags or not self._client.etag_is_md5 or s3replies.is_encrypted(headers)
+    def _etag_check(self, md5: str, sent: str, may_differ: bool = False) -> Callable[[Answer], str]:
+        """Return a check of the replies to data, which returns their ETag.
+
+        A second mismatch passes, because ETags may not be MD5s: the whole object is compared later.
+        """
+
+        def check(answer: Answer) -> str:
+            nonlocal may_differ
+            etag = s3replies.written_etag(answer, self._name)
+            may_differ = (
+                may_differ
+                or self._client.has_odd_etags
+                or not self._client.etag_is_md5
+                or s3replies.is_encrypted(answer.head.headers)
+            )
+            if etag.strip('"') != md5 and not may_differ:
+                may_differ = True
+                raise BadReplyError(f'{self._name}: expected md5 {md5} of {sent}, the store has {etag}')
+            return etag
+
+        return check
 
     # --- publication and verification
 
@@ -274,7 +262,11 @@ class S3Writer(PartWriter):
         Raises:
           AlreadyExistsError: if the object must be new, and another writer has published it.
         """
-        metadata = await self._head_after(error)
+        try:
+            metadata = await self._head()
+        except GranularError as unknown:
+            error.add_note(f'unknown whether it was written nevertheless: {unknown}')
+            raise error from None
         if metadata is not None and metadata.writer == self._token:
             await self._verify(metadata)
             return True
@@ -289,13 +281,6 @@ class S3Writer(PartWriter):
             return await self._client.head(self._key)
         except NotFoundError:
             return None
-
-    async def _head_after(self, error: GranularError) -> ObjectMetadata | None:
-        try:
-            return await self._head()
-        except GranularError as unknown:
-            error.add_note(f'unknown whether it was written nevertheless: {unknown}')
-            raise error from None
 
     async def _check(self, confirmation: _Confirmation) -> None:
         """Verify the object whose publication the store has confirmed."""
@@ -323,11 +308,7 @@ class S3Writer(PartWriter):
             )
 
     async def _verify(self, metadata: ObjectMetadata) -> None:
-        """Compare the object in the store with what was written.
-
-        Raises:
-          StoreError: if its size or checksum differs.
-        """
+        """Compare size and checksum of the object in the store with what was written."""
         self.version = metadata.version
         digests, crc = metadata.content_info(self._client.etag_is_md5).digests, f'{self._crc:08x}'
         if metadata.size == self._size:
@@ -348,7 +329,7 @@ class S3Writer(PartWriter):
         crc = 0
         for start in range(0, metadata.size, _READ):
             stop = min(start + _READ, metadata.size)
-            reply = await self._store.read(self._key, start, stop, metadata.version)
+            reply = await self._client.store.read(self._key, start, stop, metadata.version)
             crc = await offload(crc32c, reply.data, crc)
         return f'{crc:08x}'
 

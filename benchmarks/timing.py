@@ -1,0 +1,39 @@
+"""Rates, durations and memory of a process, by the standard library alone: ``clients`` measures imports."""
+
+import pathlib
+import resource
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def best(fn: Callable[[], Any], repeats: int) -> float:
+    """Return the least duration of several runs, in seconds."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        fn()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def rate(items: Iterable[Any], count: int, each: int = 1, warm: int = 1) -> float:
+    """Measure the datapoints per second of an iterator, after its first items."""
+    iterator = iter(items)
+    for _ in range(warm):
+        next(iterator)
+    started = time.perf_counter()
+    for _ in range(count):
+        next(iterator)
+    return count * each / (time.perf_counter() - started)
+
+
+def memory() -> float:
+    """Return the current memory of the process in bytes."""
+    return float(pathlib.Path('/proc/self/statm').read_text().split()[1]) * resource.getpagesize()
+
+
+def peak() -> float:
+    """Return the peak memory of the process in bytes. That of getrusage would include the parent's."""
+    lines = pathlib.Path('/proc/self/status').read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith('VmHWM'))
