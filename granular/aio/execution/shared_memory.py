@@ -31,6 +31,7 @@ _ALIGN: Final = 64
 _BUFFERS: Final = 512  # per system call
 _HELD: Final = 64  # files of a sender whose arrays the receiver holds; a receiver that holds more gets new ones
 _SPARE: Final = 2  # files of a sender that no array uses
+_SMALL: Final = 1 << 16  # bytes up to which arrays are sent with the pickle, as a file costs more than copying them
 _WASTE: Final = 2  # a file is used again for at least this part of its size
 
 
@@ -77,14 +78,16 @@ class Sent(NamedTuple):
     """What the receiver of an item is told about its memory.
 
     Attributes:
-      sizes: the sizes of the arrays; empty if there is no memory.
-      file: the number of their file.
+      sizes: the sizes of the arrays.
+      content: their memory, if it is small.
+      file: the number of the file that contains it otherwise.
       new: the size of the file, if it is new, and its descriptor follows; else 0.
       closed: the numbers of files that are not used again.
     """
 
-    sizes: Sequence[int] = ()
-    file: int = 0
+    sizes: Sequence[int]
+    content: bytes = b''
+    file: int = -1
     new: int = 0
     closed: Sequence[int] = ()
 
@@ -118,15 +121,15 @@ class Sender:
         Returns:
           what to tell the receiver, and the descriptor to send to it; -1 if there is none.
         """
-        if not parts:
-            return Sent(), -1
+        sizes = [part.nbytes for part in parts]
+        total = _total(sizes)
+        if total <= _SMALL:
+            return Sent(sizes, b''.join(_padded(parts))), -1
         closed: list[_File] = []
         while self._given_back:
             number, usable = self._given_back.popleft()
             if (file := self._held.pop(number, None)) is not None:
                 (self._spare if usable else closed).append(file)
-        sizes = [part.nbytes for part in parts]
-        total = _total(sizes)
         fits = [file for file in self._spare if total <= file.size <= total * _WASTE]
         if fits:
             new, file = 0, min(fits, key=lambda file: file.size)
@@ -142,7 +145,7 @@ class Sender:
             closed.append(self._held.pop(next(iter(self._held))))
         for old in closed:
             os.close(old.fd)
-        return Sent(sizes, file.number, new, [old.number for old in closed]), file.fd if new else -1
+        return Sent(sizes, b'', file.number, new, [old.number for old in closed]), file.fd if new else -1
 
 
 class Receiver:
@@ -163,8 +166,8 @@ class Receiver:
           sent: what the sender says of the memory.
           fd: the descriptor of a new file, or -1.
         """
-        if not sent.sizes:
-            return pickle.loads(head)
+        if sent.file < 0:
+            return _load(head, bytearray(sent.content), sent.sizes)
         with self._lock:
             if fd >= 0:
                 self._files[sent.file] = _map(fd, sent.new)
@@ -205,6 +208,11 @@ def _total(sizes: Iterable[int]) -> int:
     return max(1, _offsets(sizes)[-1])
 
 
+def _padded(parts: Sequence[Any]) -> list[Any]:
+    """Return parts with the bytes between them."""
+    return [buffer for part in parts for buffer in (part, bytes(-part.nbytes % _ALIGN))]
+
+
 def _rounded(size: int) -> int:
     """Return a size that is at most an eighth larger, so that a file fits items whose sizes differ a little."""
     step = max(mmap.PAGESIZE, 1 << max(size.bit_length() - 4, 0))
@@ -234,10 +242,7 @@ def _anonymous_file(size: int) -> int:
 
 
 def _write_parts(fd: int, parts: Sequence[Any]) -> None:
-    buffers = []
-    for part in parts:
-        buffers += [part, bytes(-part.nbytes % _ALIGN)]
-    offset = 0
+    buffers, offset = _padded(parts), 0
     for first in range(0, len(buffers), _BUFFERS):
         offset += _write_all(fd, buffers[first : first + _BUFFERS], offset)
 
