@@ -165,8 +165,12 @@ class Interrupt:
 
     def __init__(self, at: int = -1) -> None:
         self._at = at
+        self._function = self._event  # Python 3.11 does not keep a function that removes itself while it runs
         self.count = 0
         self.where: list[str] = []
+
+    def _event(self, frame: Any, event: str, arg: object) -> None:
+        raise NotImplementedError
 
     def _passes(self, frame: Any, event: str) -> bool:
         if self.where or event not in ('call', 'c_return'):
@@ -199,7 +203,7 @@ class MainThread(Interrupt):
     """An interrupt that comes between two instructions of the main thread."""
 
     def __enter__(self) -> 'MainThread':
-        sys.setprofile(self._event)
+        sys.setprofile(self._function)
         return self
 
     def _event(self, frame: Any, event: str, arg: object) -> None:
@@ -217,7 +221,7 @@ class Loop(Interrupt):
     def __enter__(self) -> 'Loop':
         self._received = threading.Event()
         self._before = signal.signal(signal.SIGINT, self._handle)
-        run(self._set_profile(self._event))
+        run(self._set_profile(self._function))
         return self
 
     async def _set_profile(self, function: Any) -> None:
