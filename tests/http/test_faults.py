@@ -338,8 +338,8 @@ def test_read_below_min_rate_is_resumed(server):
 
 
 def test_slow_read_is_tolerated_without_min_rate(server):
-    server.script.append(('drip', 0.005))
-    config = granular.IOConfig(read_timeout=0.2, min_rate=0)
+    server.script.append(('drip', 0.015))
+    config = granular.IOConfig(read_timeout=1.0, min_rate=0)
     assert path(server, config).read_range(1000, 1100) == DATA[1000:1100]
     assert len(server.ranges) == 1
 
