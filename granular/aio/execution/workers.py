@@ -167,8 +167,8 @@ class Workers:
                 self._release()
 
 
-_Message = tuple[int, tuple[int, ...] | None, bool, list[tuple[int, bool]]]
-"""The number of an item, its position, or None to cancel it, whether to measure times, and ``Receiver.unused()``."""
+_Message = tuple[int, tuple[int, ...] | None, bool]
+"""The number of an item, its position, or None to cancel it, and whether to measure times."""
 
 
 class _Outbox:
@@ -176,18 +176,18 @@ class _Outbox:
 
     A process that is stopped, or whose main thread does not run, does not empty its pipe. Messages that find it full
     are sent by a thread, which ends with the last of them. A message that has not been sent yet can be withdrawn, so
-    that there are never more than there are items in progress.
+    that there are never more than there are items in progress. Each tells the process, too, what memory is unused.
     """
 
-    def __init__(self, pipe: Connection, name: str) -> None:
-        self._pipe, self._name = pipe, name
+    def __init__(self, pipe: Connection, name: str, memory: shared_memory.Receiver) -> None:
+        self._pipe, self._name, self._memory = pipe, name, memory
         self._lock = threading.Lock()
         self._unsent: collections.deque[_Message | None] = collections.deque()  # the first is being sent
         self._poll = select.poll()
         self._poll.register(pipe.fileno(), select.POLLOUT)
         self.thread: threading.Thread | None = None
 
-    def send(self, message: '_Message | None') -> None:
+    def send(self, message: _Message | None) -> None:
         """Send a message, at once or later.
 
         Raises:
@@ -195,7 +195,7 @@ class _Outbox:
         """
         with self._lock:
             if not self._unsent and self._poll.poll(0):  # a pipe that is writable has room for far more than a message
-                self._pipe.send(message)
+                self._send(message)
                 return
             self._unsent.append(message)
             if self.thread is None:
@@ -203,6 +203,9 @@ class _Outbox:
                 with contextlib.suppress(ClosedError):  # the interpreter exits, and kills the process
                     start_thread(thread)
                     self.thread = thread
+
+    def _send(self, message: _Message | None) -> None:
+        self._pipe.send(None if message is None else (*message, self._memory.unused()))
 
     def withdraw(self, number: int) -> bool:
         """Remove the message with this number. Return False if it was sent, or is being sent."""
@@ -221,7 +224,7 @@ class _Outbox:
                     return
                 message = self._unsent[0]
             try:
-                self._pipe.send(message)
+                self._send(message)
             except (OSError, ValueError):  # the process has ended: its reader thread reports that
                 return
             with self._lock:
@@ -261,11 +264,11 @@ class _Worker:
         self._stopped = self.dead = self._joined = False
         if fd >= 0:
             shared_memory.send_fd(self.pipe, fd)
-        self._outbox = _Outbox(self.pipe, self._process.name)
-        self._memory = shared_memory.Receiver()
+        memory = shared_memory.Receiver()
+        self._outbox = _Outbox(self.pipe, self._process.name, memory)
         self._thread = threading.Thread(
             target=_listen,
-            args=(self.pipe, self._process, self._memory, weakref.ref(self)),
+            args=(self.pipe, self._process, memory, weakref.ref(self)),
             name=self._process.name,
             daemon=True,
         )
@@ -280,7 +283,7 @@ class _Worker:
                 raise self._obituary(position)
             self._pending[number] = loop, future, position
             try:
-                self._outbox.send((number, position, timing.on, self._memory.unused()))
+                self._outbox.send((number, position, timing.on))
             except OSError:
                 del self._pending[number]
                 raise self._obituary(position) from None
@@ -297,7 +300,7 @@ class _Worker:
         with self._lock, contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error
             if self._pending.pop(number, None) is None or self._stopped or self._outbox.withdraw(number):
                 return
-            self._outbox.send((number, None, timing.on, []))
+            self._outbox.send((number, None, timing.on))
 
     def resolve(self, number: int, ok: bool, result: Any) -> None:
         """Pass an item, or an error, to its caller."""
