@@ -1,5 +1,6 @@
 """Stores that are used through threads: file systems of fsspec, and path objects of other libraries."""
 
+import threading
 import time
 
 import pytest
@@ -62,3 +63,23 @@ async def test_deleting_a_folder_takes_its_name_literally(name):
     assert not await (root / name).exists()
     with pytest.raises(NotFoundError):
         await (root / name).rmtree()
+
+
+async def test_entries_are_sorted_off_the_event_loop(monkeypatch):
+    """Sorting the entries of a large folder would block the loop."""
+    folder = granular.aio.Path(f'memory://sorted-{time.time_ns()}')
+    threads = set()
+
+    class Listed:
+        def __init__(self, key):
+            self._key = key
+
+        @property
+        def key(self):
+            threads.add(threading.get_ident())
+            return self._key
+
+    monkeypatch.setattr(folder.store, 'list_now', lambda key: [Listed('b'), Listed('a')])
+    assert [entry._key async for entry in folder.store.scan(folder.key)] == ['a', 'b']
+    assert threads
+    assert threading.get_ident() not in threads

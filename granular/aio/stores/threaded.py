@@ -3,6 +3,7 @@
 import abc
 import contextlib
 import errno
+import operator
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
@@ -69,7 +70,7 @@ class ThreadedStore(Store):
         return await self.call(key, lambda: self.stat_now(key))
 
     async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        for entry in sorted(await self.call(key, lambda: self.list_now(key)), key=lambda entry: entry.key):
+        for entry in await self.call(key, lambda: sorted(self.list_now(key), key=operator.attrgetter('key'))):
             yield entry
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
