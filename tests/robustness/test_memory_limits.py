@@ -21,6 +21,7 @@ LIMITS = [4, 30, 90]  # MiB that a process may allocate; with none at all, Pytho
 PROGRAM = f"""
 import faulthandler, json, os, resource, sys
 import numpy as np
+import pandas  # which pyarrow imports later, and not without memory
 import granular
 from granular import MapDataset, MultiprocessingOptions, aio
 from granular.errors import GranularError
