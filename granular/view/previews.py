@@ -157,7 +157,7 @@ def array_head(head: bytes, size: int) -> tuple[np.dtype[Any], list[int], int]:
         if start + count * dtype.itemsize != size:
             raise ValueError(f'shape {shape!r:.80} of {name!r} does not match {size} bytes')
     except (*UNPACKING, msgpack.OutOfData, KeyError, IndexError) as error:
-        raise DecodeError(f'{size} bytes are not an array: {error or type(error).__name__}') from error
+        raise DecodeError(f'{size} bytes are not an array: {str(error) or type(error).__name__}') from error
     return dtype, shape, start
 
 

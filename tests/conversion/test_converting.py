@@ -17,6 +17,7 @@ from PIL import Image
 
 import granular
 from granular import aio
+from granular.aio.datasets.writer import DatasetWriter
 from granular.errors import (
     AlreadyExistsError,
     CorruptDatasetError,
@@ -25,6 +26,7 @@ from granular.errors import (
     EncodeError,
     InvalidArgumentError,
     NotFoundError,
+    StoreError,
     UnknownTypeError,
 )
 
@@ -454,6 +456,28 @@ async def test_concurrent_conversion_is_refused(tmp_path):
             await task
         assert [path.name for path in target.rglob('.*')] == ['.granular-conversion']
         assert (await aio.convert(again, target, shardlen=100)).found >= 100
+
+
+async def test_full_shards_are_published_although_another_one_fails(tmp_path, monkeypatch):
+    failed, publish = asyncio.Event(), DatasetWriter._publish_spec
+
+    async def fail(writer):
+        if writer.directory.name == '000002':
+            failed.set()
+            raise StoreError('odd')
+        await failed.wait()
+        await asyncio.sleep(0.1)
+        await publish(writer)
+
+    monkeypatch.setattr(DatasetWriter, '_publish_spec', fail)
+    with pytest.raises(StoreError, match='odd'):
+        await aio.convert(map(datapoint, range(200)), tmp_path / 'x', shardlen=10)
+    found = {path.parent.name for path in (tmp_path / 'x').rglob('spec.json')}
+    assert '000001' in found and found.isdisjoint(['000000', '000002'])
+    monkeypatch.undo()
+    done = await aio.convert(map(datapoint, range(200)), tmp_path / 'x', shardlen=10)
+    assert done.found >= 10
+    check(tmp_path / 'x', list(map(datapoint, range(200))))
 
 
 # --- formats --------------------------------------------------------------------------------------------------------

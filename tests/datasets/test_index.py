@@ -12,6 +12,7 @@ import pytest
 
 import granular
 from granular import aio
+from granular.aio.bags.bag import Bag
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import (
@@ -172,6 +173,22 @@ def test_index_is_passed_to_worker_processes(tmp_path):
         with pickle.loads(pickled) as twin, twin.copy() as copy:
             assert is_indexed(twin)
             assert list(twin) == list(copy) == expected
+
+
+def test_shard_that_failed_to_open_is_opened_again(tmp_path, monkeypatch):
+    """Such as for an interrupt, or for lack of file descriptors."""
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    opened = Bag.open_indexed
+
+    def fail_once(bag, state):
+        monkeypatch.setattr(Bag, 'open_indexed', opened)
+        raise KeyboardInterrupt
+
+    with granular.ShardedDatasetReader(tmp_path / 'ds', granular.decoders) as reader:
+        monkeypatch.setattr(Bag, 'open_indexed', fail_once)
+        with pytest.raises(KeyboardInterrupt):
+            list(reader)
+        assert list(reader) == [point(i, 'refs') for i in range(30)]
 
 
 def test_closed_readers_refuse_reads(tmp_path):

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 import granular
+from granular.view.previews import array_head
 from tests.support.files import FILES
 from tests.view.serving import Served
 from tests.view.test_server import ask
@@ -97,6 +98,11 @@ def test_odd_values_are_shown_beside_the_others(kind, odd):
     assert ask(odd, '/api/pictures', path=kind, key='odd', at='0').status == 200
     for relation in ('=', 'has', '<'):
         assert ask(odd, '/api/search', path=kind, key='odd', relation=relation, text='1').status in (200, 400)
+
+
+def test_error_of_an_array_without_a_text_is_named():
+    with pytest.raises(granular.errors.DecodeError, match='100 bytes are not an array: FormatError'):
+        array_head(b'\x93\xc1', 100)
 
 
 def parquet(path):

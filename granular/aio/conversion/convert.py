@@ -405,14 +405,21 @@ class _Work:
 
     async def _convert_stream(self) -> tuple[int, int]:
         first, errors = None if 0 in self._lengths else await self._writer.open(0), list[Exception]()
+
+        async def publish(writer: DatasetWriter) -> None:
+            try:
+                await self._publish(writer)
+            except Exception as error:
+                errors.append(error)
+
         async with (
             contextlib.nullcontext() if first is None else first,  # published last: without it, this is not a dataset
             contextlib.aclosing(ReadAhead(self._source.stream(self._writer.chunk))) as records,
             contextlib.aclosing(self._fill_shards(records, first, errors)) as filled,
         ):
-            await for_each(filled, self._publish, self._parallel or _PARALLEL)
+            await for_each(filled, publish, self._parallel or _PARALLEL)
             if errors:
-                raise errors.pop()
+                raise errors[0]
             self._check_surplus(self._shards, self._records)
         self._bytes += 0 if first is None else first.size
         return self._shards, self._records
@@ -422,10 +429,11 @@ class _Work:
     ) -> AsyncGenerator[DatasetWriter, None]:
         """Fill shards with all records, except those of finished shards; yield those after the first one.
 
-        An error is returned in the list: it is raised once the shards that are full are published.
+        It ends with an error, which is returned in the list, as is that of a shard that is published: it is raised once
+        the other shards that are full are published.
         """
         try:
-            while await records.more() or not self._shards:
+            while not errors and (await records.more() or not self._shards):
                 number = self._shards
                 if number in self._lengths:
                     self._records += await self._skip(records, number)

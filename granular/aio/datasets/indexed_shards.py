@@ -77,8 +77,9 @@ class IndexedShards:
     def __getitem__(self, position: int) -> Dataset:
         dataset = self.own.get(position) or self._made.get(position)
         if dataset is None:
-            dataset = self._made[position] = self._create(self._shard_name(position))
+            dataset = self._create(self._shard_name(position))
             dataset.open_indexed(self.index, int(self._numbers[position]), self._fields)
+            self._made[position] = dataset  # not before: an interrupt would leave one that is not open
         return dataset
 
     def _shard_name(self, position: int) -> str:
