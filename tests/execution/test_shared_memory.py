@@ -3,6 +3,8 @@
 import functools
 import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -163,3 +165,73 @@ def test_child_process_keeps_what_it_had_when_it_was_forked():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         os.close(reading)
         os.close(writing)
+
+
+# Other modules register functions for forks, too, and these may take their time: batches are taken meanwhile.
+SLOW_FORKS = """
+import os, threading, time
+os.register_at_fork(before=lambda: time.sleep(PAUSE), after_in_parent=lambda: time.sleep(PAUSE))
+PAUSE = 0
+import numpy as np
+import granular
+
+def number(i, seed):
+    return {'x': np.full(20_000, i)}
+
+source = granular.sources.Transform(granular.sources.Epochs(range(4_000)), number)
+with granular.Loader(source, 4, prefetch=2, workers=1, mp='fork') as loader:
+    taken, ended = [next(loader)], threading.Event()
+
+    def consume():
+        while not ended.wait(0.002):
+            taken[:] = [next(loader)]
+
+    thread = threading.Thread(target=consume)
+    thread.start()
+    PAUSE, codes = 0.1, []
+    for _ in range(5):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            batch = taken[0]['x']
+            before = batch.copy()
+            os.read(reading, 1)
+            os._exit(not np.array_equal(batch, before))
+        taken.clear()
+        time.sleep(0.2)  # the parent reads on
+        os.write(writing, b'x')
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    ended.set()
+    thread.join()
+print(codes)
+"""
+
+# Sockets that are made then do not block.
+TIMEOUT = """
+import socket
+import numpy as np
+import granular
+
+def number(i, seed):
+    socket.setdefaulttimeout(5)
+    return {'x': np.full(20_000, i)}
+
+socket.setdefaulttimeout(5)
+for method in ('fork', 'spawn'):
+    if __name__ == '__main__':
+        with granular.Loader(granular.sources.Transform(range(400), number), 4, workers=2, mp=method) as loader:
+            print([int(batch['x'][0, 0]) for batch in loader] == list(range(0, 400, 4)))
+"""
+
+
+@pytest.mark.parametrize(
+    ('text', 'output'),
+    [(SLOW_FORKS, '[0, 0, 0, 0, 0]\n'), (TIMEOUT, 'True\nTrue\n')],
+    ids=['slow forks', 'timeout of sockets'],
+)
+def test_programs_that_change_how_processes_work_get_their_batches(text, output, tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(text)
+    command = [sys.executable, '-W', 'ignore', str(script)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    assert done.stdout == output, done.stderr

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.runtime.forking import forks
+from granular.aio.runtime.forking import is_forking, last_fork
 
 _ALIGN: Final = 64
 _BUFFERS: Final = 512  # per system call
@@ -154,8 +154,8 @@ class Receiver:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[int, mmap.mmap] = {}
-        # The owner of all arrays of an item, the number of forks before it, and its file.
-        self._items: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
+        # The owner of all arrays of an item, the last fork before it, or -1 if a child may have it, and its file.
+        self._items: dict[int, tuple[Callable[[], NDArray[np.uint8] | None], int, int]] = {}
 
     def join(self, item: int, head: bytes, sent: Sent, fd: int) -> Any:
         """Rebuild an item; closes the descriptor.
@@ -169,16 +169,17 @@ class Receiver:
         if sent.file < 0:
             return _load(head, bytearray(sent.content), sent.sizes)
         with self._lock:
+            for number in sent.closed:
+                self._files.pop(number, None)
+            if sent.closed:
+                self._items = {item: entry for item, entry in self._items.items() if entry[2] not in sent.closed}
             if fd >= 0:
+                self._items[item] = _nothing, -1, sent.file  # if it cannot be mapped, it is given back
                 self._files[sent.file] = _map(fd, sent.new)
             # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last
             # base of its own type.
             owner = np.frombuffer(self._files[sent.file], np.uint8)
-            self._items[item] = weakref.ref(owner), forks(), sent.file
-            for number in sent.closed:
-                self._files.pop(number, None)
-            if sent.closed:
-                self._items = {item: entry for item, entry in self._items.items() if entry[2] in self._files}
+            self._items[item] = weakref.ref(owner), -1 if is_forking() else last_fork(), sent.file
         return _load(head, owner, sent.sizes)
 
     def unused(self) -> list[tuple[int, bool]]:
@@ -187,11 +188,14 @@ class Receiver:
         It may not if this process forked while there were arrays: the child still has them.
         """
         with self._lock:
-            now = forks()
-            found = [(item, made == now) for item, (owner, made, _) in self._items.items() if owner() is None]
+            found = [(item, made == last_fork()) for item, (owner, made, _) in self._items.items() if owner() is None]
             for item, _ in found:
                 del self._items[item]
         return found
+
+
+def _nothing() -> None:
+    return None
 
 
 def _load(head: bytes, memory: Any, sizes: Sequence[int]) -> Any:
@@ -277,6 +281,7 @@ def receive_fd(pipe: Connection) -> int:
 def _as_socket(pipe: Connection) -> Iterator[socket.socket]:
     # Not of a copy of its descriptor: a process forked meanwhile would keep that, and with it the pipe, open.
     connection = socket.socket(fileno=pipe.fileno())
+    connection.settimeout(None)  # it has that of `socket.setdefaulttimeout`, by which the pipe does not block any more
     try:
         yield connection
     finally:

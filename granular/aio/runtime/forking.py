@@ -5,6 +5,7 @@ they have to forget or to release.
 """
 
 import contextlib
+import itertools
 import os
 import threading
 import weakref
@@ -20,7 +21,9 @@ inherited: Final[list[Any]] = []
 
 _resets: Final[list[Callable[[], Any]]] = []
 _turns: Final = [threading.Lock()]
-_forks: Final = [0]
+_numbers: Final = itertools.count(1)
+_last: Final = [0]  # the number of the last fork that began
+_forking: Final[set[int]] = set()  # the threads that fork
 
 
 def fork_turn() -> contextlib.AbstractContextManager[bool]:
@@ -31,13 +34,23 @@ def fork_turn() -> contextlib.AbstractContextManager[bool]:
     return _turns[0]
 
 
-def forks() -> int:
-    """Return a number that changes whenever this process forks, before and after it: a child has what it had then."""
-    return _forks[0]
+def last_fork() -> int:
+    """Return the number of the last fork of this process, which may be under way."""
+    return _last[0]
 
 
-def _count_fork() -> None:
-    _forks[0] += 1
+def is_forking() -> bool:
+    """Return whether a thread of this process forks: its child may have what is made now."""
+    return bool(_forking)
+
+
+def _begin_fork() -> None:
+    _forking.add(threading.get_ident())
+    _last[0] = next(_numbers)
+
+
+def _end_fork() -> None:
+    _forking.discard(threading.get_ident())
 
 
 def after_fork(reset: Callable[[], Any]) -> None:
@@ -73,4 +86,5 @@ def _reset_turns() -> None:
 
 after_fork(metrics.reset)
 after_fork(_reset_turns)
-os.register_at_fork(before=_count_fork, after_in_parent=_count_fork, after_in_child=_reset)
+after_fork(_forking.clear)
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_reset)
