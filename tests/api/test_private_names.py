@@ -33,6 +33,7 @@ FOREIGN = {
 # Tests of moments and bytes that no public name brings about.
 WHITE_BOX = {
     'caches/test_shared_cache.py': 'a process that is stopped while it holds the lock of the table',
+    'conversion/test_converting.py': 'the publication of a shard that fails while others are published',
     'datasets/test_publishing.py': 'a moment between the verification of bags and their publication',
     'http/test_connections.py': 'races in the pool of connections, between two turns of the loop',
     'http/test_replies.py': 'a checksum of the optional package awscrt, found once in a process',
