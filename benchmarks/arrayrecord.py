@@ -12,7 +12,7 @@ from benchmarks.bars import Bar, Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import table
-from benchmarks.timing import best
+from benchmarks.rivals.timing import best
 
 BATCH, BATCHES = 64, 40
 OPTIONS = ('group_size:1', 'group_size:1,uncompressed', 'group_size:1,brotli', 'group_size:100')

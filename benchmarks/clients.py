@@ -17,7 +17,7 @@ _imported = time.perf_counter() - _began
 
 import numpy as np  # noqa: E402
 
-from benchmarks.timing import best, memory, peak, rate  # noqa: E402
+from benchmarks.rivals.timing import best, memory, peak, rate  # noqa: E402
 
 Job = Mapping[str, Any]
 

@@ -17,7 +17,7 @@ from benchmarks.bars import Bar, Result, Table
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours
-from benchmarks.timing import memory
+from benchmarks.rivals.timing import memory
 from granular.aio.runtime.bridge import run
 from granular.aio.stores.remote import RemoteStore
 from granular.formats.bit_packing import WORD, pack

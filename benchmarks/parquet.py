@@ -11,7 +11,7 @@ from benchmarks.bars import Result, ratio
 from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import in_turns, ours, rival, table
-from benchmarks.timing import rate
+from benchmarks.rivals.timing import rate
 
 ROWS, GROUP = 1_000_000, 20_000
 

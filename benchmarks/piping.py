@@ -8,7 +8,7 @@ import numpy as np
 
 import granular
 from benchmarks.clients import open_reader, sizes
-from benchmarks.timing import best, rate
+from benchmarks.rivals.timing import best, rate
 
 Job = Mapping[str, Any]
 

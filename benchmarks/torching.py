@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from benchmarks.clients import open_reader
-from benchmarks.timing import rate
+from benchmarks.rivals.timing import rate
 
 Job = Mapping[str, Any]
 BATCH = 64

@@ -26,16 +26,6 @@ def records(count):
         yield block[at : at + size]
 
 
-def rate(items, count, each=1, warm=0):
-    """Measure the datapoints per second of an iterator, after its first items."""
-    for _ in range(warm):
-        next(items)
-    started = time.perf_counter()
-    for _ in range(count):
-        next(items)
-    return count * each / (time.perf_counter() - started)
-
-
 async def read_all(read):
     """Measure the reads of all ranges of the job per second, as many at a time as it has in flight."""
     import asyncio

@@ -5,7 +5,8 @@ import sys
 import time
 
 import numpy as np
-from measuring import job, rate, tell
+from measuring import job, tell
+from timing import rate
 
 
 def write():

@@ -12,7 +12,8 @@ import time
 
 import elements
 import numpy as np
-from measuring import job, rate, tell
+from measuring import job, tell
+from timing import rate
 
 local = threading.local()
 

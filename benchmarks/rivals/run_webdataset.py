@@ -5,7 +5,8 @@ import sys
 
 import numpy as np
 import webdataset as wds
-from measuring import job, rate, records, tell
+from measuring import job, records, tell
+from timing import rate
 
 
 def write():

@@ -1,4 +1,4 @@
-"""Rates, durations and memory of a process, by the standard library alone: ``clients`` measures imports."""
+"""Rates, durations and memory of a process, for granular and for rivals, by the standard library alone."""
 
 import pathlib
 import resource
@@ -17,7 +17,7 @@ def best(fn: Callable[[], Any], repeats: int) -> float:
     return min(times)
 
 
-def rate(items: Iterable[Any], count: int, each: int = 1, warm: int = 1) -> float:
+def rate(items: Iterable[Any], count: int, each: int = 1, warm: int = 0) -> float:
     """Measure the datapoints per second of an iterator, after its first items."""
     iterator = iter(items)
     for _ in range(warm):
