@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.runtime.forking import is_forking, last_fork
+from granular.aio.runtime.forking import last_fork
 
 _ALIGN: Final = 64
 _BUFFERS: Final = 512  # per system call
@@ -179,7 +179,7 @@ class Receiver:
             # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last
             # base of its own type.
             owner = np.frombuffer(self._files[sent.file], np.uint8)
-            self._items[item] = weakref.ref(owner), -1 if is_forking() else last_fork(), sent.file
+            self._items[item] = weakref.ref(owner), last_fork(), sent.file
         return _load(head, owner, sent.sizes)
 
     def unused(self) -> list[tuple[int, bool]]:
@@ -188,7 +188,8 @@ class Receiver:
         It may not if this process forked while there were arrays: the child still has them.
         """
         with self._lock:
-            found = [(item, made == last_fork()) for item, (owner, made, _) in self._items.items() if owner() is None]
+            unused = [(item, made) for item, (owner, made, _) in self._items.items() if owner() is None]
+            found = [(item, 0 <= made == last_fork()) for item, made in unused]
             for item, _ in found:
                 del self._items[item]
         return found

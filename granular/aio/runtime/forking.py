@@ -35,13 +35,8 @@ def fork_turn() -> contextlib.AbstractContextManager[bool]:
 
 
 def last_fork() -> int:
-    """Return the number of the last fork of this process, which may be under way."""
-    return _last[0]
-
-
-def is_forking() -> bool:
-    """Return whether a thread of this process forks: its child may have what is made now."""
-    return bool(_forking)
+    """Return the number of the last fork of this process; -1 during one, whose child may have what is made now."""
+    return -1 if _forking else _last[0]
 
 
 def _begin_fork() -> None:
