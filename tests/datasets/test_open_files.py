@@ -83,6 +83,54 @@ def test_workers_start_with_few_descriptors_or_name_the_limit(method, count, out
     assert re.match(outcome, done.stdout), done.stderr
 
 
+FULL = """
+import contextlib, errno, os, resource, sys
+import numpy as np
+import psutil
+import granular
+
+def number(i, seed):
+    return {'x': np.full(20_000, i)}
+
+if __name__ == '__main__':
+    source = granular.sources.Transform(range(4_000), number)
+    with granular.Loader(source, 4, prefetch=2, workers=1, mp='fork') as loader:
+        batches, messages = [next(loader)], set()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        for free in range(4):
+            own = []
+            with contextlib.suppress(OSError):
+                while True:
+                    own.append(os.open('/dev/null', os.O_RDONLY))
+            for fd in own[:free]:
+                os.close(fd)
+            for _ in range(10):
+                try:
+                    batches.append(next(loader))
+                except granular.errors.WorkerError as error:
+                    messages.add(str(error))
+            for fd in own[free:]:
+                os.close(fd)
+            batches.append(next(loader))
+        print(messages)
+        right = all((batch['x'] == np.arange(4 * i, 4 * i + 4)[:, None]).all() for i, batch in enumerate(batches))
+        del batches
+        for _ in range(20):
+            next(loader)
+        (worker,) = psutil.Process().children()
+        links = [os.readlink(f'/proc/{worker.pid}/fd/{fd}') for fd in os.listdir(f'/proc/{worker.pid}/fd')]
+        print(right, sum('memfd:granular' in link for link in links) < 10)
+"""
+
+
+def test_batches_of_workers_that_meet_the_limit_of_descriptors_name_it_and_are_read_later(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(FULL)
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, timeout=100)
+    message = r"{'the item of a worker process cannot be received .*Too many open files.*`ulimit -n`.*'}"
+    assert re.fullmatch(f'{message}\nTrue True\n', done.stdout), (done.stdout, done.stderr)
+
+
 def links(folder):
     found = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')]
     return [link for link in found if link.startswith(str(folder))]

@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import subprocess
@@ -97,6 +97,16 @@ def orphan():
     die()
 
 
+def cut():
+    # The worker dies in the middle of its reply, while its child lives.
+    def send_half(pipe, data, *_):
+        os.write(pipe.fileno(), data[: len(data) // 2])
+        orphan()
+
+    multiprocessing.connection.Connection._send = send_half
+    return 'x' * 1000
+
+
 class Unpicklable:
     """A value whose pickling raises any error."""
 
@@ -145,6 +155,7 @@ DEATHS = {
     'os._exit': (vanish, WorkerError, r'ended with exit code 1 before it computed item \d+: its traceback is'),
     'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory: use fewer workers'),
     'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
+    'SIGKILL in a reply, with a child': (cut, WorkerError, 'was killed by SIGKILL'),
     'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),
     'an error that does not load': (functools.partial(raising, UnloadableError), WorkerError, 'UnloadableError: 1'),
     'an error without a message': (functools.partial(raising, UnsayableError), WorkerError, 'UnsayableError'),

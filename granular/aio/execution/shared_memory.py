@@ -9,6 +9,7 @@ once its ``Receiver`` says that no array of an item is left.
 """
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
@@ -71,7 +72,7 @@ def write(parts: Sequence[Any]) -> int:
 
 def join(head: bytes, fd: int, sizes: Sequence[int]) -> Any:
     """Rebuild a value from the parts of ``split``, over the file of ``write``; closes its descriptor."""
-    return _load(head, _map(fd, _total(sizes)), sizes) if fd >= 0 else pickle.loads(head)
+    return _load(head, _map(fd, _total(sizes)), sizes) if sizes else pickle.loads(head)
 
 
 class Sent(NamedTuple):
@@ -164,7 +165,7 @@ class Receiver:
           item: the number of the item.
           head: the pickle.
           sent: what the sender says of the memory.
-          fd: the descriptor of a new file, or -1.
+          fd: the descriptor of a new file; -1 if there is none, or it could not be received.
         """
         if sent.file < 0:
             return _load(head, bytearray(sent.content), sent.sizes)
@@ -173,7 +174,7 @@ class Receiver:
                 self._files.pop(number, None)
             if sent.closed:
                 self._items = {item: entry for item, entry in self._items.items() if entry[2] not in sent.closed}
-            if fd >= 0:
+            if sent.new:
                 self._items[item] = _nothing, -1, sent.file  # if it cannot be mapped, it is given back
                 self._files[sent.file] = _map(fd, sent.new)
             # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last
@@ -226,6 +227,8 @@ def _rounded(size: int) -> int:
 
 def _map(fd: int, size: int) -> mmap.mmap:
     """Map a file; closes its descriptor."""
+    if fd < 0:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     try:
         return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, 'MAP_POPULATE', 0))
     finally:
@@ -270,12 +273,12 @@ def send_fd(pipe: Connection, fd: int) -> None:
 
 
 def receive_fd(pipe: Connection) -> int:
-    """Receive a descriptor from a pipe."""
+    """Receive a descriptor from a pipe; return -1 if this process has as many as it may have."""
     with _as_socket(pipe) as connection:
-        _, fds, _, _ = socket.recv_fds(connection, 1, 1)
-    if not fds:
+        message, fds, _, _ = socket.recv_fds(connection, 1, 1)
+    if not message:
         raise EOFError
-    return fds[0]
+    return fds[0] if fds else -1
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable
+from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
@@ -66,6 +67,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
       place: the number of this worker, and the number of workers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
+    after_fork(pipe.close)  # while a child held it, the parent would wait for the rest of what this process was sending
     from granular.aio.runtime import threads
     from granular.aio.runtime.bridge import bridge
 
