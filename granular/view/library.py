@@ -113,8 +113,9 @@ class Library:
             elif not holder.users and holder.source is None:
                 del self._holders[relative]
             idle = [name for name, holder in self._holders.items() if not holder.users]
-            for name in idle[: max(0, len(self._holders) - _OPEN)]:
-                await self._holders.pop(name).close()
+            # All are taken out before the first is closed, when others may be used again.
+            for unused in [self._holders.pop(name) for name in idle[: max(0, len(self._holders) - _OPEN)]]:
+                await unused.close()
 
     async def describe(self, relative: str) -> dict[str, Any]:
         """Return the facts of a dataset or file."""

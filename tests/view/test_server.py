@@ -1,8 +1,11 @@
 """The server of ``granular view``, asked over HTTP."""
 
+import asyncio
+import concurrent.futures
 import http.client
 import io
 import json
+import random
 import re
 import signal
 import socket
@@ -441,6 +444,30 @@ def test_dataset_that_is_replaced_is_opened_again(tmp_path):
         replies = [ask(served, '/api/rows', path='d').json for _ in range(2)]
     assert 'columns' not in replies[0] or replies[0]['columns']['t'][0]['text'] == 'newer'
     assert replies[1]['columns']['t'][0]['text'] == 'newer'
+
+
+def test_more_readers_than_stay_open_are_used_at_the_same_time(tmp_path, monkeypatch):
+    close, wrong = granular.aio.DatasetReader.aclose, []
+
+    async def close_later(reader):  # as a reader does that still has requests to cancel
+        await asyncio.sleep(0.01)
+        await close(reader)
+
+    def read(seed):
+        order = random.Random(seed)
+        for _ in range(30):
+            n = order.randrange(12)
+            reply = ask(served, '/api/rows', path=f'{n}')
+            if reply.status != 200 or reply.json['columns']['n'][0]['text'] != f'{n}':
+                wrong.append(reply.body)
+
+    for n in range(12):
+        with granular.DatasetWriter(tmp_path / f'{n}', {'n': 'int'}) as writer:
+            writer.append({'n': n})
+    monkeypatch.setattr(granular.aio.DatasetReader, 'aclose', close_later)
+    with Served(granular.Path(tmp_path)) as served, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, range(8)))
+    assert wrong == []
 
 
 # --- other formats
