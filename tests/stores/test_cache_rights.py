@@ -8,6 +8,7 @@ import pytest
 import granular
 from granular.errors import AccessDeniedError
 from tests.support.faults import FaultServer
+from tests.support.files import FILES, FORMATS
 
 SPEC = {'x': 'int'}
 CACHES = ('cache_dir', 'index_cache')
@@ -84,19 +85,42 @@ def test_folder_with_unrelated_files_keeps_its_mode(server, tmp_path, cache):
     assert modes(folder) == {}
 
 
+def give_away(folder, monkeypatch):
+    """Give a folder to another user, or, without the right to do so, let this process be another user's."""
+    other = os.geteuid() + 12345
+    if os.geteuid() == 0:
+        os.chown(folder, other, other)
+    else:
+        monkeypatch.setattr(os, 'geteuid', lambda: other)
+
+
 @pytest.mark.parametrize('cache', CACHES)
 def test_folder_of_another_user_is_refused(server, tmp_path, cache, monkeypatch):
     folder = tmp_path / 'cache'
     read(server, **{cache: folder})
     os.rename(folder, tmp_path / 'moved')
-    other = os.geteuid() + 12345
-    if os.geteuid() == 0:
-        os.chown(tmp_path / 'moved', other, other)
-    else:
-        monkeypatch.setattr(os, 'geteuid', lambda: other)
+    give_away(tmp_path / 'moved', monkeypatch)
     for _ in range(2):
         with pytest.raises(AccessDeniedError, match=r'moved: belongs to user \d+, not to user \d+ of this process'):
             read(server, **{cache: tmp_path / 'moved'})
+
+
+@pytest.mark.parametrize('kind', ['DatasetReader', 'TFRecordDataSource', 'WebDatasetDataSource'])
+def test_folder_that_is_another_users_when_an_index_is_saved_is_refused(server, tmp_path, kind, monkeypatch):
+    server.files |= {FORMATS[name].source: of_numbers([1]) for name, of_numbers in FILES.items()}
+    server.files |= {name.replace('ds', 'DatasetReader'): data for name, data in server.files.items()}
+    record = server.record
+
+    def give_and_record(*args):
+        give_away(tmp_path / 'cache', monkeypatch)
+        return record(*args)
+
+    server.record = give_and_record  # called with each request
+    (tmp_path / 'cache').mkdir()
+    config = granular.IOConfig(index_cache=str(tmp_path / 'cache'))
+    path = granular.Path(f's3://bucket/{kind}', config=config, endpoint_url=server.endpoint, anon=True)
+    with pytest.raises(AccessDeniedError, match='belongs to user'):
+        getattr(granular, kind)(path).close()
 
 
 @pytest.mark.parametrize('cache', CACHES)

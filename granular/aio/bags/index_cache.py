@@ -93,17 +93,12 @@ class Snapshot:
 
     @classmethod
     async def save(cls, directory: Path, folders: Mapping[str, FolderState]) -> 'Snapshot | None':
-        """Cache the index of a dataset; None if its store has no index cache. A failed write is logged, not raised."""
+        """Cache the index of a dataset by ``save_tables``; None if its store has no index cache."""
         file = cache_file_of(directory)
         if file is None:
             return None
         if all(bag.pin for folder in folders.values() for bag in folder.bags.values()):
-            try:
-                await offload(_save, file, f'{directory}', folders)
-            except GranularError:
-                raise  # the folder belongs to another user
-            except OSError as error:
-                logger.warning('the index of %s was not cached, and will be read again: %s', f'{directory}', error)
+            await offload(_save, file, f'{directory}', folders)
         return cls(file, folders)
 
     def part(self, folder: str) -> 'Snapshot':
@@ -260,7 +255,20 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
 
 
 def save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
-    """Write a cache file: a header of msgpack values, followed by numbers."""
+    """Write a cache file: a header of msgpack values, followed by numbers. A failed write is logged, not raised.
+
+    Raises:
+      AccessDeniedError: if the folder belongs to another user.
+    """
+    try:
+        _save_tables(file, name, rows, tables)
+    except GranularError:
+        raise  # the folder belongs to another user
+    except OSError as error:
+        logger.warning('the index of %s was not cached, and will be read again: %s', name, error)
+
+
+def _save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
     target = os.path.basename(file)
     head = msgpack.packb((target, name, rows))
     temporary = f'{target}.{secrets.token_hex(4)}.tmp'

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
@@ -16,8 +15,6 @@ from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints
-
-logger = logging.getLogger('granular')
 
 SCAN: Final = 16 * MiB  # bytes that are read at a time of a file with many headers
 _PEEK: Final = 4096
@@ -121,10 +118,7 @@ async def _index_of(path: Path, kind: type[Index], scanner: type[HeaderScanner[I
     if file is not None and index.version is not None:
         head = [getattr(index, field.name) for field in fields if field.type != Ints]
         tables = [getattr(index, field.name) for field in fields if field.type == Ints]
-        try:
-            await offload(save_tables, file, f'{path}', (head, [len(table) for table in tables]), tables)
-        except OSError as error:
-            logger.warning('the index of %s was not cached, and will be read again: %s', f'{path}', error)
+        await offload(save_tables, file, f'{path}', (head, [len(table) for table in tables]), tables)
     return index
 
 
