@@ -210,6 +210,22 @@ def test_retry_time_is_bounded(server):
     assert len(server.ranges) < 50
 
 
+@pytest.mark.parametrize('fault', ['hang', 'reset', ('status', 503)])
+@pytest.mark.parametrize('read', [lambda path: path.read_range(10, 50), lambda path: len(path.read_bytes())])
+def test_time_in_which_the_process_was_stopped_does_not_count(server, read, fault, monkeypatch):
+    stopped, monotonic, record = [0.0], time.monotonic, server.record
+
+    def stop_and_record(*args):
+        stopped[0] += 1000
+        return record(*args)
+
+    server.record = stop_and_record  # called with each request
+    monkeypatch.setattr(time, 'monotonic', lambda: monotonic() + stopped[0])
+    server.script.extend([fault] * 3)
+    config = granular.IOConfig(first_byte_timeout=0.2, backoff=0.01)
+    assert read(path(server, config)) in (DATA[10:50], len(DATA))
+
+
 def test_retry_after_is_respected(server):
     server.script.append(('retry_after', 1))
     began = time.monotonic()

@@ -120,7 +120,8 @@ class Attempts:
     The operation fails if the error is permanent, or the attempts or the time are used up. An attempt of a download
     that made progress uses up neither: it renews the attempts, and also the time if the bytes gained since the last
     renewal came at the minimum rate. So the number of such attempts is bounded by the size of the download, and a
-    download that gains next to nothing ends.
+    download that gains next to nothing ends. The time begins again if the process was stopped during an attempt, as
+    suspended jobs are.
 
     Args:
       traffic: the limits shared by the requests to the store.
@@ -134,7 +135,7 @@ class Attempts:
         self._count = 0  # attempts since the last one that made progress
         self._sent = 0  # all attempts
         self._bad_replies = 0
-        self._started = self._renewed = time.monotonic()
+        self._started = self._renewed = self._began = time.monotonic()  # of the operation, its time, the last attempt
         self._gained = 0  # bytes since the last renewal of the time
         self._paid = 1.0  # tokens that success returns
         self._woken = False  # True if the store answers others again, after it throttled the last attempt
@@ -150,6 +151,7 @@ class Attempts:
             if reserved is None:
                 reserved = await limit.acquire(nbytes, again=self._woken)
             metrics.in_flight += 1
+            self._began = time.monotonic()
             try:
                 result = await attempt()
                 limit.succeeded(time.monotonic())
@@ -187,6 +189,9 @@ class Attempts:
             return
         failure, config = self._judge(error), self._traffic.config
         now = time.monotonic()
+        silence = config.connect_timeout + config.first_byte_timeout + config.read_timeout
+        if now - self._began > max(config.retry_time, silence):
+            self._started = self._renewed = now
         progress = self._record_progress(now)
         backoff = min(config.backoff_cap, failure.backoff * 2 ** (self._count - 1))
         wait = max(failure.after, random.uniform(0, backoff))
