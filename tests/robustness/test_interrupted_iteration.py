@@ -1,5 +1,7 @@
 """Ctrl-C inside ``next``, caught: the next call returns the same element, and the saved state is the one before it.
 
+So are the states that are saved later.
+
 Iterators that have no state, such as those of readers, listings and lines of files, continue as well.
 
 Interrupts come at counted points, as in ``test_interrupts.py``: on the main thread, and while it waits for the loop.
@@ -72,6 +74,7 @@ STREAMS: dict[str, Callable[[], Any]] = {
     'batch': lambda: elements().batch(2),
     'pack': lambda: elements().map(lambda x: {'t': np.full(x % 3 + 1, x)}).pack({'t': 4}, num_packing_bins=2),
     'cache': lambda: elements().cache().repeat(2),
+    'cache of a mix by name': lambda: IterDataset.mix({'a': elements(), 'b': waiting()}).cache().repeat(2),
     'window_shuffle': lambda: elements().window_shuffle(4, seed=1),
     'zip': lambda: IterDataset.zip([elements(), elements().map(double)]),
     'mix': lambda: IterDataset.mix([elements(), waiting()], [2, 1]),
@@ -221,11 +224,14 @@ def test_interrupted_next_loses_and_repeats_no_element(name: str, kind: Any) -> 
                     consume(iterator, result, most)
             except KeyboardInterrupt:
                 pass
-            state, position = save(iterator), len(result)
+            states = [(len(result), save(iterator))]
+            consume(iterator, result, min(most, len(result) + 2))
+            states.append((len(result), save(iterator)))
             consume(iterator, result, most)
             assert plain(result) == expected, f'{name}, point {at}: {interrupt.where}'
-        with running(make()) as resumed:
-            resumed.load_state_dict(state)
-            rest = expected[:position]
-            consume(resumed, rest, most)
-            assert plain(rest) == expected, f'{name}, point {at}, from its state: {interrupt.where}'
+        for position, state in states:
+            with running(make()) as resumed:
+                resumed.load_state_dict(state)
+                rest = expected[:position]
+                consume(resumed, rest, most)
+                assert plain(rest) == expected, f'{name}, point {at}, from its state: {interrupt.where}'

@@ -19,6 +19,8 @@ from granular import aio
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
 from granular.errors import ClosedError, GranularError
+from tests.robustness.test_interrupted_iteration import STREAMS
+from tests.support.states import plain
 from tests.support.tables import cover
 
 COUNT = 640
@@ -315,6 +317,60 @@ def test_close_wakes_a_next_waiting_in_another_thread():
         assert not thread.is_alive() and 'closed' in str(caught[0])
         begun.clear()
     go.set()
+
+
+class Numbers(granular.IterDataset):
+    """A stream of the user's own, whose iterator has no more elements once it is closed."""
+
+    def __iter__(self):
+        return NumbersIterator()
+
+
+class NumbersIterator(granular.DatasetIterator):
+    def __init__(self):
+        super().__init__()
+        self._next, self._stop = 0, 12
+
+    def __next__(self):
+        self._next += 1
+        if self._next > self._stop:
+            raise StopIteration
+        return self._next
+
+    def get_state(self):
+        return {'next': self._next}
+
+    def set_state(self, state):
+        self._next = state['next']
+
+    def close(self):
+        self._stop = 0
+
+
+CLOSED: dict = {
+    **{name: make for name, make in STREAMS.items() if 'oader' not in name and name != 'processes'},
+    'subclass': Numbers,
+    'mix of a subclass': lambda: granular.IterDataset.mix([Numbers(), Numbers()]),
+}
+
+
+@pytest.mark.parametrize('name', CLOSED)
+def test_close_during_next_ends_in_an_error_and_changes_no_element(name):
+    def drops_third(x):
+        seen.append(x)
+        if len(seen) == 3:
+            closing = threading.Thread(target=items.close)
+            closing.start()
+            closing.join(30)
+        return len(seen) != 3
+
+    seen, taken = [], []
+    elements = [plain(element) for element in CLOSED[name]()]
+    items = iter(CLOSED[name]().map(plain).filter(drops_third).batch(2, batch_fn=list))
+    with pytest.raises(GranularError, match='closed'):
+        for pair in items:
+            taken += pair
+    assert taken == elements[: len(taken)]
 
 
 # --- loops closed without shutdown

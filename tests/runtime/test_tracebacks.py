@@ -181,6 +181,19 @@ def test_frames_of_the_user_remain(workers):
     assert text.count(f'{granular.__path__[0]}/aio/') <= 2 + workers, text
 
 
+def test_frames_without_lines_are_shortened_as_others():
+    """Generated code has none, and neither have some instructions at which a signal handler raises."""
+
+    def fails(x):
+        raise LookupError('mine')
+
+    table = b'\xf8' * (len(fails.__code__.co_code) // 2)  # of instructions without a line
+    fails.__code__ = fails.__code__.replace(co_linetable=table)
+    with pytest.raises(Exception) as error:  # noqa: PT011 - pytest cannot show a traceback without lines
+        granular.MapDataset.range(3).map(fails)[0]
+    assert (type(error.value), frames_of(error.value)[-1]) == (LookupError, 'fails')
+
+
 def test_cause_with_frames_of_the_user_is_printed():
     with pytest.raises(StoreError) as caught:
         granular.MapDataset.source(Source()).map(opens)[0]

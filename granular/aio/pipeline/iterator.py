@@ -65,6 +65,8 @@ class Cursor(Running):
                 await self._begin_move(recipient)
                 step = self.flow.next()
                 element = await await_user(self.compute(step) if self._calls_functions else step)
+                if self.closed:  # meanwhile: a stage may have taken a closed one before it for one that ended or begins
+                    self.check()
                 self._count += element is not END
                 self._astray = False
             finally:

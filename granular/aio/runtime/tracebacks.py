@@ -110,7 +110,7 @@ def _cut(trace: types.TracebackType | None) -> types.TracebackType | None:
     short: Any = None
     for i, frame in reversed(list(enumerate(frames))):
         if i == innermost or i > behind or _owner(frame) == 'user':
-            short = types.TracebackType(short, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+            short = types.TracebackType(short, frame.tb_frame, frame.tb_lasti, frame.tb_lineno or -1)  # -1: find it
     return short  # type: ignore[no-any-return]
 
 

@@ -65,9 +65,19 @@ class Held:
             self.before = self._parent.state()  # the same at each request behind the end
         return element
 
-    async def go_back(self, state: Any) -> None:
-        """Let the parent continue from its state after the last element, because the next one failed."""
-        await self._parent.restore(state, self._terms)
+    def place(self) -> tuple[Any, int]:
+        """Return the place after the last element: the state of the parent, and the number of elements held."""
+        return self._parent.state(), self._count
+
+    async def go_back(self, place: tuple[Any, int]) -> None:
+        """Continue from the place after the last element, because the next one failed or was interrupted."""
+        await self._parent.restore(place[0], self._terms)
+        self._after, self._count, self._ended = None, place[1], False
+
+    def take_again(self) -> tuple[list[Any], bool]:
+        """Return all elements that were read again, and True if the parent ended after them."""
+        again, self._again = self._again, deque()
+        return [element for element in again if element is not END], self._ended
 
     def release(self, last: bool = False) -> None:
         """Hold no element, or only the last one; raise ``StateError`` if elements of a state are left."""

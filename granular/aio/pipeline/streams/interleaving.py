@@ -15,7 +15,7 @@ from granular.aio.pipeline.transforms import MultiprocessingOptions, ShardOption
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import current
-from granular.errors import StateError
+from granular.errors import ClosedError, StateError
 
 
 class InterleaveSettings(NamedTuple):
@@ -111,6 +111,7 @@ class Interleaving(Flow):
         self._flows: dict[int, Flow] = {}  # of the open streams that had their turn
         self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
         self._started: set[Flow] = set()  # all that are to be closed
+        self._closed = False
         self._token: object = None
         self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
@@ -145,6 +146,8 @@ class Interleaving(Flow):
         stream = await self._stage.open_stream(number)
         if stream is None:
             return None
+        if self._closed:
+            raise ClosedError('the iterator is closed')
         flow: Flow = stream.flow()
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
@@ -299,6 +302,7 @@ class Interleaving(Flow):
                 await self._first_turn(number)
 
     async def aclose(self) -> None:
+        self._closed = True
         await self._ahead.aclose()
         self._flows = {}
         await self._close(list(self._started))

@@ -229,7 +229,7 @@ class NamedMixing(Mixing):
         saved = state.get('weights')
         if terms.weights == 'own' or saved == self._own:
             return self._own
-        if not isinstance(saved, Mapping) or not all(type(weight) is int and weight > 0 for weight in saved.values()):
+        if not isinstance(saved, Mapping) or not (saved and all(type(w) is int and w > 0 for w in saved.values())):
             raise StateError(
                 f'{terms.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
                 f'save: continue with that release, or from the start of an epoch'

@@ -148,18 +148,16 @@ class Caching(Flow):
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0
-        self._after = parent.state()  # after the last cached element
+        self._after = self._held.place()  # after the last cached element
         self._astray = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
         while self._next_index >= len(self._cached):
             if self._complete:
                 return END
-            if self._astray:
-                await self._held.go_back(self._after)
             self._astray = True
             element = await self._held.next()
-            self._after, self._astray = self._parent.state(), False
+            self._after, self._astray = self._held.place(), False
             if element is END:
                 self._complete = True
             else:
@@ -186,12 +184,15 @@ class Caching(Flow):
             if state:
                 judge_unnamed_hosts(self._stage, self._parent.hosts)
             state = {'parent': self._held.before, 'place': state}
+        if self._astray:
+            await self._held.go_back(self._after)
+            self._astray = False
         place, own = number_of(state, 'place'), self._held.before
         rewinds = not place and not terms.held
         keeps = rewinds or not self._parent.adapts or state['parent'] is own or state == self.state()
         if not keeps or not same_position(state['parent'], own):
             cached = state.get('cached')
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
-            self._cached, self._complete, self._astray = [], False, False
-            self._after = self._parent.state()
+            self._cached, self._complete = self._held.take_again()
+            self._after = self._held.place()
         self._next_index = place
