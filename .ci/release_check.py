@@ -34,6 +34,8 @@ with granular.open('data') as reader:
     assert reader.fetch([3, 1]) == [{'x': 3, 'name': '3'}, {'x': 1, 'name': '1'}]
 import fsspec
 assert fsspec.get_filesystem_class('granular+s3').__module__ == 'granular.integrations.fsspec'
+"""
+INSTALLED = """
 assert granular.__version__ in os.environ['WHEEL'], (granular.__version__, os.environ['WHEEL'])
 assert 'site-packages' in granular.__file__, granular.__file__
 """
@@ -49,7 +51,7 @@ USES = {
     's3': UNREACHABLE.format(address='s3://b/x', options='endpoint_url="http://127.0.0.1:1", key="k", secret="s"'),
     'gcs': UNREACHABLE.format(address='gs://b/x', options='endpoint_url="https://127.0.0.1:1", token="t"'),
     'azure': UNREACHABLE.format(address='az://b/x', options='account_key="aw==", endpoint_url="http://127.0.0.1:1/a"'),
-    'formats': 'import numpy; granular.formats.plain.encoders["jpg"](numpy.zeros((4, 4, 3), "uint8"))',
+    'formats': 'import numpy; granular.encoders["jpg"](numpy.zeros((4, 4, 3), "uint8"))',
     'cli': 'import subprocess; subprocess.run([sys.executable, "-m", "granular", "info", "data"], check=True)',
     'view': 'import granular.view',
     'parquet': """
@@ -109,7 +111,7 @@ def check(python: str, wheel: pathlib.Path, extra: str, folder: pathlib.Path) ->
     for command in (['install', '-q', f'{wheel}[{extra}]' if extra else wheel], ['check']):
         if (done := run([*pip, *command])).returncode:
             return f'pip {command[0]}: {last(done)}'
-    program = PROGRAM + USES.get(extra, '')
+    program = PROGRAM + INSTALLED + USES.get(extra, '')
     if (ROOT / 'granular' / 'integrations' / f'{extra}.py').exists() or extra == 'ray':
         program += f'\nimportlib.import_module("granular.integrations.{extra}")\n'
     variables = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}

@@ -1,6 +1,7 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
 import importlib
+import itertools
 import operator
 import pathlib
 import threading
@@ -276,9 +277,11 @@ def test_unknown_fields_are_refused_where_they_are_selected(tmp_path):
     with granular.DatasetReader(tmp_path / 'x') as reader:
         with pytest.raises(UnknownKeyError, match=r"select has \['lable'\], the spec has \['label'\]"):
             MapDataset.source(reader).select(['lable'])
-        for index in (1, -2):
+        selections = MapDataset.source(reader)
+        reads = (reader.__getitem__, lambda i: reader.fetch([0, i]), lambda i: selections.subset([0, i]))
+        for index, read in itertools.product((1, -2), reads):
             with pytest.raises(OutOfRangeError, match=f'index {index} is out of range: expected -1 to 0'):
-                reader[index]
+                read(index)
 
 
 def test_stage_that_does_not_pickle_is_named():

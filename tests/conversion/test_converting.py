@@ -649,5 +649,6 @@ def test_hugging_face_datasets_are_converted(tmp_path):
     with pytest.raises(InvalidArgumentError, match=r"has splits \['train'\]"):
         granular.convert(splits, tmp_path / 'y')
     splits.save_to_disk(tmp_path / 'splits')
-    with pytest.raises(InvalidArgumentError, match=r"has splits \['train'\]"):
+    with pytest.raises(NotFoundError, match=r"of \['train'\]: .*splits/NAME"):
         granular.convert(tmp_path / 'splits', tmp_path / 'y')
+    assert granular.convert(tmp_path / 'splits' / 'train', tmp_path / 'y').datapoints == 3

@@ -1,6 +1,7 @@
 """``granular.open`` and the errors that name it."""
 
 import io
+import re
 import tarfile
 import zlib
 
@@ -144,44 +145,45 @@ def test_the_wrong_reader_of_a_dataset_names_the_right_one(bucket):
         granular.ShardedDatasetReader(bucket / 'dataset')
 
 
-def saved_by_mds(folder):
-    (folder / 'index.json').write_text('{"shards": [{"format": "mds"}], "version": 2}')
-
-
-def saved_by_litdata(folder):
-    (folder / 'index.json').write_text('{"chunks": [], "config": {}}')
-
-
-def saved_by_datasets(folder):
-    (folder / 'state.json').write_text('{}')
-    (folder / 'data-00000-of-00001.arrow').write_bytes(b'')
-
-
-def packed(folder):
-    (folder / 'train.tar.gz').write_bytes(b'')
-
-
+# A file of each, its content, and the remedy.
 FOREIGN = {
-    saved_by_mds: r'is of streaming.StreamingDataset: .*granular.convert\(streaming.StreamingDataset\(local=',
-    saved_by_litdata: r'is of litdata.StreamingDataset: .*granular.convert\(litdata.StreamingDataset\(',
-    saved_by_datasets: 'is of datasets.save_to_disk: .*granular convert',
-    packed: 'a compressed tar file has no random access: decompress it',
+    'mds': (
+        'index.json',
+        '{"shards": [{"format": "mds"}], "version": 2}',
+        'is of streaming.StreamingDataset: convert it with granular.convert(streaming.StreamingDataset({mds}), TARGET)',
+    ),
+    'litdata': (
+        'index.json',
+        '{"chunks": [], "config": {}}',
+        "is of litdata.StreamingDataset: convert it with granular.convert(litdata.StreamingDataset('{folder}'), T",
+    ),
+    'datasets': ('state.json', '{}', 'is of datasets.save_to_disk: convert it with `granular convert {folder} TARGET`'),
+    'splits': (
+        'dataset_dict.json',
+        '{"splits": ["train", "test"]}',
+        "is of datasets.save_to_disk, of ['test', 'train']: convert one with `granular convert {folder}/NAME TARGET`",
+    ),
+    'tar': ('train.tar.gz', '', 'a compressed tar file has no random access: decompress it to .tar'),
 }
 
 
-@pytest.mark.parametrize('write', FOREIGN)
-def test_folders_of_other_libraries_name_the_remedy(write, tmp_path):
-    (tmp_path / 'x').mkdir()
-    write(tmp_path / 'x')
-    with pytest.raises(NotFoundError, match=FOREIGN[write]):
-        granular.open(tmp_path / 'x')
-    if write is not saved_by_datasets:  # which convert reads
-        with pytest.raises(NotFoundError, match=FOREIGN[write]):
-            granular.convert(tmp_path / 'x', tmp_path / 'y')
-    for call in (granular.open, lambda path: granular.convert(path, tmp_path / 'y')):
-        if write is packed:
-            with pytest.raises((NotFoundError, InvalidArgumentError), match=FOREIGN[write]):
-                call(tmp_path / 'x' / 'train.tar.gz')
+@pytest.mark.parametrize('place', ['disk', 'bucket'])
+@pytest.mark.parametrize('name', FOREIGN)
+def test_folders_of_other_libraries_name_the_remedy(name, place, tmp_path, fakegcs):
+    folder = (granular.Path(tmp_path) if place == 'disk' else fakegcs.place()) / 'x'
+    file, content, remedy = FOREIGN[name]
+    folder.mkdir()
+    (folder / file).write_text(content)
+    for split in ('test', 'train') if name == 'splits' else ():
+        (folder / split).mkdir()
+        (folder / split / 'state.json').write_text('{}')
+    mds = f"local='{folder}'" if place == 'disk' else f"remote='{folder}', local='x'"
+    paths = [folder, folder / file, folder / '*.tar.gz', [folder / file]] if name == 'tar' else [folder]
+    for path in paths:
+        for call in (granular.open, lambda source: granular.convert(source, tmp_path / 'y')):
+            if call is granular.open or name != 'datasets':  # which convert reads
+                with pytest.raises(NotFoundError, match=re.escape(remedy.format(folder=folder, mds=mds))):
+                    call(path)
 
 
 @pytest.mark.parametrize('suffix', FILES)

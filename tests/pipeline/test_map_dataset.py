@@ -206,7 +206,7 @@ def test_subset_by_indices():
     dataset = MapDataset.range(10, 20).slice([3, -1, 0])
     assert list(dataset) == [13, 19, 10]
     assert dataset[4] == 19
-    with pytest.raises(InvalidArgumentError, match='from -10 to 9'):
+    with pytest.raises(OutOfRangeError, match='index 10 is out of range: expected -10 to 9'):
         MapDataset.range(10).slice([10])
 
 
@@ -381,7 +381,9 @@ def test_selection_map_is_checked():
 def test_indices_that_are_not_integers_are_refused(indices):
     dataset = MapDataset.range(3)
     for use in (dataset.fetch, dataset.slice, dataset.subset, lambda some: run(dataset.aio.fetch(some))):
-        with pytest.raises((InvalidArgumentError, OutOfRangeError), match='expected (a 1-D sequence of )?integers'):
+        with pytest.raises(
+            (InvalidArgumentError, OutOfRangeError), match='(sequence of|expected) integers|out of range'
+        ):
             use(indices)
     assert dataset.fetch([]) == list(dataset.slice([])) == []
 

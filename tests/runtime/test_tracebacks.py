@@ -108,7 +108,7 @@ def iterable(dataset):
 
 ROADS = {
     'an index': lambda reader, _: reader[37],
-    'a slice': lambda reader, _: reader[30:40],
+    'a slice': lambda reader, _: list(reader[30:40]),
     'a reader': lambda reader, _: list(reader),
     'a MapDataset': lambda _, dataset: list(dataset),
     'a Loader': lambda _, dataset: list(granular.Loader(dataset, 8)),
@@ -122,6 +122,7 @@ ROADS = {
     'a DataLoader': lambda reader, _: list(
         granular.DataLoader(data_source=reader, sampler=granular.SequentialSampler(64))
     ),
+    'batches for torch': lambda _, dataset: torch_batches(dataset.batch(8).to_iter_dataset()),
     'torch, map-style': lambda reader, _: torch_loader(reader, batch_size=8),
     'torch, map-style, with a worker': lambda _, dataset: torch_loader(
         dataset, batch_size=8, num_workers=1, multiprocessing_context='fork'
@@ -133,6 +134,22 @@ ROADS = {
 }
 
 
+def torch_batches(stream):
+    from granular.integrations.torch import Batches
+
+    with Batches(stream) as batches:
+        return list(batches)
+
+
+def assert_short(error, parts):
+    """Assert that a traceback has 20 lines beside those of torch, and each of some parts once."""
+    error.__traceback__ = error.__traceback__.tb_next  # without the frame of the test
+    text = trace_of(error)
+    of_torch = 2 * sum('/torch/' in line for line in text.splitlines())  # with the line of code
+    assert len(lines_of(error)) <= 20 + of_torch, text
+    assert {part: text.count(part) for part in parts} == dict.fromkeys(parts, 1), text
+
+
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize('road', ROADS)
 def test_record_that_is_not_decoded_has_a_short_traceback(road, damaged):
@@ -140,10 +157,22 @@ def test_record_that_is_not_decoded_has_a_short_traceback(road, damaged):
         dataset = granular.MapDataset.source(reader).map(same)
         with pytest.raises(DecodeError) as caught:
             ROADS[road](reader, dataset)
-    text = trace_of(caught.value)
-    of_torch = 2 * sum('/torch/' in line for line in text.splitlines())  # with the line of code
-    assert len(lines_of(caught.value)) <= 20 + of_torch, text
-    assert text.count('datapoint 37') == text.count(f'{damaged}') == text.count('not decoded as') == 1, text
+    assert_short(caught.value, ['datapoint 37', f'{damaged}', 'not decoded as'])
+
+
+def fails(datapoint):
+    if datapoint['x'] == 37:
+        raise LookupError(f'no label of {datapoint["x"] - 2}')
+    return datapoint
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('road', ROADS)
+def test_function_that_fails_has_a_short_traceback(road):
+    dataset = granular.MapDataset.source([{'x': i} for i in range(64)]).map(fails)
+    with pytest.raises(LookupError) as caught:
+        ROADS[road](dataset, dataset)
+    assert_short(caught.value, ['at index 37', 'no label of 35', 'in fails'])
 
 
 def test_frames_of_a_decoder_of_the_user_remain(damaged):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -17,7 +16,7 @@ from granular._lazy import import_extra
 from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
 from granular.aio.conversion.infer import JSONText
 from granular.aio.datasources.arguments import refuse_gaps
-from granular.aio.datasources.detect import CLASSES, ENDINGS, PACKED, UNPACK, format_of, remedy_of
+from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of, refuse_packed, remedy_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.execution.prefetch import END
@@ -251,8 +250,10 @@ async def _open_address(path: Path, format: Format | None) -> RecordSource:
 async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     entries = [entry async for entry in folder.store.scan(folder.key)]
     names = {entry.name for entry in entries}
-    if format == 'huggingface' or (format is None and names & {'dataset_dict.json', 'state.json'}):
-        return await _open_saved(folder, 'dataset_dict.json' in names)
+    if format in (None, 'huggingface') and 'dataset_dict.json' in names:
+        raise NotFoundError(f'{folder}: {await remedy_of(folder, list(names))}')
+    if format == 'huggingface' or (format is None and 'state.json' in names):
+        return await _open_saved(folder)
     files: dict[str, list[Path]] = {kind: [] for kind in FORMATS}
     for entry in entries:
         if not entry.is_dir and (kind := _kind_of(entry.key)):
@@ -286,8 +287,7 @@ def _format_of(paths: Sequence[Path]) -> str:
         raise InvalidArgumentError(
             f'{paths[0]} and {len(paths) - 1} more: expected files of one format, got {", ".join(sorted(kinds))}'
         )
-    if packed := [path for path in paths if path.name.endswith(PACKED)]:
-        raise InvalidArgumentError(f'{packed[0]}: {UNPACK}')
+    refuse_packed(paths)
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
             f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
@@ -368,11 +368,8 @@ _TEXTS: Final = {
 }  # fmt: skip
 
 
-async def _open_saved(folder: Path, has_splits: bool) -> RecordSource:
+async def _open_saved(folder: Path) -> RecordSource:
     """Open a folder that ``save_to_disk`` wrote."""
-    if has_splits:
-        content = json.loads(await (folder / 'dataset_dict.json').read_bytes())
-        raise InvalidArgumentError(f'{folder}: has splits {content.get("splits")}: choose the folder of one of them')
     module = import_extra('datasets', 'huggingface')
     dataset = await offload(module.load_from_disk, _local(folder))
     return RecordSource(f'{folder}', 'huggingface', _hugging_face(dataset, f'{folder}').source)

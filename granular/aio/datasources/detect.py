@@ -36,8 +36,8 @@ FORMATS: Final[Mapping[str, tuple[Any, ...]]] = {
 CLASSES: Final = {name: reader for name, (reader, *_) in FORMATS.items()}
 ENDINGS: Final[Mapping[str, str]] = {ending: name for name, (_, *endings) in FORMATS.items() for ending in endings}
 
-PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
-UNPACK: Final = (
+_PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
+_UNPACK: Final = (
     'a compressed tar file has no random access: decompress it to .tar (gunzip), or unpack it with `granular '
     'copy-to-local`'
 )
@@ -142,16 +142,26 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
 
 async def remedy_of(folder: Path, names: Sequence[str]) -> str:
     """Return what a folder of another library is, and how to convert it; empty if it is not known."""
-    if 'state.json' in names or 'dataset_dict.json' in names:
+    if 'dataset_dict.json' in names:
+        splits = sorted(set(names) - {'dataset_dict.json'})
+        return f'is of datasets.save_to_disk, of {splits}: convert one with `granular convert {folder}/NAME TARGET`'
+    if 'state.json' in names:
         return f'is of datasets.save_to_disk: convert it with `granular convert {folder} TARGET`'
     content = await (folder / 'index.json').read_bytes() if 'index.json' in names else b''
     for mark, library in ((b'"shards"', 'streaming'), (b'"chunks"', 'litdata')):
         if mark in content:
-            dataset = f'{library}.StreamingDataset({"local=" if library == "streaming" else ""}{str(folder)!r})'
+            arguments = f'{str(folder)!r}'
+            if library == 'streaming':
+                arguments = f'local={arguments}' if folder.store.local else f'remote={arguments}, local={folder.name!r}'
+            dataset = f'{library}.StreamingDataset({arguments})'
             return f'is of {library}.StreamingDataset: convert it with granular.convert({dataset}, TARGET)'
-    if any(name.endswith(PACKED) for name in names):
-        return UNPACK
-    return ''
+    return _UNPACK if any(name.endswith(_PACKED) for name in names) else ''
+
+
+def refuse_packed(files: Sequence[Path]) -> None:
+    """Raise NotFoundError if some files are compressed tar files."""
+    if packed := [file for file in files if file.name.endswith(_PACKED)]:
+        raise NotFoundError(f'{packed[0]}: {_UNPACK}')
 
 
 def _describe_folder(names: Sequence[str]) -> str:
@@ -165,8 +175,7 @@ def _describe_folder(names: Sequence[str]) -> str:
 
 
 def _unknown(file: Path) -> NotFoundError:
-    if file.name.endswith(PACKED):
-        return NotFoundError(f'{file}: {UNPACK}')
+    refuse_packed([file])
     return NotFoundError(
         f'{file}: unknown format: expected a folder, or a name that ends in .bag, {", ".join(ENDINGS)}'
     )
@@ -174,6 +183,7 @@ def _unknown(file: Path) -> NotFoundError:
 
 async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: dict[str, Any]) -> Opened:
     kinds = {format_of(file.name) for file in files}
+    refuse_packed(files)
     if len(kinds) != 1 or '' in kinds:
         suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
         raise InvalidArgumentError(

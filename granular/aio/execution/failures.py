@@ -68,6 +68,7 @@ def portable(error: BaseException) -> tuple[list[bytes], str]:
     """
     shorten(error)
     text = '' if tells_all(error) else ''.join(traceback.format_exception(error))
+    text = text.removesuffix(''.join(traceback.format_exception_only(error)))  # which the receiver prints, too
     chain = [error]
     while (cause := chain[-1].__cause__) is not None and cause not in chain:
         chain.append(cause)

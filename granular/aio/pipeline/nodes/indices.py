@@ -20,7 +20,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints, Seed, check_integer, check_seed, integers_of
+from granular.indexing import Ints, Seed, check_integer, check_seed, indices_of
 from granular.shuffle import MAX_SEED, Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
@@ -164,10 +164,7 @@ class Slice(IndexNode):
             self._part = range(*part.indices(len(parent)))
         else:
             check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
-            indices = integers_of(part, 'slice')
-            if ((indices < -len(parent)) | (indices >= len(parent))).any():
-                raise InvalidArgumentError(f'slice: expected indices from {-len(parent)} to {len(parent) - 1}')
-            self._part = indices % max(1, len(parent))
+            self._part = indices_of(part, len(parent), 'subset')
 
     def __len__(self) -> int:
         return len(self._part)
