@@ -164,9 +164,11 @@ class Slice(IndexNode):
             self._part = range(*part.indices(len(parent)))
         else:
             check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
-            indices = integers_of(part, 'slice')
-            if ((indices < -len(parent)) | (indices >= len(parent))).any():
-                raise InvalidArgumentError(f'slice: expected indices from {-len(parent)} to {len(parent) - 1}')
+            indices = integers_of(part, 'selection by indices')
+            beyond = indices[(indices < -len(parent)) | (indices >= len(parent))]
+            if len(beyond):
+                expected = f'expected indices from {-len(parent)} to {len(parent) - 1}'
+                raise InvalidArgumentError(f'selection by indices: {expected}, got {beyond[0]}')
             self._part = indices % max(1, len(parent))
 
     def __len__(self) -> int:
