@@ -7,6 +7,7 @@ import numbers
 import os
 from typing import Any, Final
 
+from granular._other_names import answering
 from granular.errors import InvalidArgumentError
 
 __all__ = ['GiB', 'IOConfig', 'KiB', 'MiB']
@@ -37,6 +38,12 @@ def _env(name: str, default: float | int | str, doc: str) -> Any:
 _ZERO_ALLOWED: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff', 'backoff_cap', 'retry_time')
 
 
+@answering(
+    timeout='connect_timeout, first_byte_timeout or read_timeout',
+    cache='cache_dir',
+    **dict.fromkeys(('retries', 'max_retries', 'max_attempts'), 'attempts'),
+    **dict.fromkeys(('max_concurrency', 'max_pool_connections'), 'concurrency'),
+)
 @dataclasses.dataclass(frozen=True, slots=True)
 class IOConfig:
     """Settings for reading and writing stores.

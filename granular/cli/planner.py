@@ -120,4 +120,4 @@ def _open(
             continue
         return reader, metrics.snapshot().total('requests') - before
     refuse_other_formats(path)
-    raise NotFoundError(f'{path}: is not a dataset') from failed
+    raise NotFoundError(f'{path}: is not a dataset: {failed}') from failed

@@ -9,6 +9,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from granular._lazy import import_extra
+from granular._other_names import answering
 from granular.aio.execution.failures import Errors, Failure, OnError, capturing, outline
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
@@ -239,6 +240,12 @@ class Batches(core.Batches):
       buffer: number of batches to transfer to the device ahead. They count for a Loader's ``recycle_after``.
     """
 
+    @answering(
+        pin_memory="device='cuda', which pins memory",
+        non_blocking="device='cuda', which transfers ahead",
+        batch_size='to_iter_dataset().batch(64)',
+        num_workers='to_iter_dataset().batch(64), with mp_prefetch(8) for processes',
+    )
     def __init__(self, batches: Any, device: Any = None, buffer: int = 1) -> None:
         super().__init__(batches, buffer if device is not None else 0)
         self._device = device

@@ -89,7 +89,7 @@ def _image(data: bytes, side: int) -> Picture:
         raise
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         why = repr(error).replace(repr(stream), 'of this value')
-        raise DecodeError(f'{len(data)} bytes are not an image that Pillow supports: {why:.200}') from error
+        raise DecodeError(f'Pillow cannot decode the image of {len(data)} bytes: {why:.200}') from error
 
 
 def as_decoded(data: bytes) -> bytes | None:

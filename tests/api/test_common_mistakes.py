@@ -18,6 +18,7 @@ from granular.errors import (
     StateError,
     UnknownKeyError,
     UnknownSchemeError,
+    UnknownTypeError,
 )
 
 dataset = MapDataset.range(10)
@@ -100,6 +101,10 @@ MISTAKES = {
         lambda: granular.ShardedDatasetReader('data', cache_keys='label'),
         r"cache_keys: expected a sequence of keys, got 'label': pass \('label',\)",
     ),
+    'indices_beyond_a_subset': (
+        lambda: dataset.subset([0, 900]),
+        'expected indices from -10 to 9, got 900$',
+    ),
     'percentages': (
         lambda: dataset.percent(to_percent=80),
         'expected from_percent and to_percent from 0 to 1',
@@ -165,6 +170,8 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
 @pytest.mark.parametrize(
     ('method', 'name', 'ours'),
     [
+        ('map', 'num_parallel_calls', r'nothing: .* mp_prefetch\(8\)'),
+        ('map', 'on_error', "on_error='skip' to to_iter_dataset"),
         ('batch', 'drop_last', 'drop_remainder'),
         ('batch', 'collate_fn', 'batch_fn'),
         ('batch', 'shuffle', r'nothing, and call shuffle\(seed=0\)'),
@@ -179,9 +186,9 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
     ],
 )
 def test_arguments_of_other_libraries_are_answered_by_operations(kind, method, name, ours):
-    positional = [2] if method == 'batch' else []
+    positional = {'batch': [2], 'map': [abs]}.get(method, [])
     chain = kind.range(4)
-    for one in [chain, chain.to_iter_dataset()] if method == 'batch' else [chain]:
+    for one in [chain, chain.to_iter_dataset()] if positional else [chain]:
         with pytest.raises(
             InvalidArgumentError, match=rf"Dataset\.{method}: no .* \['{name}'\]: for {name}, pass {ours}"
         ):
@@ -220,6 +227,13 @@ ANSWERED = {
         dict.fromkeys(('rank', 'world_size'), SHARD),
     ),
     'Loader': (lambda **given: granular.Loader([1], 1, **given), {'rank': 'shard_id', 'world_size': 'num_shards'}),
+    'IOConfig': (
+        granular.IOConfig, {'timeout': 'connect_timeout, ', 'cache': 'cache_dir', 'max_retries': 'attempts'}
+    ),
+    'Batches': (
+        lambda **given: importlib.import_module('granular.integrations.torch').Batches([], **given),
+        {'pin_memory': "device='cuda'", 'batch_size': r'to_iter_dataset\(\).batch\(64\)'},
+    ),
     'IterDataset.mp_prefetch': (dataset.to_iter_dataset().mp_prefetch, {'num_workers': 'the number alone'}),
 }  # fmt: skip
 
@@ -306,3 +320,24 @@ def test_texts_of_any_length_are_batched(workers):
     assert [data for batch in batches for data in batch['data'].tolist()] == [text.encode() for text in texts]
     with granular.Loader([{'text': 'a'}, {'text': 1}], 2) as loader, pytest.raises(DatapointError, match="key 'text'"):
         next(loader)
+
+
+@pytest.mark.parametrize('datapoints', [[{'a': [1]}, {'a': [1, 2]}], [{'a': 1}, {'b': 1}], [{'a': 1}, {'a': 'x'}]])
+def test_datapoints_that_do_not_fit_a_batch_are_an_error_with_the_remedy(datapoints):
+    with pytest.raises(DatapointError, match='datapoint 1 of a batch .*: make them equal in a map, or pass batch_fn'):
+        list(MapDataset.source(datapoints).to_iter_dataset().batch(2))
+
+
+def test_a_reader_without_functions_says_where_they_are(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'data', {'a': 'int'}) as writer:
+        writer.append({'a': 1})
+    with pytest.raises(UnknownTypeError, match=r"key 'a' has type 'int', expected one of: none, .*granular.decoders"):
+        granular.open(tmp_path / 'data', {})
+
+
+def test_a_rank_of_torchrun_without_a_process_group_is_an_error(monkeypatch):
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(InvalidArgumentError, match=r'one of 2 processes .*: call torch.distributed.init_process_group'):
+        granular.ShardByTorchRank()
+    monkeypatch.setenv('WORLD_SIZE', '1')
+    assert granular.ShardByTorchRank().shard_count == 1

@@ -118,6 +118,7 @@ def test_copy_and_info_of_a_bucket(granular_cli, path, fakegcs):
     ('args', 'match'),
     [(('info', '/nowhere/x'), 'no such file or folder'),
      (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
+     (('ls', __file__), 'this, or a part of its path, is a file'), (('plan', '/nowhere/x'), 'no such file or folder'),
      (('copy', '/nowhere/x', '/tmp/y'), 'nowhere'), (('info', 'nosuch://x'), 'nosuch'),
      (('demo', '--store', 'x'), 'store')],
 )  # fmt: skip

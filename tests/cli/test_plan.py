@@ -312,8 +312,10 @@ def test_invalid_plans_are_errors(server, tmp_path):
             plan(path, Run(50), [order])
     with pytest.raises(InvalidArgumentError, match='expected 1000 datapoints or more .* got 600'):
         plan(path, Run(100, hosts=10))
-    with pytest.raises(NotFoundError, match='is not a dataset'):
+    with pytest.raises(NotFoundError, match='is not a dataset: .*spec.json'):
         plan(granular.Path(tmp_path), Run(1))
+    with pytest.raises(NotFoundError, match='is not a dataset: .*no such file or folder'):
+        plan(granular.Path(tmp_path / 'none'), Run(1))
 
 
 @pytest.mark.parametrize(

@@ -652,3 +652,17 @@ def test_hugging_face_datasets_are_converted(tmp_path):
     with pytest.raises(NotFoundError, match=r"of \['train'\]: .*splits/NAME"):
         granular.convert(tmp_path / 'splits', tmp_path / 'y')
     assert granular.convert(tmp_path / 'splits' / 'train', tmp_path / 'y').datapoints == 3
+
+
+def test_images_in_parquet_files_of_hugging_face_are_kept_as_files(tmp_path):
+    image = granular.encoders['png'](np.full((4, 5, 3), 7, np.uint8))
+    rows = {'image': [{'bytes': image, 'path': f'{i}.png'} for i in range(3)], 'label': [1, 2, 3]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / 'x.parquet')
+    assert granular.convert(tmp_path / 'x.parquet', tmp_path / 'data').spec == {'image': 'png', 'label': 'int'}
+    with granular.open(tmp_path / 'data', None) as reader:
+        assert reader[2]['image'] == image
+    rows['image'][1]['bytes'] = b'damaged'
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / 'y.parquet')
+    with pytest.raises(EncodeError, match=r"key 'image': 1 of 3 sampled files are not"):
+        granular.convert(tmp_path / 'y.parquet', tmp_path / 'bad')
+    assert granular.convert(tmp_path / 'y.parquet', tmp_path / 'two', on_error='skip').datapoints == 2

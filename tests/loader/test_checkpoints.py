@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 
 import granular
@@ -143,3 +144,30 @@ def test_progress_in_a_notebook_is_a_line_of_text(capsys, monkeypatch):
     first, second, _ = (line.split('\r')[-1] for line in shown.err.split('\n'))
     assert first.startswith('1,500  ')
     assert second.startswith('4/4  ')
+
+
+@pytest.mark.parametrize('strategy', ['first_fit', 'best_fit', 'concat_then_split'])
+@pytest.mark.parametrize(('hosts', 'steps', 'others'), [(2, 6, 3), (3, 4, 2), (4, 3, 1), (2, 6, 4)])
+def test_packed_rows_resume_on_more_and_fewer_hosts(tmp_path, strategy, hosts, steps, others):
+    documents = [{'tokens': np.arange(1, size + 1)} for size in (5, 2, 4, 9, 3, 7, 6, 1, 8, 2)]
+
+    def rows_of(host, count):
+        shard = ShardOptions(host, count)
+        stream = MapDataset.source(documents).shuffle(seed=1).repeat().to_iter_dataset()
+        return iter(stream.pack({'tokens': 16}, strategy=strategy, shard_options=shard)), shard
+
+    for host in range(hosts):
+        rows, shard = rows_of(host, hosts)
+        with rows:
+            for _ in range(steps):
+                next(rows)
+            granular.save_state(tmp_path, rows.get_state(), shard)
+    resumed = []
+    for host in range(others):
+        rows, shard = rows_of(host, others)
+        with rows:
+            rows.set_state(granular.load_state(tmp_path, shard))
+            resumed += [next(rows)['tokens'].tolist() for _ in range(12 // others)]
+    with rows_of(0, 1)[0] as rows:
+        expected = [next(rows)['tokens'].tolist() for _ in range(24)][12:]
+    assert sorted(resumed) == sorted(expected)

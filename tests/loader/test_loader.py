@@ -330,7 +330,7 @@ def broken(datapoint):
     if datapoint['x'] == 19:
         raise TypeError('the last one')
     if datapoint['x'] % 5 == 2:
-        raise ValueError(f'{datapoint["x"]} is bad')
+        raise ValueError(f's3://data: {datapoint["x"]} is bad')
     return datapoint
 
 
@@ -350,7 +350,7 @@ def test_failed_datapoints_are_summarised_by_reason(kind, end, caplog):
     length = 20 if end == 'read to its end' else 40
     dataset = granular.MapDataset.range(length).map(lambda x: {'x': x}).map(broken)
     expected = [
-        'on_error skipped 4 datapoints: ValueError: … is bad',
+        'on_error skipped 4 datapoints: ValueError: s3://data: … is bad',
         'on_error skipped 1 datapoints: TypeError: the last one',
     ]
     with SKIPPING[kind](dataset) as batches:

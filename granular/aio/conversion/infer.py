@@ -17,6 +17,7 @@ from granular.formats.layout import Layout, Spec, check_spec
 _PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
 _DEPTH: Final = 64
+_FILE: Final = {'bytes', 'path'}  # of an image in Parquet files of Hugging Face
 _NAMED: Final = 20  # bad records that an error names
 
 
@@ -97,7 +98,7 @@ class RecordMapping:
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
-        self._files = all(isinstance(record.get(field), bytes) for record in records for field in images)
+        self._files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)
         self._images = images if self._files else []
 
     def refuse_bad(self, sample: Sequence[Any]) -> None:
@@ -105,12 +106,12 @@ class RecordMapping:
         for field in self._images:
             bad = [
                 (number, record) for number, record in enumerate(sample)
-                if isinstance(record, Mapping) and not image_type(record[field])
+                if isinstance(record, Mapping) and not image_type(_plain(record[field]))
             ]  # fmt: skip
             if not bad:
                 continue
             names = [
-                f'{getattr(record, "path", f"record {number} of the sample")} ({outline_of(record[field])})'
+                f'{getattr(record, "path", f"record {number} of the sample")} ({outline_of(_plain(record[field]))})'
                 for number, record in bad[:_NAMED]
             ]
             more = f', and {len(bad) - _NAMED} more' if len(bad) > _NAMED else ''
@@ -182,6 +183,8 @@ def _plain(value: Any) -> Any:
         return bool(value)
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
+    if isinstance(value, Mapping) and value.keys() == _FILE and isinstance(value['bytes'], bytes):
+        return value['bytes']
     if hasattr(value, '__array__') and not isinstance(value, np.ndarray | np.generic) and not _is_pil(value):
         return np.asarray(value)
     return value

@@ -50,7 +50,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
         try:
             fn = table[element]
         except KeyError:
-            types = ', '.join(sorted(table))
+            types = ', '.join(sorted(table)) or 'none, as no functions are given: {**granular.decoders, ...} adds some'
             raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, expected one of: {types}') from None
         except TypeError:
             raise InvalidArgumentError(

@@ -21,7 +21,7 @@ OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
 _RECENT: Final = 1000
 _REASONS: Final = 100  # reasons that a summary tells apart
-_VALUE: Final = re.compile(r"""\bb'[^']*'|\bb"[^"]*"|\d+""")  # what differs between errors of one reason
+_VALUE: Final = re.compile(r"""\bb'[^']*'|\bb"[^"]*"|\d+(?!\d*://)""")  # what differs between errors of one reason
 
 
 capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', default=False)

@@ -329,7 +329,7 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
         return NotFoundError(f'{name}: no such object (status {status})')
     if status in (401, 403) or detail in _EXPIRED:
         denied = AccessDeniedError(
-            f'{name}: access denied (status {status}, {detail}): check the credentials and their right to read it, '
+            f'{name}: access denied (status {status}, {detail}): check the credentials and their rights, '
             f'or pass anon=True for a public bucket'
         )
         if detail == 'RequestTimeTooSkewed':

@@ -26,6 +26,7 @@ from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
     BATCH_ARGUMENTS,
+    MAP_ARGUMENTS,
     Chain,
     DatasetOptions,
     FlatMapFunction,
@@ -178,6 +179,7 @@ class IterDataset(Chain, Generic[Element_co]):
         """Set the seed of all later operations that are given none, as ``MapDataset.seed``."""
         return self._of(SeededStream(self._stream, check_seed(seed)))
 
+    @answering(**MAP_ARGUMENTS)
     def map(self, transform: MapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element, in threads."""
         return IterDataset(ElementFunction(self._stream, 'map', transform))

@@ -22,6 +22,7 @@ from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     BATCH_ARGUMENTS,
+    MAP_ARGUMENTS,
     RANK_ARGUMENTS,
     Chain,
     FlatMapFunction,
@@ -235,6 +236,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     # --- elements
 
+    @answering(**MAP_ARGUMENTS)
     def map(self, transform: MapFunction[Any, Any]) -> Any:
         """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
         return self._derive(elements.Map(self._node, transform))

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
@@ -24,6 +25,14 @@ BATCH_ARGUMENTS: Final = {
     'drop_last': 'drop_remainder',
     'collate_fn': 'batch_fn',
     'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
+}
+MAP_ARGUMENTS: Final = {
+    **dict.fromkeys(
+        ('num_parallel_calls', 'num_workers', 'num_proc'),
+        'nothing: functions run in threads; mp_prefetch(8) of the stream takes processes',
+    ),
+    'on_error': "on_error='skip' to to_iter_dataset",
+    'fn_kwargs': 'functools.partial(function, ...)',
 }
 RANK_ARGUMENTS: Final = dict.fromkeys(
     ('rank', 'world_size', 'num_replicas', 'shard_index', 'shard_count'),
@@ -328,7 +337,7 @@ class ShardByJaxProcess(ShardOptions):
 
 
 class ShardByTorchRank(ShardOptions):
-    """The :class:`ShardOptions` of this rank of ``torch.distributed``; of one part if no process group is initialized.
+    """The :class:`ShardOptions` of this rank of ``torch.distributed``; of one part in a program without process groups.
 
     ::
 
@@ -338,6 +347,11 @@ class ShardByTorchRank(ShardOptions):
     def __init__(self, drop_remainder: bool = False) -> None:
         group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')
         ready = group.is_available() and group.is_initialized()
+        if not ready and os.environ.get('WORLD_SIZE', '1') != '1':  # of torchrun: each rank would read everything
+            raise InvalidArgumentError(
+                f'ShardByTorchRank: this is one of {os.environ["WORLD_SIZE"]} processes (WORLD_SIZE), but no process '
+                f'group is initialized: call torch.distributed.init_process_group() first'
+            )
         rank, size = (group.get_rank(), group.get_world_size()) if ready else (0, 1)
         super().__init__(rank, size, drop_remainder)
 

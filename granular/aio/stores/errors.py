@@ -20,7 +20,7 @@ Foreign = Callable[[str, Exception], GranularError | None]
 
 _BY_TYPE: Final[tuple[tuple[type[Exception], type[GranularError], str], ...]] = (
     (FileNotFoundError, NotFoundError, 'no such file or folder'),
-    (NotADirectoryError, NotFoundError, 'no such folder: a part of its path is a file'),
+    (NotADirectoryError, NotFoundError, 'no such folder: this, or a part of its path, is a file'),
     (FileExistsError, AlreadyExistsError, 'exists already'),
     (PermissionError, AccessDeniedError, 'access denied: check the credentials and their rights'),
     (IsADirectoryError, StoreError, 'is a folder, not a file'),

@@ -135,7 +135,7 @@ def decode_image(
     except image_module.UnidentifiedImageError as error:
         raise DecodeError(f'expected an image of {", ".join(_IMAGES)}, got {outline_of(buffer)}') from error
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
-        raise DecodeError(f'{len(buffer)} bytes are not an image that Pillow supports: {error!r:.200}') from error
+        raise DecodeError(f'Pillow cannot decode the image of {len(buffer)} bytes: {error!r:.200}') from error
 
 
 def _in_rgb(image: Any) -> Any:

@@ -11,6 +11,7 @@ from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError
 from granular.indexing import check_integer
 
+_REMEDY: Final = 'make them equal in a map, or pass batch_fn'
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
 _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
     int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
@@ -38,12 +39,16 @@ def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]],
         keys = first.keys()
         for i, datapoint in enumerate(datapoints):
             if not isinstance(datapoint, Mapping) or datapoint.keys() != keys:
-                raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
+                raise DatapointError(
+                    f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}'
+                )
         return {key: _combined(key, [datapoint[key] for datapoint in datapoints], combine_leaves) for key in keys}
     if isinstance(first, tuple | list):
         for i, datapoint in enumerate(datapoints):
             if type(datapoint) is not type(first) or len(datapoint) != len(first):
-                raise DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}')
+                raise DatapointError(
+                    f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}'
+                )
         parts = [_combined(i, [datapoint[i] for datapoint in datapoints], combine_leaves) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, '_fields') else type(first)(parts)
     return combine_leaves(datapoints)
@@ -67,8 +72,7 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     except ValueError:
         odd = next(i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first))
         raise DatapointError(
-            f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: '
-            f'make them equal in a map, or pass batch_fn'
+            f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
     if out.dtype.kind in 'SU' and kinds != {str}:
         _check_dtypes(datapoints)
@@ -81,8 +85,7 @@ def _check_dtypes(datapoints: Sequence[Any]) -> None:
     for i, dtype in enumerate(dtypes):
         if dtype.kind != dtypes[0].kind:
             raise DatapointError(
-                f'datapoint {i} of a batch has dtype {dtype}, the first {dtypes[0]}: make them equal in a map, or pass '
-                f'batch_fn'
+                f'datapoint {i} of a batch has dtype {dtype}, the first {dtypes[0]}: {_REMEDY}'
             ) from None
 
 
