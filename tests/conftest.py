@@ -60,7 +60,7 @@ _USUAL = min(_work() for _ in range(5))
 # The tests start hundreds of interpreters: none of them is to compile granular again.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 # Their threads would wait in loops for each other, on cores that other tests need.
-os.environ |= {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
+os.environ |= {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'GOMAXPROCS': '1'}
 sys.dont_write_bytecode = False
 
 # A busy machine takes longer for an example: pytest limits the time of a whole test.
