@@ -265,7 +265,7 @@ def interpreter() -> Iterator[Interpreter]:
 def learning_interpreter() -> Iterator[Interpreter]:
     """An interpreter for programs that need scikit-learn, PyTorch or an S3 server: each takes seconds to import."""
     modules = 'aiohttp', 'moto.moto_server.werkzeug_app', 'sklearn.datasets', 'torch._dynamo'
-    with Interpreter(*modules, options=['-W', 'error']) as interpreter:
+    with Interpreter(*modules, 'tests.support.pages', options=['-W', 'error']) as interpreter:
         yield interpreter
 
 
