@@ -86,7 +86,6 @@ def hermetic() -> Iterator[None]:
         for name in api.__all__:
             getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
     yield
-    gc.unfreeze()
     patch.undo()
 
 
