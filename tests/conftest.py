@@ -60,7 +60,7 @@ _USUAL = min(_work() for _ in range(5))
 # The tests start hundreds of interpreters: none of them is to compile granular again.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 # Their threads would wait in loops for each other, on cores that other tests need.
-os.environ |= {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'}
+os.environ |= {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'GOMAXPROCS': '1'}
 sys.dont_write_bytecode = False
 
 # A busy machine takes longer for an example: pytest limits the time of a whole test.
@@ -86,7 +86,6 @@ def hermetic() -> Iterator[None]:
         for name in api.__all__:
             getattr(api, name)  # compile lazy imports now, as this may block an event loop for long
     yield
-    gc.unfreeze()
     patch.undo()
 
 
@@ -265,7 +264,7 @@ def interpreter() -> Iterator[Interpreter]:
 def learning_interpreter() -> Iterator[Interpreter]:
     """An interpreter for programs that need scikit-learn, PyTorch or an S3 server: each takes seconds to import."""
     modules = 'aiohttp', 'moto.moto_server.werkzeug_app', 'sklearn.datasets', 'torch._dynamo'
-    with Interpreter(*modules, options=['-W', 'error']) as interpreter:
+    with Interpreter(*modules, 'tests.support.pages', options=['-W', 'error']) as interpreter:
         yield interpreter
 
 

@@ -134,7 +134,7 @@ def put(path, name):
 
 @pytest.mark.parametrize(
     ('bucket', 'before', 'after', 'read', 'options'),
-    pairwise(itertools.product(['seaweed', 'fakegcs'], DATASETS, DATASETS, READS, OPTIONS)),
+    pairwise(itertools.product(['fakegcs', 'seaweed'], DATASETS, DATASETS, READS, OPTIONS)),
     ids=str,
     indirect=['bucket'],
 )

@@ -25,27 +25,35 @@ PAGES = [ROOT / 'README.md', *DOCS]
 RUNNING = [page for page in PAGES if {'python', 'sh', 'console'} & {block.tag for block in blocks(page)}]
 LINKING = sorted([*ROOT.glob('*.md'), *DOCS])
 TAGS = {'python', 'sh', 'console', 'text', 'toml', 'json', 'yaml'}
+PROGRAM = """
+import warnings
+warnings.simplefilter('ignore')
+warnings.simplefilter('default', ResourceWarning)
+from tests.support.pages import main
+main()
+"""
 # Blocks tagged ``no-run``.
 NOT_RUN = {'frameworks.md': 1, 'moving.md': 1, 'operations.md': 1, 'sources.md': 1, 'view.md': 3}
 
 
 @pytest.fixture(scope='module')
 def page_interpreter():
-    with Interpreter('tests.support.pages', options=['-W', 'default::ResourceWarning']) as interpreter:
+    with Interpreter('tests.support.pages', 'botocore.session', 'PIL.Image', options=['-W', 'error']) as interpreter:
         yield interpreter
 
 
 @pytest.mark.usefixtures('user_buckets', 'user_repository')
 @pytest.mark.parametrize('page', RUNNING, ids=lambda page: page.name)
-def test_examples_run(page, page_interpreter, redis_server, tmp_path, monkeypatch, request):
+def test_examples_run(page, redis_server, tmp_path, monkeypatch, request):
     if 'az://my-container' in page.read_text():
         request.getfixturevalue('user_container')
     monkeypatch.setenv('GRANULAR_REDIS_URL', redis_server.url)
     monkeypatch.setenv('HOME', str(tmp_path))
     monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
-    program = 'from tests.support.pages import main; main()'
-    process = page_interpreter.run(program, str(page.relative_to(ROOT)), cwd=tmp_path)
+    torch = any('torch' in block.text for block in blocks(page) if block.tag == 'python')
+    interpreter = request.getfixturevalue('learning_interpreter' if torch else 'page_interpreter')
+    process = interpreter.run(PROGRAM, str(page.relative_to(ROOT)), cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert 'ResourceWarning' not in process.stderr and 'Traceback' not in process.stderr, process.stderr
 

@@ -12,12 +12,9 @@ import tomllib
 import fsspec
 import gcsfs.core
 import numpy as np
-import pandas
 import pyarrow.dataset
 import pytest
 import s3fs
-import xarray
-import zarr
 from pyarrow import parquet
 
 import granular
@@ -153,6 +150,8 @@ def test_what_is_not_supported_is_an_error(fs, folder, url):
 
 
 def test_pandas_and_pyarrow_read_tables(server, fs, folder, url, tmp_path):
+    import pandas
+
     frame = pandas.DataFrame({'x': range(1000), 'y': np.arange(1000) / 7})
     frame.to_parquet(tmp_path / 'table.parquet', row_group_size=100)
     granular.Path(tmp_path / 'table.parquet').copy(folder / 'table.parquet')
@@ -165,6 +164,9 @@ def test_pandas_and_pyarrow_read_tables(server, fs, folder, url, tmp_path):
 
 
 def test_zarr_and_xarray_read_arrays(server, fs, folder, url, tmp_path):
+    import xarray
+    import zarr
+
     data = xarray.Dataset({'v': (('t', 'x'), np.arange(200.0).reshape(20, 10))})
     data.to_zarr(tmp_path / 'z', consolidated=False, encoding={'v': {'chunks': (5, 5)}})
     for file in (tmp_path / 'z').rglob('*'):

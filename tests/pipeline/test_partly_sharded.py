@@ -7,6 +7,7 @@ import pytest
 
 from granular import IterDataset, MapDataset, ShardOptions
 from tests.support.states import plain
+from tests.support.tables import pairwise
 
 LENGTH = 7
 HOSTS = 3
@@ -65,22 +66,22 @@ STAGES = {
 }
 
 
-@pytest.mark.parametrize('stage', STAGES)
-@pytest.mark.parametrize('combination', COMBINATIONS)
-def test_pipeline_continues_exactly_from_each_state(combination, stage):
-    for sharded_first in (True, False):
-        dataset = STAGES[stage](COMBINATIONS[combination](parts_of(sharded_first)))
+@pytest.mark.parametrize(
+    ('combination', 'stage', 'sharded_first'), pairwise(itertools.product(COMBINATIONS, STAGES, [True, False]))
+)
+def test_pipeline_continues_exactly_from_each_state(combination, stage, sharded_first):
+    dataset = STAGES[stage](COMBINATIONS[combination](parts_of(sharded_first)))
+    with iter(dataset) as iterator:
+        states, expected = [iterator.get_state()], []
+        for element in iterator:
+            expected.append(plain(element))
+            states.append(iterator.get_state())
+        states[-1] = iterator.get_state()
+    for at, state in enumerate(states):
         with iter(dataset) as iterator:
-            states, expected = [iterator.get_state()], []
-            for element in iterator:
-                expected.append(plain(element))
-                states.append(iterator.get_state())
-            states[-1] = iterator.get_state()
-        for at, state in enumerate(states):
-            with iter(dataset) as iterator:
-                iterator.set_state(state)
-                again = plain(list(itertools.islice(iterator, 2)))
-                state = iterator.get_state()  # of an iterator that was restored
-            with iter(dataset) as iterator:
-                iterator.set_state(state)
-                assert again + plain(list(iterator)) == expected[at:], (sharded_first, at)
+            iterator.set_state(state)
+            again = plain(list(itertools.islice(iterator, 2)))
+            state = iterator.get_state()  # of an iterator that was restored
+        with iter(dataset) as iterator:
+            iterator.set_state(state)
+            assert again + plain(list(iterator)) == expected[at:], at

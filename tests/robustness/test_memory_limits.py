@@ -92,16 +92,16 @@ def attempt(operation, folder, limit):
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
     print(json.dumps(outcome), flush=True)
 
-operation, folder, *limits = sys.argv[1:]
-for limit in limits:
+for line in sys.stdin:
     child = os.fork()  # each attempt begins in the same state
     if not child:
         faulthandler.dump_traceback_later(20, exit=True)
-        attempt(operation, folder, int(limit))
+        attempt(*json.loads(line))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status:
-        print(json.dumps(f'ended with status {{status}}'), flush=True)
+        print(json.dumps(f'ended with status {{status}}'))
+    print(flush=True)
 """
 
 
@@ -120,23 +120,32 @@ def folder(tmp_path_factory):
     return folder
 
 
-def outcomes(operation, folder, limits):
-    command = [sys.executable, '-c', PROGRAM, operation, str(folder), *map(str, limits)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stderr)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.fixture(scope='module')
+def outcomes():
+    """Return what becomes of an operation in a folder, with each of some limits: one outcome, unless it crashes."""
+    with subprocess.Popen(
+        [sys.executable, '-c', PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def outcomes(operation, folder, limits):
+            found = []
+            for limit in limits:
+                print(json.dumps([operation, str(folder), limit]), file=process.stdin, flush=True)
+                found += map(json.loads, iter(process.stdout.readline, '\n'))
+            return found
+
+        yield outcomes
 
 
 @pytest.mark.parametrize('operation', ['read', 'load', 'workers', 'cached', 'columns'])
-def test_readers_return_the_data_or_an_error_when_memory_is_short(operation, folder):
+def test_readers_return_the_data_or_an_error_when_memory_is_short(operation, folder, outcomes):
     found = outcomes(operation, folder, [*LIMITS, 4000])
     assert found[-1] == 'done'
     assert set(found) <= {'done', 'refused'}, found
 
 
 @pytest.mark.parametrize('operation', ['write', 'convert', 'copy'])
-def test_writers_leave_a_whole_dataset_or_none_when_memory_is_short(operation, folder, tmp_path):
+def test_writers_leave_a_whole_dataset_or_none_when_memory_is_short(operation, folder, tmp_path, outcomes):
     (tmp_path / 'data').symlink_to(folder / 'data')
     for limit in [*LIMITS, 4000]:
         (found,) = outcomes(operation, tmp_path, [limit])

@@ -38,6 +38,9 @@ from granular.cli.commands import app
 from tests import ROOT
 from tests.support.forward_proxy import ForwardProxy, away
 
+for name in granular.__all__:
+    getattr(granular, name)  # import it before pages are forked
+
 PROGRAMS = {'aws', 'cd', 'gcloud', 'git', 'make', 'pip', 'python', 'torchrun'}  # appear in examples and are not run
 
 

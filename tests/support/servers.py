@@ -111,6 +111,10 @@ class FakeGCSServer(ContextServer):
     scheme = 'gs'
     context = staticmethod(testing.gcs_server)
 
+    def place(self) -> granular.Path:
+        # It searches all objects of a bucket for each request.
+        return self.new_bucket() / 'folder'
+
 
 class SeaweedServer(ContextServer):
     """A real S3 server that verifies signatures."""

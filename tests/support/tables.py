@@ -1,5 +1,6 @@
 """Selection of cases from large test tables: ``make test-full`` runs each table in full."""
 
+import heapq
 import itertools
 import os
 from collections.abc import Iterable, Sequence
@@ -50,8 +51,14 @@ def _choose(rows: list[Row], strength: int) -> list[Row]:
     # Values need not be hashable: their text stands for them.
     combinations = [set(itertools.combinations(enumerate(map(repr, row)), strength)) for row in rows]
     missing, chosen = set().union(*combinations), []
+    ranks = [(-len(found), i) for i, found in enumerate(combinations)]
+    heapq.heapify(ranks)
     while missing:
-        best = max(range(len(rows)), key=lambda i: len(combinations[i] & missing))
+        best = heapq.heappop(ranks)[1]
+        rank = -len(combinations[best] & missing), best  # of the row by now: it never rises
+        if ranks and rank > ranks[0]:
+            heapq.heappush(ranks, rank)
+            continue
         missing -= combinations[best]
         chosen.append(best)
     return [rows[i] for i in sorted(chosen)]
