@@ -6,6 +6,7 @@ import sys
 import tempfile
 
 from benchmarks import (
+    accelerator,
     arrayrecord,
     caching,
     clusters,
@@ -34,6 +35,7 @@ BENCHMARKS = {
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
         arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
+        accelerator.accelerator,
     )
 }  # fmt: skip
 CURVES = {fn.__name__: fn for fn in (curves.inflight, curves.gap, curves.request)}

@@ -103,8 +103,8 @@ class Data:
 
         return self.once(f'shards-{layout}', write)
 
-    def images(self) -> pathlib.Path:
-        """2,000 jpg images of 320 by 240."""
+    def images(self, width: int = 320, height: int = 240) -> pathlib.Path:
+        """2,000 jpg images of one size."""
 
         def write(target: pathlib.Path) -> None:
             from PIL import Image
@@ -112,11 +112,22 @@ class Data:
             rng = np.random.default_rng(0)
             with granular.DatasetWriter(target, {'image': 'jpg', 'label': 'int'}, granular.encoders) as writer:
                 for i in range(self.count(2000)):
-                    small = rng.integers(0, 255, (24, 32, 3), np.uint8)
-                    image = np.asarray(Image.fromarray(small).resize((320, 240)))
+                    small = rng.integers(0, 255, (height // 10, width // 10, 3), np.uint8)
+                    image = np.asarray(Image.fromarray(small).resize((width, height)))
                     writer.append({'image': image, 'label': i % 10}, flush=False)
 
-        return self.once('images', write)
+        return self.once('images' if (width, height) == (320, 240) else f'images-{width}', write)
+
+    def tokens(self) -> pathlib.Path:
+        """10,000 rows of 4,096 tokens."""
+
+        def write(target: pathlib.Path) -> None:
+            rng = np.random.default_rng(0)
+            with granular.DatasetWriter(target, {'tokens': 'array'}, granular.encoders) as writer:
+                for _ in range(self.count(10_000)):
+                    writer.append({'tokens': rng.integers(0, 50_000, 4096, np.int32)}, flush=False)
+
+        return self.once('tokens', write)
 
     def job(self, name: str, **what: Any) -> str:
         """Write the job of a rival to a file."""
@@ -125,9 +136,9 @@ class Data:
         return str(target)
 
 
-def ranges_of(target: pathlib.Path, count: int) -> list[tuple[int, int]]:
+def ranges_of(target: pathlib.Path, count: int, name: str = 'data.bag') -> list[tuple[int, int]]:
     """Return the byte ranges of random records of a bag, drawn from shuffled epochs."""
-    with granular.BagReader(target / 'data.bag') as bag:
+    with granular.BagReader(target / name) as bag:
         limits = bag.aio._bag.limits(np.arange(len(bag)))
     assert limits is not None
     rng = np.random.default_rng(1)

@@ -1,0 +1,169 @@
+"""Training loops of torch and JAX with real steps: how long an accelerator waits for data, and what its host computes.
+
+Without a GPU, a step is a sleep, in which the interpreter is as free as while one waits for a GPU.
+"""
+
+import http.client
+import io
+import os
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+
+import granular
+from benchmarks.bars import Bar, Result, Table, medians
+from benchmarks.data import Data, ranges_of
+from benchmarks.nginx import Server
+from benchmarks.remote import ours
+
+STEP = 0.1  # seconds of a step without a GPU
+BATCHES = {'image': 256, 'tokens': 8}
+Job = Mapping[str, Any]
+
+
+def accelerator(data: Data, server: Server) -> Result:
+    """Measure the share of a step for which the loop waits for data, and the host's processor time of a step."""
+    bars, rows, workers = [], [], os.cpu_count() or 1
+    for key, place in (('image', data.images(224, 224)), ('tokens', data.tokens())):
+        job = {'url': f'{server.delayed}/{place.name}', 'key': key, 'steps': data.count(100)}
+        plain = {'workers': workers, 'ranges': ranges_of(place, 50_000, f'{key}.bag')}
+        for who, consumer, more in (
+            ('granular, torch', 'torch', {}),
+            ('granular, torch, a worker process', 'torch', {'mp': True}),
+            ('granular, JAX', 'jax', {}),
+            (f'torch DataLoader, {workers} workers', 'plain', plain),
+        ):
+            got = medians([ours(data, 'loop', None, 'accelerator', consumer=consumer, **job, **more)
+                           for _ in range(data.runs(3))])  # fmt: skip
+            name, behind = f'{BATCHES[key]} {key}, {who}', f'{got["cpu"] * 1e3:.0f} ms of CPU a step'
+            rows.append((name, got['waits'] * 100, behind))
+            if consumer != 'plain':
+                bars.append(
+                    Bar(f'share of a step that waits for data, {name}', got['waits'], 0.01, behind, at_most=True)
+                )
+    return bars, [Table('accelerator', 'Steps of 100 ms, 25 ms server: waiting for data', '%', rows)]
+
+
+def loop(job: Job) -> dict[str, float]:
+    """Measure steps after the first ten: the share that waits for data, and seconds of processor time of each."""
+    begin: Callable[[Job], tuple[Iterator[Any], Callable[[Any], None]]] = globals()[f'begin_{job["consumer"]}']
+    batches, step = begin(job)
+    waits, started, used = 0.0, 0.0, 0.0
+    for number in range(job['steps'] + 10):
+        if number == 10:
+            waits, started, used = 0.0, time.perf_counter(), cpu()
+        asked = time.perf_counter()
+        batch = next(batches)
+        waits += time.perf_counter() - asked
+        step(batch)
+    return {'waits': waits / (time.perf_counter() - started), 'cpu': (cpu() - used) / job['steps']}
+
+
+def cpu() -> float:
+    """Return the processor time of this process and its children, in seconds."""
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
+
+
+def loader(job: Job) -> granular.Loader:
+    """Return a Loader over the endless, shuffled dataset."""
+    reader = granular.DatasetReader(job['url'], granular.decoders)
+    source = granular.MapDataset.source(reader).select([job['key']]).shuffle(seed=0).repeat()
+    mp = 'spawn' if job.get('mp') else None
+    return granular.Loader(source, BATCHES[job['key']], mp=mp, **({'workers': 1} if mp else {}))
+
+
+def begin_torch(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
+    """Return batches as tensors, on a GPU if there is one, and a step."""
+    from granular.integrations.torch import Batches
+
+    device, step = torch_step(job['key'])
+    return iter(Batches(loader(job), device)), step
+
+
+def begin_plain(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
+    """Return the same from torch's DataLoader: a request for each record, and Pillow, in each of its workers."""
+    import torch
+    from PIL import Image
+
+    url, ranges = urllib.parse.urlsplit(f'{job["url"]}/{job["key"]}.bag'), job['ranges']
+
+    class Records(torch.utils.data.Dataset[Any]):
+        connection: http.client.HTTPConnection | None = None
+
+        def __len__(self) -> int:
+            return len(ranges)
+
+        def __getitem__(self, index: int) -> Any:
+            self.connection = self.connection or http.client.HTTPConnection(url.netloc)
+            start, stop = ranges[index]
+            self.connection.request('GET', url.path, headers={'Range': f'bytes={start}-{stop - 1}'})
+            body = self.connection.getresponse().read()
+            if job['key'] == 'image':
+                return np.asarray(Image.open(io.BytesIO(body)).convert('RGB'))
+            return granular.formats.decode_array(body)
+
+    device, step = torch_step(job['key'])
+    batches = torch.utils.data.DataLoader(
+        Records(), BATCHES[job['key']], num_workers=job['workers'], pin_memory=device is not None
+    )
+    return ({job['key']: batch if device is None else batch.to(device, non_blocking=True)} for batch in batches), step
+
+
+def torch_step(key: str) -> tuple[str | None, Callable[[Any], None]]:
+    """Return the GPU, if there is one, and a step of training on it."""
+    import torch
+    from torch import nn
+
+    if not torch.cuda.is_available():
+        return None, lambda batch: time.sleep(STEP)
+    if key == 'image':
+        layers: list[nn.Module] = [nn.Conv2d(3, 256, 7, 4), nn.ReLU()]
+        for _ in range(8):
+            layers += [nn.Conv2d(256, 256, 3, padding=1), nn.ReLU()]
+        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000))
+    else:
+        layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
+        model = nn.Sequential(nn.Embedding(50_000, 1024), nn.TransformerEncoder(layer, 8), nn.Linear(1024, 1000))
+    model = model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+
+    def step(batch: Any) -> None:
+        value = batch[key].permute(0, 3, 1, 2).float() / 255 if key == 'image' else batch[key].long()
+        with torch.autocast('cuda', torch.bfloat16):
+            loss = model(value).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.cuda.synchronize()  # what waits after this is the GPU
+
+    return 'cuda', step
+
+
+def begin_jax(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
+    """Return batches as arrays of JAX, and a step."""
+    import jax
+    from jax import numpy as jnp
+
+    from granular.integrations.jax import Batches
+
+    mesh = jax.sharding.Mesh(jax.devices(), ('data',))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+    key, weights = job['key'], jnp.ones((4096, 4096), jnp.bfloat16)
+
+    @jax.jit
+    def compute(value: Any) -> Any:
+        rows = jnp.broadcast_to(value.reshape(len(value), -1)[:, :4096].astype(jnp.bfloat16), (len(value), 4096))
+        return jax.lax.fori_loop(0, 1000, lambda _, x: jnp.tanh(x @ weights), rows).sum()
+
+    def step(batch: Any) -> None:
+        if jax.default_backend() == 'cpu':
+            time.sleep(STEP)
+        else:
+            compute(batch[key]).block_until_ready()
+
+    return iter(Batches(loader(job), sharding)), step
