@@ -214,12 +214,36 @@ async def test_cancelled_retry_takes_no_tokens():
     assert second.done()
 
 
-async def test_rare_refusals_are_not_throttling():
+@pytest.mark.parametrize(('share', 'limited'), [(0.01, False), (0.03, False), (0.2, True)])
+@pytest.mark.parametrize('rate', [50, 5000])
+def test_refusals_of_more_than_a_twentieth_are_throttling(rate, share, limited):
+    limits = [Limit(100, 1 << 30) for _ in range(10)]
+    for seed, limit in enumerate(limits):
+        chance = random.Random(seed)
+        for i in range(20_000):
+            now = 10 + i / rate
+            limit.throttled(now) if chance.random() < share else limit.succeeded(now)
+    assert [limit.rate < math.inf for limit in limits] == [limited] * len(limits)
+
+
+async def test_few_refusals_are_no_reason_to_wait_for_other_answers():
     limit = Limit(100, 1 << 30)
     for i in range(20_000):
         limit.succeeded(10 + i / 5000)
-        if i % 100 == 99:
-            assert not limit.throttled(10 + i / 5000)
-    assert limit.rate == math.inf
-    assert any(limit.throttled(14.5 + i / 5000) for i in range(2000))
-    assert limit.rate < math.inf
+        assert i % 100 != 99 or not limit.throttled(10 + i / 5000)
+
+
+async def test_limit_of_requests_grows_by_answers_until_the_store_refuses():
+    limit = Limit(0, 1 << 30)
+    capacities = []
+    for i in range(3):
+        for _ in range(limit.capacity):
+            limit.succeeded(10 + i / 100)
+        capacities.append(limit.capacity)
+    assert capacities == [16, 64, 256]
+    limit = Limit(0, 1 << 30)
+    limit.succeeded(10.0)
+    limit.throttled(10.01)
+    assert limit.capacity == 4
+    limit.throttled(10.02)
+    assert limit.rate < 10

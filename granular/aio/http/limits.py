@@ -12,6 +12,8 @@ from typing import Final, Protocol
 logger: Final = logging.getLogger('granular')
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
+_START: Final = 4  # requests to a store that has not answered yet
+_MORE: Final = 3  # requests that each answer adds to the limit until it is 256: four times as many in a round trip
 _BUSY: Final = 32  # requests, to which a busy loop reduces the limit at most
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
 _PATIENCE: Final = 30.0  # seconds until the next increase after one that did not help
@@ -21,6 +23,8 @@ _LONG: Final = 0.003  # seconds of processor time for the replies of one turn of
 _EVERY: Final = 0.01  # seconds between two measurements of such a turn
 _DRIP: Final = 0.1  # seconds in which the tokens of one retry are refilled
 _HEARD: Final = 0.05  # share of throttling replies that is ignored: a few are normal for a store
+_SURE: Final = 3.0  # standard deviations above this share, from which on it is not chance
+_SHORT: Final = 0.5  # seconds in which a store that answers at once after a pause shows its rate
 _PAUSE: Final = 1.0  # seconds between two reductions, and of the window in which replies are counted
 
 # A rate loses TAKEN * rate ** power for each refusal, and gains ADDED * rate ** power in a second. Where an equal share
@@ -31,7 +35,6 @@ _ADDED: Final = (0.0084, 1.3)
 _UNREFUSED: Final = (0.0145, 0.5, 0.00055, 1.3)
 _REDUCED: Final = 0.8  # of the rate is left after a second with refusals, at the least
 _OUTAGE: Final = 20  # refusals one after the other, from which on the store is taken to answer nobody
-_SAMPLE: Final = 80  # replies in a second or two, with fewer of which the rate is not limited
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
 _SILENCE: Final = 5.0  # seconds without an answer in which only the pauses of each request slow it down
 _PROBING: Final = 0.5  # requests a second to a store that answers none
@@ -71,15 +74,17 @@ class _Waiter:
 class Limit:
     """A limit on requests and bytes in flight. A request larger than all memory runs alone.
 
-    While requests are queued, the limit is increased by half on trial; if that yields more replies per second, it stays
-    and is increased again. So a distant store gets the requests that its latency calls for, and a busy one no more than
-    it can answer. If the replies that are ready at a time keep the loop busy for long, so that the other coroutines of
-    its program wait, the limit is decreased by a quarter on trial; if that yields as many replies per second, it stays
-    and is decreased again. A store that throttles one request in twenty is sent fewer a second (``Pace``).
+    At first four requests are sent, and each answer adds three to the limit, up to 256: hosts that start
+    together send few that are refused. Afterwards, while requests are queued, the limit is increased by half on trial;
+    if that yields more replies per second, it stays and is increased again. So a distant store gets the requests that
+    its latency calls for, and a busy one no more than it can answer. If the replies that are ready at a time keep the
+    loop busy for long, so that the other coroutines of its program wait, the limit is decreased by a quarter on trial;
+    if that yields as many replies per second, it stays and is decreased again. A store that throttles more than one
+    request in twenty is sent fewer a second (``Pace``).
 
     Args:
-      requests: the maximum; 0 to start with 256, between 32 and 2,048. Never more than half of the file descriptors
-        that the process may have, as each request needs one.
+      requests: the maximum; 0 to adapt it from 256 on, between 32 and 2,048. Never more than half of the file
+        descriptors that the process may have, as each request needs one.
       memory: bytes of the replies in flight.
     """
 
@@ -88,7 +93,8 @@ class Limit:
         room = 1 << 19 if files == resource.RLIM_INFINITY else max(_FEWEST, files // 2)
         if requests > room:
             logger.warning('concurrency=%d needs more open files than `ulimit -n` allows: using %d', requests, room)
-        self.capacity = self._before = min(requests or _FIRST, room)
+        self._goal = min(requests or _FIRST, room)  # of the start; 0 once it is reached
+        self.capacity = self._before = min(_START, self._goal)
         self._most = min(requests or _MOST, room)
         self._running = 0
         self._memory = self._free = memory
@@ -165,9 +171,19 @@ class Limit:
         self._answered += 1
         if self._waiting:
             self._crowded = True
-        scale = 1 if self._is_busy() else 2
-        if now - self._began > scale * _WINDOW / 2 and self._replies >= scale * self.capacity:
-            self._look(now, self._replies / (now - self._began))
+        if self._goal:
+            self._grow(now)
+        elif self._replies >= self.capacity:
+            scale = 1 if self._is_busy() else 2
+            if now - self._began > scale * _WINDOW / 2 and self._replies >= scale * self.capacity:
+                self._look(now, self._replies / (now - self._began))
+                self._open_window(now)
+
+    def _grow(self, now: float) -> None:
+        """Increase the limit at the start."""
+        self.capacity = self._before = min(self._goal, self.capacity + _MORE)
+        if self.capacity == self._goal:
+            self._goal = 0
             self._open_window(now)
 
     def _open_window(self, now: float) -> None:
@@ -213,10 +229,14 @@ class Limit:
             self._turn(now)
         self._refused += 1
         answers = self._answered + self._answered_before
-        if self._pace is None and self._refused < _HEARD * (self._refused + answers):
-            return False
-        if self._pace is None and self._refused + answers < _SAMPLE:
-            return True  # the pauses of the requests are enough
+        if self._pace is None:
+            normal = _HEARD * (self._refused + answers)
+            if self._refused < normal:
+                return False
+            if self._goal:
+                self.capacity = min(_START, self._goal)
+            if self._refused < normal + _SURE * math.sqrt(normal):
+                return True  # it may be chance, and the pauses of the requests are enough
         seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
         if self._pace is None:
             self._pace = Pace(now, answers / seconds if seconds >= _PAUSE else 0.0)
@@ -301,13 +321,14 @@ class Pace:
         elif _HEARD * (refusals + answers) < refusals < answers:
             self._former = 0.0
         if now - self._second >= _PAUSE:
+            if not self._least and seconds < _PAUSE:  # too short a time to judge by
+                self._ramp = max(1, answers) / max(_SHORT, seconds)
+                return
             if not answers and now - self._heard < _SILENCE:
                 return
             self._second = now
             if not answers:
                 self._ramp = max(_PROBING, min(self._ramp, refusals / seconds) / 2)
-            elif not self._least and seconds < _PAUSE:
-                self._ramp = answers / seconds  # too short a time to judge by
             elif not self._least or refusals > max(_FEW, answers):
                 rate = self._least = answers / seconds
             else:

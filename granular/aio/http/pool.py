@@ -75,7 +75,7 @@ class Pool:
         self._hedging: dict[Exchange, asyncio.Task[None]] = {}  # opens a connection for another request
         self.scratch = bytearray(SCRATCH)
         self._received = memoryview(bytearray(RECEIVED))
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}  # by age: the order of hedged requests
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}
         self._turn = itertools.count()
@@ -126,7 +126,7 @@ class Pool:
 
     def opened(self, connection: Connection) -> None:
         """Register a connection that is established, and monitor it from now on."""
-        self.connections.add(connection)
+        self.connections[connection] = None
         self._metrics.connections += 1
         self._metrics.connects += 1
         if self._ticking is None and not self._closed:
@@ -139,7 +139,7 @@ class Pool:
     def forget(self, connection: Connection) -> None:
         """Remove a connection that is closed."""
         if connection in self.connections:
-            self.connections.discard(connection)
+            del self.connections[connection]
             self._metrics.connections -= 1
         if not self.connections:
             self._empty.set()
