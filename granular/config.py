@@ -94,7 +94,10 @@ class IOConfig:
                 expected = 'an integer' if field.type is int else 'a number'
                 raise InvalidArgumentError(f'IOConfig.{field.name}: expected {expected}, got {value!r:.100}')
             if value < minimum or (value == 0 and field.name not in _ZERO_ALLOWED):
-                raise InvalidArgumentError(f'IOConfig.{field.name}: {value!r} is not allowed: {field.metadata["doc"]}')
+                least = f'{minimum} or more' if minimum or field.name in _ZERO_ALLOWED else 'more than 0'
+                raise InvalidArgumentError(
+                    f'IOConfig.{field.name}: expected {least}, got {value!r}: {field.metadata["doc"]}'
+                )
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):
             raise InvalidArgumentError(

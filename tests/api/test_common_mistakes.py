@@ -101,10 +101,6 @@ MISTAKES = {
         lambda: granular.ShardedDatasetReader('data', cache_keys='label'),
         r"cache_keys: expected a sequence of keys, got 'label': pass \('label',\)",
     ),
-    'indices_beyond_a_subset': (
-        lambda: dataset.subset([0, 900]),
-        'expected indices from -10 to 9, got 900$',
-    ),
     'percentages': (
         lambda: dataset.percent(to_percent=80),
         'expected from_percent and to_percent from 0 to 1',
@@ -129,6 +125,18 @@ def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path)
     with iter(dataset.to_iter_dataset()) as iterator:
         with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its get_state\(\) returns$'):
             granular.save_state(tmp_path, iterator)
+
+
+def test_a_number_in_place_of_a_shard_is_an_error(tmp_path):
+    for call in (lambda: granular.save_state(tmp_path, {'step': 1}, 3), lambda: granular.load_state(tmp_path, 3)):
+        with pytest.raises(InvalidArgumentError, match='shard_options: expected a granular.ShardOptions, got 3'):
+            call()
+
+
+def test_a_stream_in_place_of_a_source_is_an_error():
+    for load in (granular.load, lambda it: granular.DataLoader(data_source=it, sampler=granular.SequentialSampler(1))):
+        with pytest.raises(InvalidArgumentError, match='IterDataset is not a source: .*iterate over a stream itself'):
+            load(dataset.to_iter_dataset())
 
 
 def test_an_unknown_scheme_is_an_error_with_the_known_ones():

@@ -7,7 +7,7 @@ from typing import Any, Final
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.position import EARLIER, check_plain, same_position
-from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.pipeline.transforms import ShardOptions, as_shard
 from granular.errors import NotFoundError, StateError
 from granular.formats.checksums import crc32c
 
@@ -15,8 +15,8 @@ _VERSION: Final = 1
 
 
 def _file(directory: AnyPath, process: ShardOptions | None) -> Path:
-    index, count = (0, 1) if process is None else (process.shard_index, process.shard_count)
-    return Path(directory) / f'process_{index}-of-{count}.json'
+    shard = as_shard(process)
+    return Path(directory) / f'process_{shard.shard_index}-of-{shard.shard_count}.json'
 
 
 async def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:

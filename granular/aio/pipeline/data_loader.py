@@ -11,7 +11,7 @@ from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
@@ -213,7 +213,7 @@ def load(
     operations = list(transformations)
     if batch_size is not None:
         operations.append(Batch(batch_size, drop_remainder=drop_remainder))
-    sampler = IndexSampler(len(source), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    sampler = IndexSampler(len(convert(source)), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     return DataLoader(
         data_source=source,
         sampler=sampler,
