@@ -25,6 +25,7 @@ FOREIGN = {
     '_replace',  # named tuples
     '_repr_html_',  # IPython
     '_run',  # asyncio
+    '_send',  # multiprocessing
     '_set_running_loop',  # asyncio
     '_shutdown',  # concurrent.futures.thread
     '_shutdown_workers',  # PyTorch

@@ -334,7 +334,7 @@ def test_markup_in_values_is_text(driver, hostile, look):
             break
         if cover == 'text':
             page.see('#item-0', HOSTILE[0])
-    page.see('#item-0 .bad', 'not an image')
+    page.see('#item-0 .bad', 'cannot decode the image')
     assert untouched(page)
 
 

@@ -183,7 +183,7 @@ def test_damaged_datapoints_alone_are_shown(page):
     page.click('button[aria-pressed]', 'Damaged')
     page.see('.found', '2 found in all 60 datapoints')
     shows(page, [7, 40])
-    page.see('#item-0 .bad', 'not an image')
+    page.see('#item-0 .bad', 'cannot decode the image')
     page.click('button[aria-pressed=true]', 'Damaged')
     page.gone('.found')
     shows(page, range(20))

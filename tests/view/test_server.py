@@ -397,7 +397,7 @@ def test_nothing_in_a_dataset_is_served_as_a_type_that_runs(tmp_path):
         rows = ask(served, '/api/rows', path='hostile').json['columns']
         assert tuple(cell['text'] for cell in rows['text']) == HOSTILE
         entries, _ = ask(served, '/api/pictures', path='hostile', key='image', at='0,1').files
-        assert all('not an image' in entry['error'] for entry in entries)
+        assert all('cannot decode the image' in entry['error'] for entry in entries)
 
 
 def test_damaged_values_spoil_only_themselves(tmp_path):
