@@ -48,7 +48,7 @@ def accelerator(data: Data, server: Server) -> Result:
 
 
 def loop(job: Job) -> dict[str, float]:
-    """Measure steps after the first tenth: the percentage that waits for data, and seconds of processor time of each."""
+    """Measure steps after the first tenth: the percentage that waits for data, and seconds of processor time."""
     begin: Callable[[Job], tuple[Iterator[Any], Callable[[Any], None]]] = globals()[f'begin_{job["consumer"]}']
     batches, step = begin(job)
     waits, started, used = 0.0, 0.0, 0.0
