@@ -16,7 +16,7 @@ from typing import Any, Self
 
 DEVELOPMENT = ('-X', 'dev', '-W', 'error')
 
-_SLOW = re.compile(r'(?m)^Executing <.* took [\d.]+ seconds\n')
+_SLOW = re.compile(r'(?ms)^Executing <.*? took [\d.]+ seconds\n')  # the result of a task may have several lines
 
 
 def without_slow_callbacks(errors: str) -> str:
