@@ -39,19 +39,19 @@ def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]],
         keys = first.keys()
         for i, datapoint in enumerate(datapoints):
             if not isinstance(datapoint, Mapping) or datapoint.keys() != keys:
-                raise DatapointError(
-                    f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}'
-                )
+                raise _unlike(i, datapoint, first)
         return {key: _combined(key, [datapoint[key] for datapoint in datapoints], combine_leaves) for key in keys}
     if isinstance(first, tuple | list):
         for i, datapoint in enumerate(datapoints):
             if type(datapoint) is not type(first) or len(datapoint) != len(first):
-                raise DatapointError(
-                    f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}'
-                )
+                raise _unlike(i, datapoint, first)
         parts = [_combined(i, [datapoint[i] for datapoint in datapoints], combine_leaves) for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, '_fields') else type(first)(parts)
     return combine_leaves(datapoints)
+
+
+def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
+    return DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}')
 
 
 def _stack_leaves(datapoints: Sequence[Any]) -> Any:
