@@ -49,8 +49,7 @@ def accelerator(data: Data, server: Server) -> Result:
 
 def loop(job: Job) -> dict[str, float]:
     """Measure steps after the first tenth: the percentage that waits for data, and seconds of processor time."""
-    begin: Callable[[Job], tuple[Iterator[Any], Callable[[Any], None]]] = globals()[f'begin_{job["consumer"]}']
-    batches, step = begin(job)
+    batches, step = {'torch': begin_torch, 'plain': begin_plain, 'jax': begin_jax}[job['consumer']](job)
     waits, started, used = 0.0, 0.0, 0.0
     warm = job['steps'] // 10
     for number in range(warm + job['steps']):
