@@ -32,8 +32,12 @@ async def marked(folder: Path) -> AsyncIterator[None]:
 async def find_removal(folder: Path, names: Iterable[str]) -> str:
     """Return why files of a folder may be removed now, or are already, for an error message; '' if that is not so."""
     present = {entry.name async for entry in folder.store.scan(folder.key)}
-    missing = sorted({*names} - present)
-    return explain(present) or (f'{missing[0]} was removed meanwhile' if missing else '')
+    if reason := explain(present):
+        return reason
+    for name in sorted({*names} - present):
+        if not await (folder / name).exists():  # some stores list new files late
+            return f'{name} was removed meanwhile'
+    return ''
 
 
 def explain(names: Iterable[str]) -> str:
