@@ -184,6 +184,7 @@ def _headline(rows: Iterable[str]) -> str:
     return (
         f'From a server that answers after 25 ms, one process reads {rate} shuffled records of 100 kB per second: '
         f'{rivals["wrk -t1 -c256"]:.2f} times\nthe throughput of wrk, a load generator in C, with 256 connections, '
+        f'{rivals["obstore"]:.2f} times that of obstore,\n'
         f'{rivals["granular 0.24.2 Loader"]:.0f} times that of granular 0.24 with 32 workers, '
         f'{rivals["webdataset"]:.1f} times that of webdataset with four\n([all figures](docs/performance.md)).'
     )

@@ -84,6 +84,7 @@ def _medium(data: Data, url: str, which: str) -> tuple[list[Bar], Table]:
             'webdataset, 4 workers': 1.5,
             'mosaicml-streaming': 4,
             's3fs cat_ranges': 6,
+            'obstore': 1.0,
             'wrk -t1 -c256': 0.95,
         }
     bars = [
