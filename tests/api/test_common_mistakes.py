@@ -41,7 +41,7 @@ MISTAKES = {
         lambda: importlib.import_module('granular.integrations.torch').IterableDataset([1, 2]),
         r'expected a MapDataset or an IterDataset, got list: pass MapDataset.source\(...\)',
     ),
-    'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got int64 of shape \(\)'),
+    'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got 3: pass \[3\]$'),
     'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
     'one_dataset_to_mix': (lambda: MapDataset.mix(dataset), 'expected a list of MapDatasets, got <MapDataset of 10'),
