@@ -355,7 +355,7 @@ def test_refused_record_leaves_the_writer_usable(tmp_path):
         for ask in (lambda: reader[1], lambda: reader.fetch([0, 1])):
             with pytest.raises(
                 DecodeError,
-                match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8': .*: on_error='skip' of a",
+                match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8': .*\non_error='skip' of a",
             ):
                 ask()
 
