@@ -281,6 +281,18 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
             operator.attrgetter('x')(one)
 
 
+ASYNC = {name for name in granular.aio.__all__ if hasattr(getattr(granular.aio, name), 'get')}
+
+
+@pytest.mark.parametrize('name', sorted(ASYNC - {'Path'}))
+def test_index_of_the_async_api_is_answered_with_get(name):
+    kind = getattr(granular.aio, name)
+    one = object.__new__(kind)
+    for ask in (lambda: one[3], lambda: one['label'], lambda: next(iter(one)), lambda: 3 in one):
+        with pytest.raises(InvalidArgumentError, match=rf'^{name}: elements are awaited: use `await x.get\('):
+            ask()
+
+
 @pytest.mark.parametrize('scheme', ['s3://b', 'gs://b', 'http://b', 'az://b', 'hf://datasets/b/c'])
 def test_unknown_options_of_stores_are_refused_where_they_are_written(scheme):
     with pytest.raises(InvalidArgumentError, match=r"unknown options \['endpoint'\]: expected some of"):
