@@ -11,7 +11,7 @@ from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
-from granular.errors import InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 from granular.metrics import counters
 
 _BRACES: Final = re.compile(r'\{(?:(\d{1,9})\.\.(\d{1,9})|([^{},/]*(?:,[^{},/]*)+))\}')
@@ -318,10 +318,12 @@ async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str
 
 
 async def _existing(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
-    """Yield the entries of a folder; none if it does not exist."""
+    """Yield the entries of a folder; none if it does not exist. A missing bucket is an error."""
     try:
         async for entry in entries:
             yield entry
+    except BucketNotFoundError:
+        raise
     except NotFoundError:
         return
 
