@@ -44,6 +44,14 @@ MISTAKES = {
     'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got 3: pass \[3\]$'),
     'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
+    'one_class_to_filter': (
+        lambda: dataset.filter_classes(valid_classes=3),
+        r'^valid_classes: expected a 1-D sequence of classes, got 3: pass \[3\]$',
+    ),
+    'classes_in_place_of_a_field': (
+        lambda: dataset.filter_classes([3]),
+        r'expected either valid_classes or invalid_classes, such as valid_classes=\[0, 3\]$',
+    ),
     'one_dataset_to_mix': (lambda: MapDataset.mix(dataset), 'expected a list of MapDatasets, got <MapDataset of 10'),
     'names_to_mix': (
         lambda: MapDataset.mix({'web': dataset}),
