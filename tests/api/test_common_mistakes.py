@@ -233,7 +233,8 @@ ANSWERED = {
     ),
     'Batch': (lambda **given: granular.Batch(2, **given), {'drop_last': 'drop_remainder', 'collate_fn': 'batch_fn'}),
     'IndexSampler': (
-        lambda **given: granular.IndexSampler(9, **given), dict.fromkeys(('rank', 'world_size', 'shard_index'), SHARD)
+        lambda **given: granular.IndexSampler(9, **given),
+        {**dict.fromkeys(('rank', 'world_size', 'shard_index'), SHARD), 'weights': r'nothing: .*MapDataset.mix\('},
     ),
     'SequentialSampler': (
         lambda **given: granular.SequentialSampler(9, **given), dict.fromkeys(('rank', 'num_replicas'), SHARD)
@@ -268,8 +269,9 @@ def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name)
 
 def test_number_alone_is_the_seed_of_a_shuffle_of_all_elements():
     assert list(dataset.shuffle(1000)) == list(dataset.shuffle(seed=1000))
-    with pytest.raises(AttributeError, match="no attribute 'shuffle': call shuffle before to_iter_dataset"):
-        operator.attrgetter('shuffle')(dataset.to_iter_dataset())
+    for name, ours in {'shuffle': 'call shuffle before to_iter_dataset', 'to_iter_dataset': 'it is a stream'}.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': {ours}"):
+            operator.attrgetter(name)(dataset.to_iter_dataset())
 
 
 @pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
