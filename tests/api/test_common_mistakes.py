@@ -6,6 +6,7 @@ import operator
 import pathlib
 import threading
 
+import numpy as np
 import pytest
 
 import granular
@@ -13,6 +14,7 @@ from granular import MapDataset
 from granular.errors import (
     DatapointError,
     DatapointKeysError,
+    EncodeError,
     InvalidArgumentError,
     OutOfRangeError,
     StateError,
@@ -44,6 +46,22 @@ MISTAKES = {
     'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got 3: pass \[3\]$'),
     'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
+    'tensor_for_an_array': (
+        lambda: granular.encoders['array']([1, 2]),
+        r'expected a numpy array, got list: numpy.asarray\(...\) makes one$',
+    ),
+    'channels_first': (
+        lambda: granular.encoders['jpg'](np.zeros((3, 8, 9), np.uint8)),
+        r'got uint8 of shape \(3, 8, 9\): array.transpose\(1, 2, 0\) moves the channels$',
+    ),
+    'image_of_floats': (
+        lambda: granular.encoders['png'](np.zeros((8, 9, 3))),
+        r'got float64 of shape \(8, 9, 3\): \(255 \* array\).astype\(numpy.uint8\) converts values',
+    ),
+    'images_to_open': (
+        lambda: granular.open(['1.jpg', '2.jpg']),
+        'got .jpg: .*; `granular convert` makes a dataset of images$',
+    ),
     'one_class_to_filter': (
         lambda: dataset.filter_classes(valid_classes=3),
         r'^valid_classes: expected a 1-D sequence of classes, got 3: pass \[3\]$',
@@ -119,7 +137,7 @@ MISTAKES = {
 @pytest.mark.parametrize('name', MISTAKES)
 def test_a_mistake_is_an_error_with_a_remedy(name):
     function, message = MISTAKES[name]
-    with pytest.raises(InvalidArgumentError, match=message):
+    with pytest.raises((InvalidArgumentError, EncodeError), match=message):
         function()
 
 
@@ -284,7 +302,11 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
     )
     beginnings = {'source', 'range', 'select_from_datasets', 'aio', 'node', 'parents'}  # and what is not an operation
     for one, missing in ((chain, names[1] - names[0]), (stream, names[0] - names[1] - beginnings)):
-        for name in {*missing, 'take', 'get_state', 'load_state_dict', 'stats'} - {'set_slice', 'with_options'}:
+        others = {'split', 'enumerate'} if one is chain else set()
+        for name in {*missing, *others, 'take', 'get_state', 'load_state_dict', 'stats'} - {
+            'set_slice',
+            'with_options',
+        }:
             with pytest.raises(AttributeError, match=rf"'{type(one).__name__}' object has no attribute '{name}': \w+"):
                 getattr(one, name)
         with pytest.raises(AttributeError, match="no attribute 'x'$"):

@@ -187,7 +187,8 @@ async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: 
     if len(kinds) != 1 or '' in kinds:
         suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
         raise InvalidArgumentError(
-            f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list'
+            f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list '
+            f'of such files; `granular convert` makes a dataset of images'
         )
     return await _open(CLASSES[kinds.pop()], files, decoders, options)
 

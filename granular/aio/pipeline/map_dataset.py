@@ -60,6 +60,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',
+        'split': 'take percent(to_percent=0.8) and percent(from_percent=0.8)',
+        'enumerate': 'call map_with_index',
         'shard': 'pass to_iter_dataset(shard_options=granular.ShardOptions(0, 8)), or slice it, as in dataset[0::8]',
     }
 

@@ -67,7 +67,7 @@ def encode_array(value: Any) -> bytes:
       EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
     if not isinstance(value, np.ndarray | np.generic):
-        raise EncodeError(f'expected a numpy array, got {type(value).__name__}')
+        raise EncodeError(f'expected a numpy array, got {type(value).__name__}: numpy.asarray(...) makes one')
     packed: bytes = msgpack.packb(array_parts(value))
     return packed
 
