@@ -153,6 +153,16 @@ def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path)
             granular.save_state(tmp_path, iterator)
 
 
+@pytest.mark.parametrize('mix', [MapDataset.mix, granular.IterDataset.mix])
+def test_state_of_a_mix_of_other_weights_names_the_mix_that_takes_them(mix):
+    sources = [dataset, dataset] if mix == MapDataset.mix else [dataset.to_iter_dataset(), dataset.to_iter_dataset()]
+    before, after = (mix(sources, weights) for weights in ([1, 2], [2, 1]))
+    with iter(before) as iterator:
+        state = iterator.get_state()
+    with iter(after) as iterator, pytest.raises(StateError, match=r"is 'mix .* 200:100' .* IterDataset.mix with names"):
+        iterator.set_state(state)
+
+
 def test_a_number_in_place_of_a_shard_is_an_error(tmp_path):
     for call in (lambda: granular.save_state(tmp_path, {'step': 1}, 3), lambda: granular.load_state(tmp_path, 3)):
         with pytest.raises(InvalidArgumentError, match='shard_options: expected a granular.ShardOptions, got 3'):
