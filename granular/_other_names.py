@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from granular.errors import InvalidArgumentError
 
@@ -32,6 +32,18 @@ def answering(**answers: str) -> Callable[[Function], Function]:
         return cast(Function, call)
 
     return decorate
+
+
+class Awaited:
+    """Base of objects of the async API whose elements the sync API has by index."""
+
+    if not TYPE_CHECKING:  # type checkers refuse an index by themselves
+
+        def __getitem__(self, index):
+            raise InvalidArgumentError(
+                f'{type(self).__name__}: elements are awaited: use `await x.get({index!r:.50})`, `await x.fetch(...)` '
+                f'or `async for`'
+            )
 
 
 class Elementless:

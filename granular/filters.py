@@ -90,14 +90,16 @@ def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None
 def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tuple[bool, Labels]:
     """Return whether the given classes are the valid ones, and the classes, sorted, without repeats."""
     if (valid_classes is None) == (invalid_classes is None):
-        raise InvalidArgumentError('expected either valid_classes or invalid_classes')
+        raise InvalidArgumentError('expected either valid_classes or invalid_classes, such as valid_classes=[0, 3]')
     classes = valid_classes if invalid_classes is None else invalid_classes
     try:
         array = None if isinstance(classes, str | bytes) else as_labels(list(classes), 'classes')
     except TypeError:  # not iterable
         array = None
     if array is None or array.dtype == object:
-        raise InvalidArgumentError(f'expected a 1-D sequence of classes, got {classes!r:.100}')
+        name = 'valid_classes' if invalid_classes is None else 'invalid_classes'
+        one = f': pass [{classes!r}]' if isinstance(classes, int | str | np.integer) else ''
+        raise InvalidArgumentError(f'{name}: expected a 1-D sequence of classes, got {classes!r:.100}{one}')
     return invalid_classes is None, np.unique(array)
 
 

@@ -101,8 +101,8 @@ def integers_of(values: Any, name: str) -> Ints:
 def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
-        hint = ': numpy.flatnonzero(...) makes indices of a mask' if array.dtype == bool else ''
-        raise InvalidArgumentError(
-            f'{name}: expected a 1-D sequence of integers, got {array.dtype} of shape {array.shape}{hint}'
-        )
+        got = f'{array.dtype} of shape {array.shape}' if array.ndim else f'{values!r:.100}'
+        hint = f': pass [{got}]' if array.ndim == 0 and array.dtype.kind in 'iu' else ''
+        hint = ': numpy.flatnonzero(...) makes indices of a mask' if array.dtype == bool and array.ndim else hint
+        raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got {got}{hint}')
     return array

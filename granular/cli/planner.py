@@ -11,9 +11,9 @@ from granular import metrics
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
 from granular.aio.stores import ranges
-from granular.cli.describe import refuse_other_formats
+from granular.cli.describe import open_any, refuse_other_formats
 from granular.config import KiB
-from granular.errors import InvalidArgumentError, NotFoundError
+from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundError
 from granular.indexing import Ints
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 
@@ -105,7 +105,6 @@ def _open(
     # Caches would hide requests.
     config = dataclasses.replace(store.config, index_cache='', cache_dir='')
     plain = granular.Path(str(path), config=config, **store.options)
-    failed: NotFoundError | None = None
     readers: tuple[Callable[[], DatasetReader | ShardedDatasetReader], ...] = (
         lambda: DatasetReader(plain, None, cache_keys=cached),
         lambda: ShardedDatasetReader(plain, None, cache_keys=cached, index=index),
@@ -115,9 +114,11 @@ def _open(
         try:
             reader = open_reader()
             reader.spec  # noqa: B018 - which opens it
-        except NotFoundError as error:
-            failed = failed or error
+        except BucketNotFoundError:
+            raise
+        except NotFoundError:
             continue
         return reader, metrics.snapshot().total('requests') - before
     refuse_other_formats(path)
-    raise NotFoundError(f'{path}: is not a dataset: {failed}') from failed
+    open_any(plain, None).close()  # usually raises an error that says what is there
+    raise NotFoundError(f'{path}: is not a dataset: it has neither a spec.json nor shards')

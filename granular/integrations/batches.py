@@ -3,7 +3,7 @@
 import abc
 import collections
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.loader.loader import LoaderHandle
@@ -11,6 +11,12 @@ from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 from granular.sync.iteration import Closing
+
+ANSWERS: Final = {
+    'batch_size': 'to_iter_dataset().batch(64)',
+    'num_workers': 'to_iter_dataset().batch(64), with mp_prefetch(8) for processes',
+}
+"""Arguments of other libraries, and what to pass to ``Batches`` instead."""
 
 
 class _Sent(NamedTuple):

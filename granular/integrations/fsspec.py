@@ -164,6 +164,11 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
         os.makedirs(os.path.dirname(lpath) or '.', exist_ok=True)
         await source.copy(lpath, progress=None if callback is None else callback.relative_update)
 
+    async def _refuse(self, path: str, *arguments: Any, **options: Any) -> Any:
+        raise UnsupportedError(f'{path}: {self.protocol} only reads: write through granular.Path')
+
+    _cp_file = _pipe_file = _put_file = _rm_file = _refuse
+
     def _open(self, path: str, mode: str = 'rb', **arguments: Any) -> '_File':
         if mode != 'rb':
             raise UnsupportedError(f"{path}: expected mode 'rb', got {mode!r}: write through granular.Path")

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 from granular._lazy import import_extra
+from granular._other_names import answering
 from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.errors import DatapointError, InvalidArgumentError
@@ -36,9 +39,21 @@ def to_jax(batch: Any, sharding: Any) -> Any:
             description = f'{getattr(value, "dtype", type(value).__name__)} of shape {getattr(value, "shape", "()")}'
             raise DatapointError(
                 f'{jax.tree_util.keystr(path)}: {description} cannot be placed on {sharding}: {error}'
+                f'{_remedy(value, len(sharding.addressable_devices))}'
             ) from error
 
     return jax.tree_util.tree_map_with_path(place, batch)
+
+
+def _remedy(value: Any, devices: int) -> str:
+    """Return what to do about a value that cannot be placed on devices; empty if it is not known."""
+    if getattr(value, 'dtype', np.asarray(value).dtype).kind in 'OSTU':
+        return ': leave it out with select(...), or make it numbers in a map'
+    if not np.ndim(value):
+        return ': call batch(...) of the stream'
+    if len(value) % devices:
+        return f': choose batch(n, drop_remainder=True) with a multiple of {devices}'
+    return ''
 
 
 def device_put(
@@ -110,13 +125,17 @@ class Batches(core.Batches):
       InvalidArgumentError: for a Loader with ``recycle_after``.
     """
 
+    @answering(**core.ANSWERS)
     def __init__(self, batches: Any, sharding: Any, buffer: int = 1) -> None:
         if getattr(getattr(batches, 'aio', batches), 'recycle_after', False):
             raise InvalidArgumentError(
                 'the loader uses memory again that is still being read: pass recycle_after=False'
             )
         if not isinstance(sharding, jax.sharding.Sharding):
-            raise InvalidArgumentError(f'expected a jax.sharding.Sharding, got {type(sharding).__name__}')
+            raise InvalidArgumentError(
+                f'expected a jax.sharding.Sharding, got {type(sharding).__name__}: pass '
+                f"NamedSharding(mesh, PartitionSpec('data'))"
+            )
         super().__init__(batches, buffer)
         self._sharding = sharding
 

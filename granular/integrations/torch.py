@@ -243,8 +243,7 @@ class Batches(core.Batches):
     @answering(
         pin_memory="device='cuda', which pins memory",
         non_blocking="device='cuda', which transfers ahead",
-        batch_size='to_iter_dataset().batch(64)',
-        num_workers='to_iter_dataset().batch(64), with mp_prefetch(8) for processes',
+        **core.ANSWERS,
     )
     def __init__(self, batches: Any, device: Any = None, buffer: int = 1) -> None:
         super().__init__(batches, buffer if device is not None else 0)

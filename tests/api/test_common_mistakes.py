@@ -6,6 +6,7 @@ import operator
 import pathlib
 import threading
 
+import numpy as np
 import pytest
 
 import granular
@@ -13,6 +14,7 @@ from granular import MapDataset
 from granular.errors import (
     DatapointError,
     DatapointKeysError,
+    EncodeError,
     InvalidArgumentError,
     OutOfRangeError,
     StateError,
@@ -41,9 +43,33 @@ MISTAKES = {
         lambda: importlib.import_module('granular.integrations.torch').IterableDataset([1, 2]),
         r'expected a MapDataset or an IterDataset, got list: pass MapDataset.source\(...\)',
     ),
-    'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got int64 of shape \(\)'),
+    'one_index_in_fetch': (lambda: dataset.fetch(3), r'expected a 1-D sequence of integers, got 3: pass \[3\]$'),
     'key_as_index': (lambda: dataset['label'], "MapDataset: expected an integer as index, got 'label'$"),
     'indices_as_index': (lambda: dataset[[1, 2]], r'expected an integer as index, got \[1, 2\]: fetch\(...\) reads'),
+    'tensor_for_an_array': (
+        lambda: granular.encoders['array']([1, 2]),
+        r'expected a numpy array, got list: numpy.asarray\(...\) makes one$',
+    ),
+    'channels_first': (
+        lambda: granular.encoders['jpg'](np.zeros((3, 8, 9), np.uint8)),
+        r'got uint8 of shape \(3, 8, 9\): array.transpose\(1, 2, 0\) moves the channels$',
+    ),
+    'image_of_floats': (
+        lambda: granular.encoders['png'](np.zeros((8, 9, 3))),
+        r'got float64 of shape \(8, 9, 3\): \(255 \* array\).astype\(numpy.uint8\) converts values',
+    ),
+    'images_to_open': (
+        lambda: granular.open(['1.jpg', '2.jpg']),
+        'got .jpg: .*; `granular convert` makes a dataset of images$',
+    ),
+    'one_class_to_filter': (
+        lambda: dataset.filter_classes(valid_classes=3),
+        r'^valid_classes: expected a 1-D sequence of classes, got 3: pass \[3\]$',
+    ),
+    'classes_in_place_of_a_field': (
+        lambda: dataset.filter_classes([3]),
+        r'expected either valid_classes or invalid_classes, such as valid_classes=\[0, 3\]$',
+    ),
     'one_dataset_to_mix': (lambda: MapDataset.mix(dataset), 'expected a list of MapDatasets, got <MapDataset of 10'),
     'names_to_mix': (
         lambda: MapDataset.mix({'web': dataset}),
@@ -111,7 +137,7 @@ MISTAKES = {
 @pytest.mark.parametrize('name', MISTAKES)
 def test_a_mistake_is_an_error_with_a_remedy(name):
     function, message = MISTAKES[name]
-    with pytest.raises(InvalidArgumentError, match=message):
+    with pytest.raises((InvalidArgumentError, EncodeError), match=message):
         function()
 
 
@@ -125,6 +151,16 @@ def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path)
     with iter(dataset.to_iter_dataset()) as iterator:
         with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its get_state\(\) returns$'):
             granular.save_state(tmp_path, iterator)
+
+
+@pytest.mark.parametrize('mix', [MapDataset.mix, granular.IterDataset.mix])
+def test_state_of_a_mix_of_other_weights_names_the_mix_that_takes_them(mix):
+    sources = [dataset, dataset] if mix == MapDataset.mix else [dataset.to_iter_dataset(), dataset.to_iter_dataset()]
+    before, after = (mix(sources, weights) for weights in ([1, 2], [2, 1]))
+    with iter(before) as iterator:
+        state = iterator.get_state()
+    with iter(after) as iterator, pytest.raises(StateError, match=r"is 'mix .* 200:100' .* IterDataset.mix with names"):
+        iterator.set_state(state)
 
 
 def test_a_number_in_place_of_a_shard_is_an_error(tmp_path):
@@ -225,7 +261,8 @@ ANSWERED = {
     ),
     'Batch': (lambda **given: granular.Batch(2, **given), {'drop_last': 'drop_remainder', 'collate_fn': 'batch_fn'}),
     'IndexSampler': (
-        lambda **given: granular.IndexSampler(9, **given), dict.fromkeys(('rank', 'world_size', 'shard_index'), SHARD)
+        lambda **given: granular.IndexSampler(9, **given),
+        {**dict.fromkeys(('rank', 'world_size', 'shard_index'), SHARD), 'weights': r'nothing: .*MapDataset.mix\('},
     ),
     'SequentialSampler': (
         lambda **given: granular.SequentialSampler(9, **given), dict.fromkeys(('rank', 'num_replicas'), SHARD)
@@ -260,8 +297,9 @@ def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name)
 
 def test_number_alone_is_the_seed_of_a_shuffle_of_all_elements():
     assert list(dataset.shuffle(1000)) == list(dataset.shuffle(seed=1000))
-    with pytest.raises(AttributeError, match="no attribute 'shuffle': call shuffle before to_iter_dataset"):
-        operator.attrgetter('shuffle')(dataset.to_iter_dataset())
+    for name, ours in {'shuffle': 'call shuffle before to_iter_dataset', 'to_iter_dataset': 'it is a stream'}.items():
+        with pytest.raises(AttributeError, match=f"no attribute '{name}': {ours}"):
+            operator.attrgetter(name)(dataset.to_iter_dataset())
 
 
 @pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
@@ -274,11 +312,27 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
     )
     beginnings = {'source', 'range', 'select_from_datasets', 'aio', 'node', 'parents'}  # and what is not an operation
     for one, missing in ((chain, names[1] - names[0]), (stream, names[0] - names[1] - beginnings)):
-        for name in {*missing, 'take', 'get_state', 'load_state_dict', 'stats'} - {'set_slice', 'with_options'}:
+        others = {'split', 'enumerate'} if one is chain else set()
+        for name in {*missing, *others, 'take', 'get_state', 'load_state_dict', 'stats'} - {
+            'set_slice',
+            'with_options',
+        }:
             with pytest.raises(AttributeError, match=rf"'{type(one).__name__}' object has no attribute '{name}': \w+"):
                 getattr(one, name)
         with pytest.raises(AttributeError, match="no attribute 'x'$"):
             operator.attrgetter('x')(one)
+
+
+ASYNC = {name for name in granular.aio.__all__ if hasattr(getattr(granular.aio, name), 'get')}
+
+
+@pytest.mark.parametrize('name', sorted(ASYNC - {'Path'}))
+def test_index_of_the_async_api_is_answered_with_get(name):
+    kind = getattr(granular.aio, name)
+    one = object.__new__(kind)
+    for ask in (lambda: one[3], lambda: one['label'], lambda: next(iter(one)), lambda: 3 in one):
+        with pytest.raises(InvalidArgumentError, match=rf'^{name}: elements are awaited: use `await x.get\('):
+            ask()
 
 
 @pytest.mark.parametrize('scheme', ['s3://b', 'gs://b', 'http://b', 'az://b', 'hf://datasets/b/c'])

@@ -312,9 +312,9 @@ def test_invalid_plans_are_errors(server, tmp_path):
             plan(path, Run(50), [order])
     with pytest.raises(InvalidArgumentError, match='expected 1000 datapoints or more .* got 600'):
         plan(path, Run(100, hosts=10))
-    with pytest.raises(NotFoundError, match='is not a dataset: .*spec.json'):
+    with pytest.raises(NotFoundError, match=r'expected a dataset \(a folder with a spec.json'):
         plan(granular.Path(tmp_path), Run(1))
-    with pytest.raises(NotFoundError, match='is not a dataset: .*no such file or folder'):
+    with pytest.raises(NotFoundError, match=f'^{tmp_path}/none: no such file or folder'):
         plan(granular.Path(tmp_path / 'none'), Run(1))
 
 

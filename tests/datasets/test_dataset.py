@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
+import granular.cli.plan
 from granular import aio
 from granular.errors import (
     BucketNotFoundError,
@@ -355,7 +356,7 @@ def test_refused_record_leaves_the_writer_usable(tmp_path):
         for ask in (lambda: reader[1], lambda: reader.fetch([0, 1])):
             with pytest.raises(
                 DecodeError,
-                match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8': .*: on_error='skip' of a",
+                match=r"ds: datapoint 1, key 'x' \(1 bytes\): not decoded as 'utf8': .*\non_error='skip' of a",
             ):
                 ask()
 
@@ -516,12 +517,32 @@ def test_references_beyond_the_bag_are_corruption(tmp_path, refs):
             ask()
 
 
+MISSING_BUCKET = {
+    'DatasetReader': granular.DatasetReader,
+    'ShardedDatasetReader': granular.ShardedDatasetReader,
+    'open': granular.open,
+    'open of a file': lambda path: granular.open(path / 'x.tar'),
+    'open of a pattern': lambda path: granular.open(path / 'x-{0,1}.tar'),
+    'convert': lambda path: granular.convert(path, 'converted'),
+    'convert of a pattern': lambda path: granular.convert(path / '*.parquet', 'converted'),
+    'copy': lambda path: path.copy('copied'),
+    'copy_to_local': lambda path: granular.copy_to_local(path, 'copied'),
+    'copy_to_local of a part': lambda path: granular.copy_to_local(path, 'copied', 'part'),
+    'glob': lambda path: list(path.glob('*')),
+    'load_state': granular.load_state,
+    'plan': lambda path: granular.cli.plan.plan(path, granular.cli.plan.Run(1)),
+    'verify': granular.verify,
+}
+
+
 @pytest.mark.parametrize('server', ['moto', 'azurite'])
-def test_missing_bucket_is_not_reported_as_a_missing_spec(request, server):
+@pytest.mark.parametrize('call', MISSING_BUCKET)
+def test_missing_bucket_is_named(request, server, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     server = request.getfixturevalue(server)
-    url = f'{server.scheme}://test-none-at-all'
+    path = granular.Path(f'{server.scheme}://test-none-at-all/train', **server.options)
     with pytest.raises(BucketNotFoundError, match=r'no such (bucket .*: .* or create it|container)') as caught:
-        granular.DatasetReader(granular.Path(f'{url}/train', **server.options), granular.decoders)
+        MISSING_BUCKET[call](path)
     assert 'writer' not in str(caught.value)
 
 

@@ -187,17 +187,36 @@ def test_folders_of_other_libraries_name_the_remedy(name, place, tmp_path, fakeg
 
 
 @pytest.mark.parametrize('suffix', FILES)
-def test_braces_stand_for_numbers(suffix, tmp_path):
+def test_braces_stand_for_numbers_and_alternatives(suffix, tmp_path):
     for number in range(4):
         (tmp_path / f'a-{number:03}.{suffix}').write_bytes(FILES[suffix]([10 * number, 10 * number + 1]))
     pattern = tmp_path / f'a-{{001..003}}.{suffix}'
     with granular.open(pattern) as reader:
         assert numbers_in(reader) == [10, 11, 20, 21, 30, 31]
     assert granular.convert(pattern, tmp_path / 'out').datapoints == 6
-    with pytest.raises(NotFoundError, match=f'a-004.{suffix}: matches no files'):
-        granular.open(tmp_path / f'a-{{001..004}}.{suffix}')
+    with granular.open(tmp_path / f'{{a-000,a-002}}.{suffix}') as reader:
+        assert numbers_in(reader) == [0, 1, 20, 21]
     with pytest.raises(InvalidArgumentError, match='expected at most 1000000 ascending numbers'):
         granular.open(tmp_path / f'a-{{3..1}}.{suffix}')
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'message'),
+    {
+        'a-{000..003}.tar': "a-002.tar matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar'$",
+        'a-{000,002}.tar': "a-002.tar matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar'$",
+        'a-00?.tra': "matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar'$",
+        'b-*.tar': "matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar', ...$",
+        'c/*.tar': 'matches no files: the folder has none$',
+    }.items(),
+)
+@pytest.mark.parametrize('call', [granular.open, lambda files: granular.convert(files, 'converted')])
+def test_pattern_without_a_file_names_what_is_there(call, pattern, message, fakegcs, tmp_path):
+    for folder in (fakegcs.place(), granular.Path(tmp_path)):
+        for name in ('a-000.tar', 'a-001.tar', 'a-003.tar', 'x.tar'):
+            (folder / name).write_bytes(FILES['tar']([1]))
+        with pytest.raises(NotFoundError, match=f'^{re.escape(str(folder / pattern))}: {message}'):
+            call(folder / pattern)
 
 
 def test_tfrecord_files_of_zlib_are_streamed(tmp_path):

@@ -190,25 +190,30 @@ def test_errors_name_what_is_wrong(tmp_path):
             TokenWindows(reader, 'tokens', 8)
 
 
+encode_array = granular.encoders['array']
+
+
 @pytest.mark.parametrize(
-    ('other', 'message'),
+    ('number', 'other', 'error', 'message'),
     [
-        (np.zeros(51, np.int16), 'datapoint 1, .*expected an array of dtype int32 and one dimension as in datapoint 0'),
-        (np.zeros(100, np.int16), r'datapoint 1, .*expected an array of dtype int32 and shape \(50,\), got one that'),
-        (np.zeros((50, 1), np.int32), 'datapoint 1, .*expected an array of dtype int32 and one dimension'),
-        (np.float32(1), 'datapoint 1, .*expected an array of dtype int32'),
+        (1, np.zeros(51, np.int16), InvalidArgumentError, r'got dtype int16 and shape \(51,\), and dtype int32 before'),
+        (1, np.zeros(100, np.int16), InvalidArgumentError, r'got dtype int16 and shape \(100,\), and dtype int32'),
+        (1, np.zeros((50, 1), np.int32), InvalidArgumentError, r'got dtype int32 and shape \(50, 1\)'),
+        (1, np.float32(1), InvalidArgumentError, r'got dtype float32 and shape \(\), and dtype int32'),
+        (0, np.zeros((2, 2)), InvalidArgumentError, r'got dtype float64 and shape \(2, 2\): write such arrays'),
+        (0, np.float32(1), InvalidArgumentError, r'got dtype float32 and shape \(\): write such arrays'),
+        (0, b'x' * 51, CorruptDatasetError, 'does not begin an array'),
+        (1, b'x' * 51, CorruptDatasetError, 'does not begin an array'),
+        (1, b'x' * len(encode_array(np.zeros(50, np.int32))), CorruptDatasetError, 'does not begin an array'),
+        (1, encode_array(np.zeros(50, np.int32))[:-3], CorruptDatasetError, 'bytes, which no such array has'),
+        (1, encode_array(np.zeros((50, 2), np.int32))[:-103], CorruptDatasetError, 'bytes, which no such array has'),
     ],
-    ids=str,
 )
-def test_arrays_of_other_kinds_are_refused(tmp_path, other, message):
-    write(tmp_path / 'ds', [*arrays((50,)), other])
+def test_arrays_of_other_kinds_are_refused(tmp_path, number, other, error, message):
+    encoders = {'array': lambda value: value if isinstance(value, bytes) else encode_array(value)}
+    with granular.DatasetWriter(tmp_path / 'ds', {'tokens': 'array'}, encoders) as writer:
+        for i in range(2):
+            writer.append({'tokens': other if i == number else np.zeros(50, np.int32)})
     with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        with pytest.raises(CorruptDatasetError, match=message):
+        with pytest.raises(error, match=rf"datapoint {number}, key 'tokens': .*{message}"):
             TokenWindows(reader, 'tokens', 8).fetch([-1])
-
-
-def test_first_array_of_two_dimensions_is_refused(tmp_path):
-    write(tmp_path / 'ds', [np.zeros((2, 2))])
-    with granular.DatasetReader(tmp_path / 'ds', granular.decoders) as reader:
-        with pytest.raises(CorruptDatasetError, match=r'datapoint 0, .*one dimension, got .* shape \[2, 2'):
-            TokenWindows(reader, 'tokens', 8)

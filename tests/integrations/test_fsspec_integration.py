@@ -138,8 +138,12 @@ def test_what_is_not_supported_is_an_error(fs, folder, url):
         (lambda: fs.open(f'{url}/y', 'wb'), UnsupportedError, "expected mode 'rb', got 'wb'"),
         (lambda: fs.open(url), StoreError, 'is a folder, not a file'),
         (lambda: fs.ls(''), UnsupportedError, 'buckets are not listed'),
-        (lambda: fs.pipe_file(f'{url}/y', b''), NotImplementedError, None),
-        (lambda: fs.rm_file(f'{url}/x'), NotImplementedError, None),
+        (lambda: fs.pipe_file(f'{url}/y', b''), UnsupportedError, 'only reads: write through granular.Path'),
+        (lambda: fs.put_file(__file__, f'{url}/y'), UnsupportedError, 'only reads'),
+        (lambda: fs.cp_file(f'{url}/x', f'{url}/y'), UnsupportedError, 'only reads'),
+        (lambda: fs.rm_file(f'{url}/x'), UnsupportedError, 'only reads'),
+        (lambda: fs.rm(f'{url}/x'), UnsupportedError, 'only reads'),
+        (lambda: fs.mv(f'{url}/x', f'{url}/y'), UnsupportedError, 'only reads'),
     ):
         with pytest.raises(kind, match=message):
             call()

@@ -364,6 +364,19 @@ def test_failed_datapoints_are_summarised_by_reason(kind, end, caplog):
     assert summary() == expected
 
 
+@pytest.mark.parametrize('kind', SKIPPING)
+def test_log_of_a_skipped_datapoint_does_not_advise_to_skip_it(kind, tmp_path, caplog):
+    with granular.DatasetWriter(tmp_path / 'data', {'x': 'utf8'}, None) as writer:
+        for i in range(10):
+            writer.append({'x': b'\xff' if i == 3 else b'good'})
+    dataset = granular.MapDataset.source(granular.open(tmp_path / 'data'))
+    with SKIPPING[kind](dataset) as batches:
+        assert list(batches)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(' ')[0] for line in lines if 'not decoded' in line] == ['the', 'on_error']
+    assert not [line for line in lines if 'pipeline' in line]
+
+
 def test_summary_tells_a_bounded_number_of_reasons_apart(caplog):
     def fail(x):
         raise ValueError('bad' * x)

@@ -1,5 +1,6 @@
 """Tracebacks that leave the library: short, with the user's frames, and complete on request."""
 
+import multiprocessing
 import os
 import traceback
 
@@ -97,7 +98,12 @@ def same(datapoint):
 def torch_loader(dataset, **options):
     from torch.utils.data import DataLoader
 
-    return list(DataLoader(dataset, **options))
+    try:
+        return list(DataLoader(dataset, **options))
+    finally:  # the error's traceback would keep its worker alive, which tests of other files would find
+        for child in multiprocessing.active_children():
+            child.terminate()
+            child.join()
 
 
 def iterable(dataset):

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import granular
 from granular import Loader, MapDataset
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, StateError
-from granular.integrations.jax import Batches, device_put, to_jax
+from granular.integrations.jax import Batches, device_put
 from granular.integrations.orbax import (
     CheckpointRestore,
     CheckpointSave,
@@ -114,13 +114,26 @@ def case_what_cannot_be(folder):
         Batches(loader, sharding())
     with (
         Loader(source(), 8) as loader,
-        pytest.raises(InvalidArgumentError, match='jax.sharding.Sharding, got int'),
+        pytest.raises(InvalidArgumentError, match='jax.sharding.Sharding, got int: pass NamedSharding'),
     ):
         Batches(loader, 4)
-    with Batches([{'x': np.zeros(6)}], sharding()) as batches, pytest.raises(DatapointError, match=r"\['x'\]: float64"):
-        next(batches)
-    with pytest.raises(DatapointError, match=r"\['text'\]: object of shape \(4,\)"):
-        to_jax({'text': np.array([b'a'] * 4, object)}, sharding())
+    with pytest.raises(InvalidArgumentError, match=r'Batches: no .*: for batch_size, pass to_iter_dataset\(\).batch'):
+        Batches([], sharding(), batch_size=4)
+    count = len(sharding().addressable_devices)
+    for value, message in (
+        (
+            np.zeros(count + 1),
+            rf'float64 of .*: choose batch\(n, drop_remainder=True\) .* multiple of {count}$',
+        ),
+        (np.float32(1), r'float32 of shape \(\) .*: call batch\(...\) of the stream$'),
+        (3, r'int of shape \(\) .*: call batch\(...\) of the stream$'),
+        (np.array([b'a'] * 4, object), r'object of shape \(4,\) .*: leave it out with select'),
+        (np.array(['a'] * 4), r'<U1 of shape \(4,\) .*: leave it out with select'),
+        ('a', r'str of shape \(\) .*: leave it out with select'),
+    ):
+        with Batches([{'x': value}], sharding()) as batches:
+            with pytest.raises(DatapointError, match=rf"^\['x'\]: {message}"):
+                next(batches)
 
 
 def case_a_pipeline_beside_a_model(folder):

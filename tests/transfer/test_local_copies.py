@@ -189,7 +189,7 @@ def test_invalid_arguments_are_refused(tmp_path, fakegcs):
             granular.copy_to_local(tmp_path / 'source', tmp_path / 'target', relative)
     with pytest.raises(InvalidArgumentError, match='into itself'):
         granular.copy_to_local(tmp_path / 'source', tmp_path / 'source' / 'deep')
-    with pytest.raises(NotFoundError, match=r'nor does an archive of this name \(.zip'):
+    with pytest.raises(NotFoundError, match=r'no such file or folder, nor an archive of this name \(.zip'):
         granular.copy_to_local(tmp_path / 'nothing', tmp_path / 'target')
     assert os.listdir(tmp_path) == ['source']
 

@@ -7,6 +7,7 @@ from typing import Any, Final, SupportsIndex, TypeVar
 
 import numpy as np
 
+from granular._other_names import Awaited
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.data_source import DataSource, as_data_source
 from granular.aio.pipeline.describe import fingerprint
@@ -27,7 +28,7 @@ _NONE: Final = encode(None)
 _INLINE: Final = MiB  # up to this many bytes of records, decode on the event loop
 
 
-class Cache(DataSource, AsyncResource):
+class Cache(DataSource, Awaited, AsyncResource):
     """A source and the cached values of it.
 
     Its options are the further arguments of the constructor, of which a copy in another process is made.

@@ -75,10 +75,10 @@ async def open(  # noqa: A001
     ======================================================  =======================
 
     The last four are also opened from a folder that has files of one of these formats, from a pattern such as
-    ``s3://bucket/train-*.tar`` or ``train-{000..127}.tar``, and from a sequence of files; several files are sorted by
-    name, unless they are given as a sequence. What exists under a name such as ``x[1].tar`` is opened; only otherwise
-    is the name a pattern. Of names such as ``train.tfrecord-00000-of-00010`` in a folder or pattern, all ten must
-    exist.
+    ``s3://bucket/train-*.tar``, ``train-{000..127}.tar`` or ``{a,b}.tar``, and from a sequence of files; several files
+    are sorted by name, unless they are given as a sequence. What exists under a name such as ``x[1].tar`` is opened;
+    only otherwise is the name a pattern. Of names such as ``train.tfrecord-00000-of-00010`` in a folder or pattern, all
+    ten must exist.
 
     Args:
       path: a file, a folder, a pattern or a sequence of files.
@@ -187,7 +187,8 @@ async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: 
     if len(kinds) != 1 or '' in kinds:
         suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
         raise InvalidArgumentError(
-            f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list'
+            f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list '
+            f'of such files; `granular convert` makes a dataset of images'
         )
     return await _open(CLASSES[kinds.pop()], files, decoders, options)
 

@@ -1,5 +1,6 @@
 """Windows of fixed length over long arrays of tokens, read as parts of their records."""
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -74,8 +75,9 @@ class TokenWindows(SequenceSource[Window]):
 
     Raises:
       UnknownKeyError: if the dataset has no such key.
-      InvalidArgumentError: if an argument is invalid, or the key is of another type.
-      CorruptDatasetError: if an array has another dtype or more dimensions; it names the datapoint.
+      InvalidArgumentError: if an argument is invalid, the key is of another type, or an array has another dtype or more
+        dimensions; it names the datapoint.
+      CorruptDatasetError: if a record is no array.
       ObjectChangedError: if a shard was replaced, also since the index of the dataset was built.
     """
 
@@ -153,14 +155,13 @@ class TokenWindows(SequenceSource[Window]):
         self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])
         self._checked = np.zeros(len(starts), np.bool_)
         if len(starts):
-            heads = await self._read(np.array([0]), starts[:1], starts[:1] + np.minimum(_HEAD, sizes[:1]))
-            try:
-                self._dtype = parse_array_head(heads[0])
-            except DecodeError as error:
-                raise CorruptDatasetError(f'{self._describe(0)}: {error}') from error
+            self._dtype, shape = await self._read_head(0, starts[0], sizes[0])
+            if len(shape) != 1 or not self._dtype.itemsize:
+                raise self._refused(0, f'dtype {self._dtype} and shape {shape}')
         counts = array_counts(sizes, self._dtype)
         if (counts < 0).any():
             bad = int(np.argmax(counts < 0))
+            await self._check_array(bad, starts[bad], sizes[bad])
             raise CorruptDatasetError(
                 f'{self._describe(bad)}: expected an array of dtype {self._dtype} and one dimension as in datapoint 0, '
                 f'got {sizes[bad]} bytes, which no such array has'
@@ -171,6 +172,27 @@ class TokenWindows(SequenceSource[Window]):
     def _describe(self, datapoint: int) -> str:
         shard = int(np.searchsorted(self._firsts, datapoint, side='right')) - 1
         return f'{self._shards[shard].name}: datapoint {datapoint - int(self._firsts[shard])}, key {self._key!r}'
+
+    async def _read_head(self, datapoint: int, start: Any, size: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Return the dtype and the shape of an array."""
+        (head,) = await self._read(np.array([datapoint]), np.array([start]), np.array([start + min(_HEAD, size)]))
+        try:
+            return parse_array_head(head)
+        except DecodeError as error:
+            raise CorruptDatasetError(f'{self._describe(datapoint)}: {error}') from error
+
+    async def _check_array(self, datapoint: int, start: Any, size: Any) -> None:
+        """Raise ``InvalidArgumentError`` if a record is an array of another dtype, or of other dimensions."""
+        dtype, shape = await self._read_head(datapoint, start, size)
+        fills = 0 < size - math.prod(shape) * dtype.itemsize <= _HEAD
+        if fills and (dtype != self._dtype or len(shape) != 1):
+            raise self._refused(datapoint, f'dtype {dtype} and shape {shape}, and dtype {self._dtype} before')
+
+    def _refused(self, datapoint: int, got: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f'{self._describe(datapoint)}: expected arrays of one dimension and one dtype, got {got}: write such '
+            f'arrays, such as x[:, 0] of a recording x, or use a data source of your own'
+        )
 
     async def _close(self) -> None:
         self._shards = []
@@ -207,16 +229,18 @@ class TokenWindows(SequenceSource[Window]):
         async def read() -> list[bytes]:
             parts = await self._read(owners, starts, stops)
             for owner, head in zip(unchecked.tolist(), parts[len(indices) :], strict=True):
-                self._check_head(owner, head)
+                await self._check_head(owner, head)
             return parts
 
         parts = await self._retry(read)
         self._checked[unchecked] = True
         return [{self._key: np.frombuffer(part, self._dtype)} for part in parts[: len(indices)]]
 
-    def _check_head(self, datapoint: int, head: bytes) -> None:
+    async def _check_head(self, datapoint: int, head: bytes) -> None:
         count = int(self._counts[datapoint])
-        if head != array_head(self._dtype, count):
+        if head != (expected := array_head(self._dtype, count)):
+            size = len(expected) + count * self._dtype.itemsize
+            await self._check_array(datapoint, self._starts[datapoint] - len(expected), size)
             raise CorruptDatasetError(
                 f'{self._describe(datapoint)}: expected an array of dtype {self._dtype} and shape ({count},), got one '
                 f'that begins with {head!r}'

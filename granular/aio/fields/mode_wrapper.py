@@ -6,6 +6,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import Awaited
 from granular.aio.fields.fields import fields_of, original
 from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, check_fields, load_fields
 from granular.aio.fields.navigation import Disposable
@@ -19,7 +20,7 @@ _CTX: Final = 'ctx.'
 _INDEX: Final = 'index'
 
 
-class ModeWrapper(Disposable):
+class ModeWrapper(Awaited, Disposable):
     """Load the fields that a mode names, in its order, and no other fields.
 
     ::

@@ -11,11 +11,12 @@ from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
-from granular.errors import InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
 from granular.metrics import counters
 
-_BRACES: Final = re.compile(r'\{(\d{1,9})\.\.(\d{1,9})\}')
+_BRACES: Final = re.compile(r'\{(?:(\d{1,9})\.\.(\d{1,9})|([^{},/]*(?:,[^{},/]*)+))\}')
 _MAX_FILES: Final = 1_000_000  # that braces stand for
+_LOOKED_AT: Final = 1000  # names in a folder, of which an error shows a few
 
 
 class Path(PurePath):
@@ -237,16 +238,18 @@ async def is_pattern(path: Path) -> bool:
 
 
 async def matches_of(pattern: Path) -> list[Path]:
-    """Return the paths that match the last component of a path, sorted. ``{000..002}`` stands for three numbers.
+    """Return the paths that match the last component of a path, sorted. ``{000..002}`` stands for three numbers, and
+    ``{a,b}`` for two alternatives.
 
     Raises:
-      NotFoundError: if there is none, or none for one of the numbers.
+      NotFoundError: if there is none, or none for a number or an alternative; it names others in the folder.
     """
     paths: set[Path] = set()
     for name in _expand_braces(pattern.name):
         matches = [path async for path in pattern.parent.glob(name)]
         if not matches:
-            raise NotFoundError(f'{pattern.parent / name}: matches no files')
+            missing = '' if name == pattern.name else f' {name}'
+            raise NotFoundError(f'{pattern}:{missing} matches no files{await _beside(pattern)}')
         paths.update(matches)
     return sorted(paths)
 
@@ -254,11 +257,32 @@ async def matches_of(pattern: Path) -> list[Path]:
 def _expand_braces(name: str) -> list[str]:
     if (match := _BRACES.search(name)) is None:
         return [name]
-    head, first, last, tail = name[: match.start()], match[1], match[2], name[match.end() :]
-    numbers = range(int(first), int(last) + 1)
-    if not 0 < len(numbers) <= _MAX_FILES:
-        raise InvalidArgumentError(f'{name}: expected at most {_MAX_FILES} ascending numbers, got {len(numbers)}')
-    return [f'{head}{number:0{len(first)}}{rest}' for number in numbers for rest in _expand_braces(tail)]
+    first, last, alternatives = match.groups()
+    if alternatives is None:
+        numbers = range(int(first), int(last) + 1)
+        if not 0 < len(numbers) <= _MAX_FILES:
+            raise InvalidArgumentError(f'{name}: expected at most {_MAX_FILES} ascending numbers, got {len(numbers)}')
+        parts = [f'{number:0{len(first)}}' for number in numbers]
+    else:
+        parts = alternatives.split(',')
+    rests = _expand_braces(name[match.end() :])
+    return [f'{name[: match.start()]}{part}{rest}' for part in parts for rest in rests]
+
+
+async def _beside(pattern: Path) -> str:
+    """Return the names of a few others in the folder of a pattern, best those that begin alike."""
+    folder = pattern.parent
+    for prefix in (re.split(r'[*?[{]', pattern.name, maxsplit=1)[0], ''):
+        names: list[str] = []
+        async for entry in _existing(folder.store.scan(folder.key, prefix)):
+            if entry.name.startswith(prefix):  # which some stores only take for a hint
+                names.append(entry.name)
+            if len(names) == _LOOKED_AT:
+                break
+        if names:
+            more = ', ...' if len(names) > 3 else ''
+            return f', beside {", ".join(map(repr, sorted(names)[:3]))}{more}'
+    return ': the folder has none'
 
 
 def _has_wildcard(name: str) -> bool:
@@ -294,10 +318,12 @@ async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str
 
 
 async def _existing(entries: AsyncIterator[Entry]) -> AsyncIterator[Entry]:
-    """Yield the entries of a folder; none if it does not exist."""
+    """Yield the entries of a folder; none if it does not exist. A missing bucket is an error."""
     try:
         async for entry in entries:
             yield entry
+    except BucketNotFoundError:
+        raise
     except NotFoundError:
         return
 

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
+from granular._other_names import Awaited
 from granular._typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
@@ -74,7 +75,7 @@ def as_data_source(source: Any) -> DataSource:
     return _HuggingFace(fingerprint) if isinstance(fingerprint, str) else DataSource()
 
 
-class OpenedDataSource(DataSource, AsyncResource, Generic[Datapoint_co]):
+class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]):
     """A data source that is opened and closed. Its first datapoints can be taken."""
 
     @abc.abstractmethod

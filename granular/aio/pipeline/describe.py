@@ -128,8 +128,10 @@ def refuse_state(difference: str, strict: bool) -> None:
 
 
 def _reason(saved: str, current: str) -> str:
-    old = 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved
-    return ': before granular had stratified windows, Blocks was another order; restart the epoch' if old else ''
+    if 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved:
+        return ': before granular had stratified windows, Blocks was another order; restart the epoch'
+    mixes = all(line.lstrip().startswith('mix of ') for line in (saved, current))
+    return ' (weights may change in states of IterDataset.mix with names)' if mixes else ''
 
 
 def block_orders(stage: Any) -> list[str]:

@@ -47,7 +47,6 @@ T = TypeVar('T')
 _OF_DATASETS: Final = dict.fromkeys(
     (
         'select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'fetch', 'get',
-        'to_iter_dataset',
     ),
     'call it before to_iter_dataset()',
 )  # fmt: skip
@@ -73,6 +72,7 @@ class IterDataset(Chain, Generic[Element_co]):
         **_OF_DATASETS,
         'shuffle': 'call shuffle before to_iter_dataset(), or window_shuffle',
         'take': 'call limit',
+        'to_iter_dataset': 'it is a stream; shard_options belong to the MapDatasets that it reads',
     }
 
     def __init__(self, parents: 'Stream | IterDataset | Sequence[IterDataset]' = ()) -> None:

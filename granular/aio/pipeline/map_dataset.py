@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, T
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import answering
+from granular._other_names import Awaited, answering
 from granular._typing import Element_co
 from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
@@ -60,6 +60,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         'limit': 'slice it, as in dataset[:n]',
         'take': 'slice it, as in dataset[:n]',
         'skip': 'slice it, as in dataset[n:]',
+        'split': 'take percent(to_percent=0.8) and percent(from_percent=0.8)',
+        'enumerate': 'call map_with_index',
         'shard': 'pass to_iter_dataset(shard_options=granular.ShardOptions(0, 8)), or slice it, as in dataset[0::8]',
     }
 
@@ -338,7 +340,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
 
 
-class MapDataset(MapOperations[Element_co]):
+class MapDataset(Awaited, MapOperations[Element_co]):
     """A lazy sequence of elements, each a pure function of its index, fetched many at a time.
 
     Operations return a new dataset and read nothing::

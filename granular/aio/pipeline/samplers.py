@@ -60,7 +60,7 @@ class IndexSampler:
     num_records: int
     shuffle: bool
 
-    @answering(**RANK_ARGUMENTS)
+    @answering(**RANK_ARGUMENTS, weights='nothing: oversample() and MapDataset.mix(datasets, weights) choose shares')
     def __init__(
         self,
         num_records: int,

@@ -24,7 +24,13 @@ from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
-from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, ObjectChangedError
+from granular.errors import (
+    AlreadyExistsError,
+    BucketNotFoundError,
+    InvalidArgumentError,
+    NotFoundError,
+    ObjectChangedError,
+)
 from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
@@ -149,13 +155,13 @@ async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
     try:
         stat = await source.stat()
     except NotFoundError as error:
-        if not unpack:
+        if not unpack or isinstance(error, BucketNotFoundError):
             raise
         for ending, kind in KINDS.items():
             if source.name and await (archive := source.with_name(source.name + ending)).is_file():
                 return archive, kind
         raise NotFoundError(
-            f'{source}: does not exist, nor does an archive of this name ({", ".join(KINDS)})'
+            f'{source}: no such file or folder, nor an archive of this name ({", ".join(KINDS)})'
         ) from error
     if stat.is_dir:
         return source, 'folder'

@@ -67,7 +67,7 @@ def encode_array(value: Any) -> bytes:
       EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
     if not isinstance(value, np.ndarray | np.generic):
-        raise EncodeError(f'expected a numpy array, got {type(value).__name__}')
+        raise EncodeError(f'expected a numpy array, got {type(value).__name__}: numpy.asarray(...) makes one')
     packed: bytes = msgpack.packb(array_parts(value))
     return packed
 
@@ -89,20 +89,20 @@ def array_head(dtype: np.dtype[Any], count: int) -> bytes:
     return head + tag + size.to_bytes(width, 'big')
 
 
-def parse_array_head(start: Buffer) -> np.dtype[Any]:
-    """Return the dtype of an encoded array of one dimension, from its first bytes; raise ``DecodeError`` if these are
-    not the first bytes of such an array.
+def parse_array_head(start: Buffer) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the dtype and the shape of an encoded array, from its first bytes; raise ``DecodeError`` if these are not
+    the first bytes of an array.
     """
     unpacker = msgpack.Unpacker(max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
     try:
         unpacker.feed(start)
         parts = unpacker.read_array_header()
         dtype, shape = _dtype(unpacker.unpack()), unpacker.unpack()
+        if parts != 3 or not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError(shape)
     except (*UNPACKING, msgpack.OutOfData) as error:
         raise DecodeError(f'{bytes(start)!r:.100} does not begin an array: {type(error).__name__}') from error
-    if parts != 3 or not isinstance(shape, list) or len(shape) != 1 or not dtype.itemsize:
-        raise DecodeError(f'expected an array of one dimension, got dtype {dtype} and shape {shape!r:.100}')
-    return dtype
+    return dtype, tuple(shape)
 
 
 def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.int64]:

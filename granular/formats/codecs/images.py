@@ -72,9 +72,14 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
         channels = array.shape[2:] if array.ndim == 3 else ()
         fits = channels in ((), (3,)) or (format == 'png' and channels == (4,))
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or not fits or 0 in array.shape:
+            remedy = ''
+            if array.dtype.kind == 'f':
+                remedy = ': (255 * array).astype(numpy.uint8) converts values from 0 to 1'
+            elif array.ndim == 3 and array.shape[0] == 3:
+                remedy = ': array.transpose(1, 2, 0) moves the channels'
             raise EncodeError(
                 f'{format}: expected an image of uint8 of shape (height, width) or (height, width, 3'
-                f'{" or 4" if format == "png" else ""}), got {array.dtype} of shape {array.shape}'
+                f'{" or 4" if format == "png" else ""}), got {array.dtype} of shape {array.shape}{remedy}'
             )
         image = image_module.fromarray(array)
     options = {'quality': quality} if kind == 'jpg' else {}
