@@ -512,7 +512,7 @@ if __name__ == '__main__':
     workers = granular.MultiprocessingOptions(1, start_method=method)
     sampler = granular.IndexSampler(9, num_epochs=1)
     loaders = {
-        'double': granular.Loader(granular.sources.Transform(numbers, double), 1, workers=1, mp=method, on_error='skip'),
+        'double': granular.Loader(granular.MapDataset.range(9).map(double), 1, workers=1, mp=method, on_error='skip'),
         'Numbers': granular.MapDataset.source(Numbers()).to_iter_dataset(on_error='skip').mp_prefetch(workers),
         'double ': granular.DataLoader(
             data_source=numbers, sampler=sampler, operations=[double], worker_count=1, start_method=method

@@ -532,6 +532,57 @@ def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
             options(filter_warn_threshold_ratio=ratio)
 
 
+def nothing(x):
+    pass
+
+
+def loaded(fn, workers=0):
+    sampler = granular.IndexSampler(50, num_epochs=1)
+    return granular.DataLoader(data_source=range(50), sampler=sampler, operations=[fn], worker_count=workers)
+
+
+EMPTY = {
+    'map': lambda n: MapDataset.range(n).map(nothing),
+    'map of a batched stream': lambda n: MapDataset.range(n).map(nothing).to_iter_dataset().batch(4),
+    'map behind a filter': lambda n: MapDataset.range(2 * n).filter(lambda x: x % 2).map(nothing),
+    'map in a worker': lambda n: MapDataset.range(n).map(nothing).to_iter_dataset().mp_prefetch(1),
+    'random_map': lambda n: MapDataset.range(n).random_map(lambda x, rng: nothing(x), seed=1),
+    'source': lambda n: MapDataset.source([None] * n),
+    'DataLoader': lambda n: loaded(nothing),
+    'DataLoader with a worker': lambda n: loaded(nothing, 1),
+    **{f'filter {name}': lambda n, make=FILTERS[name]: make(MapDataset.range(n), lambda x: False) for name in FILTERS},
+}
+
+
+@pytest.mark.parametrize('name', EMPTY)
+def test_end_of_a_stream_that_dropped_every_element_is_a_warning(name, caplog):
+    assert list(EMPTY[name](50)) == []
+    [message] = [record.getMessage() for record in caplog.records]
+    number = 100 if name == 'map behind a filter' else 50
+    assert f'dropped all {number} elements: a function returned None, or a filter False' in message
+    if name in ('map', 'DataLoader'):
+        assert 'nothing' in message
+
+
+def test_functions_that_return_none_for_ever_are_a_warning(caplog):
+    endless = MapDataset.range(50).map(nothing).repeat().to_iter_dataset()
+    with iter(endless.with_options(granular.DatasetOptions(filter_raise_threshold_ratio=1))) as iterator:
+        with pytest.raises(DatapointError, match=r'map\(nothing\) dropped 1000 of 1000 consecutive elements'):
+            next(iterator)
+
+
+@pytest.mark.parametrize('make', [lambda d: d.map(lambda x: x or None), lambda d: d.filter(lambda x: x)])
+def test_elements_that_are_dropped_after_others_are_no_warning(make, caplog):
+    stream = make(MapDataset.source([1] + [0] * 200)).to_iter_dataset()
+    with iter(stream) as iterator:
+        assert next(iterator) == 1
+        state = iterator.get_state()
+        assert list(iterator) == []
+        iterator.set_state(state)
+        assert list(iterator) == []
+    assert not caplog.records
+
+
 @pytest.mark.parametrize('seed', [None, 'a', 1.5, -1, 2**32])
 def test_seeds_of_shuffled_windows_are_checked(seed):
     with pytest.raises(InvalidArgumentError, match='seed: expected an integer'):
