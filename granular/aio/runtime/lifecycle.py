@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from granular._lazy import at_exit
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
@@ -198,13 +199,17 @@ class Running(abc.ABC):
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
-    _process = 0  # of the loop
+    _inherited = False  # True if tasks, threads and worker processes belong to the process that this was forked from
     _finalizer: 'weakref.finalize[..., object] | None' = None
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.closed: bool = False
         self.token: object = object()
+
+    def forked(self) -> None:
+        """Give up, in a forked child, what belongs to its parent, where it runs or an operation is in progress."""
+        self._inherited = self._inherited or self._loop is not None or bool(self._lock.queue)
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
@@ -232,21 +237,17 @@ class Running(abc.ABC):
                 'the iterator was started under another event loop, where its tasks are: give each loop its own'
             )
 
-    @property
-    def _inherited(self) -> bool:
-        """True if its tasks, threads and worker processes belong to the process that this one was forked from."""
-        return self._loop is not None and self._process != os.getpid()
-
     async def settle(self) -> None:
         """Bind it to the running loop, if there is one."""
         if self._loop is None and (loop := running_loop()) is not None:
-            self._loop, self._process = loop, os.getpid()
+            self._loop = loop
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
         """Close it once its handle is dropped."""
         self._finalizer = weakref.finalize(handle, self._dropped)
         self._finalizer.atexit = False  # at exit, its loop closes it
+        _running.add(self)
 
     def _dropped(self) -> None:
         # The garbage collector calls this in any thread at any point, so it must not wait.
@@ -269,6 +270,9 @@ class Running(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None: ...
+
+
+_running: Final = each_after_fork(Running.forked)
 
 
 class _Computing(StartedCoroutine[T]):
