@@ -260,7 +260,7 @@ class Running(abc.ABC):
         self.closed = True
         if self._finalizer is not None:
             self._finalizer.detach()  # Python ignores an interrupt in a finalizer
-        if self._inherited:
+        if self._inherited or (self._loop is not None and self._loop.is_closed()):  # which has closed it
             return
         loop = running_loop()
         if loop is not None and self._loop not in (None, loop):
