@@ -494,6 +494,21 @@ def test_errors_of_the_main_module_arrive_as_without_workers(method, home, tmp_p
     assert (done.stdout, done.stderr) == ('done\n', '')
 
 
+def nested(x):
+    numbers = granular.MapDataset.range(4).map(double)
+    with iter(numbers.to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, start_method='fork'))) as iterator:
+        return list(iterator)
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('method', METHODS)
+def test_workers_in_workers_name_the_remedy(method):
+    stream = granular.MapDataset.range(4).map(nested).to_iter_dataset()
+    with iter(stream.mp_prefetch(MultiprocessingOptions(1, start_method=method))) as iterator:
+        with pytest.raises(WorkerError, match='granular-worker-0 is a daemonic process, .* without mp_prefetch or mp='):
+            next(iterator)
+
+
 GUARDED = """
 import sys
 import granular

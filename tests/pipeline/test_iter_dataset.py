@@ -2,9 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import copy
 import functools
 import itertools
 import json
+import pickle
 import threading
 import time
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import MapDataset, ReadOptions, ShardOptions, aio
-from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
 from tests.support.states import check_each_state, plain
 from tests.support.tables import examples
 
@@ -530,6 +532,19 @@ def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
     for ratio in (-0.1, 1.1, '0.5'):
         with pytest.raises(InvalidArgumentError, match='filter_warn_threshold_ratio: expected a number from 0 to 1'):
             options(filter_warn_threshold_ratio=ratio)
+
+
+@pytest.mark.parametrize('copying', [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize('make', [
+    lambda: iter(MapDataset.range(9).to_iter_dataset()),
+    lambda: iter(loaded(str)),
+    lambda: granular.Loader(MapDataset.source([{'x': 1}]), 1),
+])  # fmt: skip
+def test_started_iterators_name_the_remedy_where_they_are_pickled(make, copying):
+    with make() as iterator:
+        next(iterator)
+        with pytest.raises(UnsupportedError, match='save its state, and restore that in a new one'):
+            copying(iterator)
 
 
 def nothing(x):

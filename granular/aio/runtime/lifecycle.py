@@ -18,7 +18,7 @@ from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
-from granular.errors import ClosedError, GranularError
+from granular.errors import ClosedError, GranularError, UnsupportedError
 
 logger: Final = logging.getLogger('granular')
 
@@ -210,6 +210,14 @@ class Running(abc.ABC):
     def forked(self) -> None:
         """Give up, in a forked child, what belongs to its parent, where it runs or an operation is in progress."""
         self._inherited = self._inherited or self._loop is not None or bool(self._lock.queue)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._loop is not None:
+            raise UnsupportedError(
+                'a started iterator or Loader is neither pickled nor copied, as its tasks are those of this process: '
+                'save its state, and restore that in a new one'
+            )
+        return self.__dict__
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
