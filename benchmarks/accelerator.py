@@ -3,22 +3,21 @@
 Without a GPU, a step is a sleep, in which the interpreter is as free as while one waits for a GPU.
 """
 
-import http.client
-import io
+import functools
 import os
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import psutil
 
 import granular
 from benchmarks.bars import Bar, Result, Table, medians
 from benchmarks.data import Data, ranges_of
 from benchmarks.nginx import Server
-from benchmarks.remote import ours
+from benchmarks.remote import ours, rival
+from benchmarks.rivals.ranges import Records
+from benchmarks.rivals.timing import train
 
 STEP = 0.1  # seconds of a step without a GPU
 BATCHES = {'image': 256, 'tokens': 8}
@@ -32,17 +31,24 @@ def accelerator(data: Data, server: Server) -> Result:
         job = {'url': f'{server.delayed}/{place.name}', 'key': key, 'steps': data.count(100)}
         # It takes seconds for a batch of images.
         plain = {'steps': data.count(20), 'workers': workers, 'ranges': ranges_of(place, 20_000, f'{key}.bag')}
+        threads = {**plain, 'inflight': 64, 'batch': BATCHES[key], 'step': STEP}
         for who, consumer, more in (
             ('granular, torch', 'torch', {}),
             ('granular, torch, a worker process', 'torch', {'mp': True}),
             ('granular, JAX', 'jax', {}),
-            (f'torch DataLoader, {workers} workers', 'plain', plain),
+            (f'torch DataLoader, a request for each in {workers} workers', 'plain', plain),
+            ('SPDL, a request for each in 64 threads', 'spdl', threads),
+            ('Grain, a request for each in 64 threads', 'grain', threads),
         ):
-            this, runs = {**job, **more, 'consumer': consumer}, data.runs(1 if more is plain else 3)
-            got = medians([ours(data, 'loop', None, 'accelerator', **this) for _ in range(runs)])
+            this, is_ours = {**job, **more, 'consumer': consumer}, consumer in ('torch', 'jax')
+            if consumer in ('spdl', 'grain'):  # a step without a GPU
+                run = functools.partial(rival, data, consumer, consumer, 'train', core=None, **this)
+            else:
+                run = functools.partial(ours, data, 'loop', None, 'accelerator', **this)
+            got = medians([run() for _ in range(data.runs(3 if is_ours else 1))])
             name, behind = f'{BATCHES[key]} {key}, {who}', f'{got["cpu"] * 1e3:.0f} ms of CPU a step'
             rows.append((name, got['waits'], behind))
-            if consumer != 'plain':
+            if is_ours:
                 bars.append(Bar(f'% of a step that waits for data, {name}', got['waits'], 1, behind, at_most=True))
     return bars, [Table('accelerator', 'Steps of 100 ms, 25 ms server: waiting for data', '%', rows)]
 
@@ -50,16 +56,7 @@ def accelerator(data: Data, server: Server) -> Result:
 def loop(job: Job) -> dict[str, float]:
     """Measure steps after the first tenth: the percentage that waits for data, and seconds of processor time."""
     batches, step = {'torch': begin_torch, 'plain': begin_plain, 'jax': begin_jax}[job['consumer']](job)
-    waits, started, used = 0.0, 0.0, 0.0
-    warm = job['steps'] // 10
-    for number in range(warm + job['steps']):
-        if number == warm:
-            waits, started, used = 0.0, time.perf_counter(), cpu()
-        asked = time.perf_counter()
-        batch = next(batches)
-        waits += time.perf_counter() - asked
-        step(batch)
-    return {'waits': 100 * waits / (time.perf_counter() - started), 'cpu': (cpu() - used) / job['steps']}
+    return train(batches, step, job['steps'], cpu)
 
 
 def cpu() -> float:
@@ -87,28 +84,11 @@ def begin_torch(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
 def begin_plain(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
     """Return the same from torch's DataLoader: a request for each record, and Pillow, in each of its workers."""
     import torch
-    from PIL import Image
 
-    url, ranges = urllib.parse.urlsplit(f'{job["url"]}/{job["key"]}.bag'), job['ranges']
-
-    class Records(torch.utils.data.Dataset[Any]):
-        connection: http.client.HTTPConnection | None = None
-
-        def __len__(self) -> int:
-            return len(ranges)
-
-        def __getitem__(self, index: int) -> Any:
-            self.connection = self.connection or http.client.HTTPConnection(url.netloc)
-            start, stop = ranges[index]
-            self.connection.request('GET', url.path, headers={'Range': f'bytes={start}-{stop - 1}'})
-            body = self.connection.getresponse().read()
-            if job['key'] == 'image':
-                return np.asarray(Image.open(io.BytesIO(body)).convert('RGB'))
-            return granular.formats.decode_array(body)
-
+    records: Any = Records(f'{job["url"]}/{job["key"]}.bag', job['ranges'], job['key'])
     device, step = torch_step(job['key'])
     batches = torch.utils.data.DataLoader(
-        Records(), BATCHES[job['key']], num_workers=job['workers'], pin_memory=device is not None
+        records, BATCHES[job['key']], num_workers=job['workers'], pin_memory=device is not None
     )
     return ({job['key']: batch if device is None else batch.to(device, non_blocking=True)} for batch in batches), step
 

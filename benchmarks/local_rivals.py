@@ -27,7 +27,7 @@ def local_rivals(data: Data, server: Server) -> Result:
         'images of 500 by 375, decoded, batch 32, both cores',
         {
             'granular Loader': functools.partial(ours, data, 'decode', None, 'local_rivals', url=str(images), **job),
-            'SPDL': functools.partial(rival, data, 'spdl', 'spdl', core=None, folder=str(files), **job),
+            'SPDL': functools.partial(rival, data, 'spdl', 'spdl', 'read', core=None, folder=str(files), **job),
         },
     )
     job = {'count': data.count(10_000)}

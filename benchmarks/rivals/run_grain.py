@@ -1,4 +1,4 @@
-"""Grain on the local disk: ArrayRecord's bulk read, a pipeline's iteration, and the rows of a Parquet file."""
+"""Grain: ArrayRecord's bulk read, a pipeline's iteration and Parquet rows on the local disk, and a training loop."""
 
 import os
 import sys
@@ -67,5 +67,19 @@ def ready():
     tell(p50=float(np.median(seconds)) * 1e3)
 
 
+def train():
+    import grain
+    from ranges import Records
+    from timing import train
+
+    records = Records(f'{job["url"]}/{job["key"]}.bag', job['ranges'], job['key'])
+    options = grain.ReadOptions(num_threads=job['inflight'], prefetch_buffer_size=8 * job['batch'])
+    dataset = grain.MapDataset.source(records).repeat().to_iter_dataset(options).batch(job['batch'])
+    batches = iter(grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=8))
+    tell(**train(batches, lambda batch: time.sleep(job['step']), job['steps']))
+
+
+PARTS = {'write': write, 'read': read, 'overhead': overhead, 'parquet': parquet, 'ready': ready, 'train': train}
+
 if __name__ == '__main__':
-    {'write': write, 'read': read, 'overhead': overhead, 'parquet': parquet, 'ready': ready}[sys.argv[1]]()
+    PARTS[sys.argv[1]]()

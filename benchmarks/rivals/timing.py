@@ -3,7 +3,7 @@
 import pathlib
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -26,6 +26,24 @@ def rate(items: Iterable[Any], count: int, each: int = 1, warm: int = 0) -> floa
     for _ in range(count):
         next(iterator)
     return count * each / (time.perf_counter() - started)
+
+
+def train(
+    batches: Iterator[Any], step: Callable[[Any], object], steps: int, used: Callable[[], float] = time.process_time
+) -> dict[str, float]:
+    """Measure a training loop after its first tenth: the percentage of a step that waits for data, and seconds of
+    processor time, as ``used`` counts it.
+    """
+    waits = started = before = 0.0
+    warm = steps // 10
+    for number in range(warm + steps):
+        if number == warm:
+            waits, started, before = 0.0, time.perf_counter(), used()
+        asked = time.perf_counter()
+        batch = next(batches)
+        waits += time.perf_counter() - asked
+        step(batch)
+    return {'waits': 100 * waits / (time.perf_counter() - started), 'cpu': (used() - before) / steps}
 
 
 def memory() -> float:

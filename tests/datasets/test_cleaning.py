@@ -1,7 +1,9 @@
 """Cleaning removes leftovers of killed writers, and nothing else."""
 
+import email.utils
 import json
 import os
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +14,13 @@ import granular
 from granular import aio, cli
 from granular.aio.stores.local import writing
 from granular.aio.stores.local.locks import lock
-from granular.errors import InvalidArgumentError, NotFoundError
+from granular.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 from tests.datasets.test_writers import SPEC, fill, point
+from tests.support.fault_proxy import FaultProxy
 from tests.support.uploads import abandon_upload
 
 OLD = time.time() - 7200
+LATER = email.utils.formatdate(time.time() + 7200, usegmt=True).encode()
 
 
 def write(folder, shards=3):
@@ -99,6 +103,30 @@ def test_unfinished_uploads_are_removed(request, store):
     assert found(root, older=0, remove=True) == [('ds-2/x.bag', 'upload')]
     assert found(root, older=0) == []
     whole(root / 'ds', 5)
+
+
+class LateProxy(FaultProxy):
+    """A proxy of a server whose clock is two hours ahead of the times of its objects."""
+
+    async def _forward(self, request):
+        reply = await super()._forward(request)
+        return re.sub(rb'(?im)^(date: )[^\r]*', rb'\g<1>' + LATER, reply)
+
+
+def test_the_mark_of_a_killed_cleaner_is_named_and_removed_after_an_hour(moto):
+    """Until then, a writer could lose its bags to it, whatever ``older`` is."""
+    folder = moto.place()
+    mark = folder / 'ds' / '.removal.0123456789abcdef'
+    mark.write_bytes(b'')
+    for resume in ('check', 'discard'):
+        with pytest.raises(AlreadyExistsError, match=f'`granular clean` .* remove {mark.name}'):
+            granular.DatasetWriter(folder / 'ds', SPEC, resume=resume)
+    assert granular.clean(folder, older=0, remove=True) == []
+    with LateProxy(moto.endpoint) as proxy:
+        later = granular.Path(f'{folder}', endpoint_url=proxy.endpoint, key='k', secret='s')
+        assert found(later, older=0, remove=True) == [(f'ds/{mark.name}', 'draft')]
+    with granular.DatasetWriter(folder / 'ds', SPEC, granular.encoders) as writer:
+        fill(writer, 1)
 
 
 def test_temporary_files_on_a_disk_are_removed(tmp_path):

@@ -139,3 +139,11 @@ def test_verify_names_the_datapoint_of_the_whole_dataset(tmp_path, layout):
         assert problem.datapoint == index
     (tmp_path / 'x' / '000000' / 'spec.json').unlink()
     assert [problem.datapoint for problem in granular.verify(tmp_path / 'x').problems] == [None] * 3
+
+
+def test_missing_references_of_sequences_are_named(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', LAYOUTS['refs'], granular.encoders) as writer:
+        writer.append(point('refs', 1))
+    (tmp_path / 'ds' / 'refs.bag').unlink()
+    with pytest.raises(CorruptDatasetError, match=r"key 'y' has type 'utf8\[\]', .* refs\.bag is missing"):
+        granular.open(tmp_path / 'ds')

@@ -1,7 +1,8 @@
-"""Two writers of one path in a bucket whose server ignores conditions, in many orders of their requests."""
+"""Two writers of one path in a bucket, or a writer and a cleaner, in many orders of their requests."""
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import re
@@ -18,14 +19,16 @@ SPEC = {'n': 'int', 'x': 'bytes'}
 CONDITIONS = (b'if-none-match', b'if-match')
 
 
-class UnconditionalProxy(FaultProxy):
-    """A proxy that takes all conditions from requests, and has two writers take turns, known by their access keys.
+class TurnsProxy(FaultProxy):
+    """A proxy that has two clients take turns, known by their access keys.
 
     Attributes:
-      turns: the writers, by the first letter of their access keys, in the order of their next changes; a writer that is
-        not in it does not wait.
-      ended: the writers that have ended, whose turns are skipped.
+      turns: the clients, by the first letter of their access keys, in the order of their next requests; once it is
+        empty, none waits.
+      ended: the clients that have ended, whose turns are skipped.
     """
+
+    untimed: tuple[bytes, ...] = ()  # methods of the requests that do not wait
 
     def __init__(self, upstream: str) -> None:
         super().__init__(upstream)
@@ -34,13 +37,10 @@ class UnconditionalProxy(FaultProxy):
         self._passed = asyncio.Condition()
 
     async def _forward(self, request: bytes) -> bytes:
-        head, gap, body = request.partition(b'\r\n\r\n')
-        lines = [line for line in head.split(b'\r\n') if line.partition(b':')[0].lower() not in CONDITIONS]
-        request = b'\r\n'.join(lines) + gap + body
-        writer = re.search(rb'Credential=(\w)', head)
-        if head.startswith((b'GET', b'HEAD')) or writer is None:
+        client = re.search(rb'Credential=(\w)', request)
+        if request.startswith(self.untimed) or client is None:
             return await super()._forward(request)
-        name = writer[1].decode()
+        name = client[1].decode()
         async with self._passed:
             await self._passed.wait_for(lambda: not self.turns or self.turns[0] == name)
         reply = await super()._forward(request)
@@ -56,13 +56,24 @@ class UnconditionalProxy(FaultProxy):
             self._passed.notify_all()
 
     def end(self, name: str) -> None:
-        """Skip the further turns of a writer."""
+        """Skip the further turns of a client."""
         self.ended.add(name)
         asyncio.run_coroutine_threadsafe(self._pass(name), self.loop).result()
 
     def path(self, path: granular.Path, key: str) -> granular.Path:
-        """Return the same path, reached through this proxy as a writer."""
+        """Return the same path, reached through this proxy as a client."""
         return granular.Path(str(path), endpoint_url=self.endpoint, key=key, secret='secret')
+
+
+class UnconditionalProxy(TurnsProxy):
+    """A proxy that takes all conditions from requests, and has two clients take turns with their changes."""
+
+    untimed = (b'GET', b'HEAD')
+
+    async def _forward(self, request: bytes) -> bytes:
+        head, gap, body = request.partition(b'\r\n\r\n')
+        lines = [line for line in head.split(b'\r\n') if line.partition(b':')[0].lower() not in CONDITIONS]
+        return await super()._forward(b'\r\n'.join(lines) + gap + body)
 
 
 def points(name: str, alike: bool) -> list[dict[str, object]]:
@@ -109,6 +120,48 @@ def test_rivals_on_a_server_without_conditions_leave_the_dataset_of_one_that_suc
                     whole += 1
     assert whole
     assert 'ignores the condition' in caplog.text
+
+
+def test_clean_beside_a_writer_leaves_a_whole_dataset_or_fails_the_writer(moto):
+    """``older=0`` takes bags from a live writer: then it fails, and no ``spec.json`` stands over missing bags."""
+    rng, succeeded = random.Random(1), 0
+    with TurnsProxy(moto.endpoint) as proxy:
+        for _ in range(examples(40)):
+            folder, kind = moto.place(), rng.choice(['refs', 'columns', 'shards'])
+            proxy.turns, proxy.ended = [], set()
+            failures: list[BaseException] = []
+
+            def run(name, function, failures=failures):
+                try:
+                    function()
+                except GranularError as error:
+                    failures.append(error)
+                finally:
+                    proxy.end(name)
+
+            clean = functools.partial(granular.clean, proxy.path(folder, 'c'), remove=True, older=0, bags=True)
+            path = proxy.path(folder, 'w')
+            if kind == 'shards':
+                writer = granular.ShardedDatasetWriter(path, SPEC, granular.encoders, shardlen=6)
+            else:
+                writer = granular.DatasetWriter(path, SPEC, granular.encoders, kind)
+            for point in points('w', True):
+                writer.append(point)
+            turns = [*'w' * rng.randrange(24), *rng.choices('wc', [rng.random(), 0.5], k=40)]
+            proxy.turns = turns
+            threads = [threading.Thread(target=run, args=args) for args in (('w', writer.close), ('c', clean))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            if failures:
+                shards = [folder / '000000', folder]
+                assert not any((shard / 'spec.json').exists() for shard in shards), failures
+                continue
+            with granular.open(folder, verify=True) as reader:
+                assert list(reader) == points('w', True)
+            succeeded += 1
+    assert 0 < succeeded < examples(40)
 
 
 @pytest.mark.parametrize('honours', [True, False])

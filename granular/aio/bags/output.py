@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import BinaryIO, Final, Literal
 
 import numpy as np
@@ -311,6 +311,11 @@ class BagOutput(AsyncResource):
     def is_winner(self) -> bool:
         """True if this writer published the file that decides between concurrent writers."""
         return self.path in self._published
+
+    @property
+    def published(self) -> Collection[Path]:
+        """The files that this writer published."""
+        return self._published
 
     async def verify(self) -> None:
         """Compare the published files with the store's metadata; raise ``StoreError`` if a file is missing, has another

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.claims import is_claim
 from granular.aio.datasets.parts_folder import is_parts
+from granular.aio.datasets.removal import is_mark, marked
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.threads import offload
@@ -24,6 +25,7 @@ from granular.formats.layout import SUFFIXES, shard_name, shard_number
 CONVERSION: Final = '.granular-conversion'
 """The file in the first shard that records a conversion."""
 
+_CLEANED: Final = 3600.0  # seconds after which no cleaner removes files any longer
 _BAG: Final = re.compile(r'[a-z_][A-Za-z0-9_.-]*')
 _INDEX_DRAFT: Final = re.compile(r'[0-9a-f]{40}\.index\.[0-9a-f]{8}\.tmp')
 
@@ -61,9 +63,9 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
     Args:
       path: the folder. Nothing outside is touched, and links are not followed.
       remove: remove the leftovers.
-      older: only consider folders without writes for this many seconds, by the store's clock. In a bucket, nothing else
-        protects live writers. A writer of shards, or a conversion, renews its claim every five minutes, which protects
-        all of its shards.
+      older: only consider folders without writes for this many seconds, by the store's clock. In a bucket, a live
+        writer that loses its bags fails; nothing else protects it. A writer of shards, or a conversion, renews its
+        claim every five minutes, which protects all of its shards.
       bags: include the bags in any folder without a ``spec.json``, even if they may have been written on their own.
 
     Returns:
@@ -173,7 +175,7 @@ def _is_written(name: str) -> bool:
     """Return whether a file has a name that writers use."""
     stem, suffix = os.path.splitext(name)
     is_bag = suffix in SUFFIXES and _BAG.fullmatch(stem) is not None
-    return is_bag or name in ('spec.json', MARKER, CONVERSION) or _is_temporary(name) or is_claim(name)
+    return is_bag or name in ('spec.json', MARKER, CONVERSION) or _is_temporary(name) or is_claim(name) or is_mark(name)
 
 
 def _is_temporary(name: str) -> bool:
@@ -224,20 +226,22 @@ def _writes_of_parts(folders: Mapping[str, _Folder], root: str) -> dict[str, dic
 
 
 @contextlib.asynccontextmanager
-async def _locked(store: Store, folder: str) -> AsyncIterator[bool]:
-    """Lock a folder on a disk for the block. Yields False if a live writer holds it, or it was removed meanwhile."""
-    lock = None
-    if isinstance(store, LocalStore):
-        try:
-            lock = await store.lock_folder(folder)
-        except (AlreadyExistsError, NotFoundError):
-            yield False
-            return
-    try:
-        yield True
-    finally:
-        if lock is not None:
-            lock.release()
+async def _reserved(store: Store, folder: str, unfinished: str | None) -> AsyncIterator[bool]:
+    """Lock a folder on a disk for the block; in a bucket, mark the folder of a dataset whose bags are to be removed.
+
+    Yields False if a live writer holds it, it was removed meanwhile, or the dataset was finished.
+    """
+    dataset = None if unfinished is None else Path.of(store, unfinished)
+    async with contextlib.AsyncExitStack() as stack:
+        if isinstance(store, LocalStore):
+            try:
+                stack.callback((await store.lock_folder(folder)).release)
+            except (AlreadyExistsError, NotFoundError):
+                yield False
+                return
+        elif dataset is not None:
+            await stack.enter_async_context(marked(dataset))
+        yield dataset is None or not await (dataset / 'spec.json').exists()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -268,13 +272,12 @@ class _Cleaner:
         age = self._age([*files, *uploads, *(folder.itself for folder in folders.values() if folder.itself)])
         if age < self.older:
             return []
-        async with _locked(store, directory) as locked:
-            if not locked:
+        has_shards = any(_shards_of(key) == directory for key in folders)
+        first = f'{directory}/{shard_name(0)}' if directory else shard_name(0)
+        async with _reserved(store, directory, first if has_shards and self.remove else None) as reserved:
+            if not reserved:
                 return []
             if self.remove:
-                has_shards = any(_shards_of(key) == directory for key in folders)
-                if has_shards and await (Path.of(store, directory) / shard_name(0) / 'spec.json').exists():
-                    return []  # its writer has finished meanwhile
                 for upload in uploads:
                     await store.abort_upload(upload)
                 for folder in folders.values():  # the parts last, as they mark the shards as unfinished
@@ -303,7 +306,9 @@ class _Cleaner:
         store, claims, uploads = self.store, folder.claims, folder.uploads
         record = '' if resumable or folder.finished else CONVERSION
         temporary = [
-            entry for name, entry in folder.files.items() if (_is_temporary(name) and store.local) or name == record
+            entry
+            for name, entry in folder.files.items()
+            if (_is_temporary(name) and store.local) or name == record or self._is_dead_mark(entry)
         ]
         unfinished = [entry for name, entry in folder.files.items() if name.endswith(SUFFIXES) and not folder.finished]
         bags = unfinished if is_shard or folder.is_of_dataset or self.bags else []
@@ -313,16 +318,14 @@ class _Cleaner:
         age = self._age([*temporary, *unfinished, *claims, *uploads, *([itself] if itself else [])])
         if not (temporary or bags or uploads or itself or claims) or age < self.older:
             return [], is_empty
-        async with _locked(store, key) as locked:
-            if not locked:
+        async with _reserved(store, key, key if bags and self.remove else None) as reserved:
+            if not reserved:
                 return [], is_empty
             files: list[tuple[Entry, str]] = [(entry, 'draft') for entry in await self._without_writer(temporary)]
             if len(files) == len(temporary):
                 files += [(entry, 'bag') for entry in await self._without_writer(bags)]
             files += [(entry, 'claim') for entry in claims]
             if self.remove:
-                if bags and await (Path.of(store, key) / 'spec.json').exists():
-                    return [], is_empty  # its writer has finished meanwhile
                 for upload in uploads:
                     await store.abort_upload(upload)
                 keys = [entry.key for entry, _ in files]
@@ -334,6 +337,9 @@ class _Cleaner:
                 if store.has_folders and is_empty:
                     await store.delete_empty(key)
         return self._leftovers([*files, *([(itself, 'folder')] if itself else [])], uploads, age), is_empty
+
+    def _is_dead_mark(self, entry: Entry) -> bool:
+        return is_mark(entry.name) and _seconds_since(entry.modified, self.now) > max(self.older, _CLEANED)
 
     async def _without_writer(self, entries: Sequence[Entry]) -> list[Entry]:
         return [entry for entry in entries if not (self.store.local and await offload(is_locked, entry.key))]

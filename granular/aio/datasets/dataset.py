@@ -25,7 +25,7 @@ from granular.errors import (
     NotFoundError,
     UnknownKeyError,
 )
-from granular.formats.layout import Layout, Spec, parse_spec, shard_name
+from granular.formats.layout import Layout, Spec, is_sequence, parse_spec, shard_name
 
 K = TypeVar('K')
 V = TypeVar('V')
@@ -156,6 +156,11 @@ class Dataset:
             content, error = await gather([self._read_spec(), _try_open(refs)])
         spec = self._parse(content)
         if 'refs' in spec or isinstance(error, NotFoundError):
+            if many := [key for key, kind in spec.items() if is_sequence(kind)]:
+                raise CorruptDatasetError(
+                    f'{self.name}: key {many[0]!r} has type {spec[many[0]]!r}, which needs references, but refs.bag is '
+                    f'missing'
+                ) from error
             return spec, 'columns'
         if error is not None:
             raise error

@@ -3,11 +3,12 @@
 import abc
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
+from granular.aio.datasets.removal import explain, find_removal
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
@@ -223,6 +224,8 @@ class DatasetWriter(DatapointWriter):
             raise AlreadyExistsError(
                 f'{self._name}: exists and holds files that are not part of this dataset: {sorted(foreign)[:5]}'
             )
+        if reason := explain(entries):
+            raise AlreadyExistsError(f'{self._name}: {reason}')
         exclusive = self._lock is not None and self._lock.sure
         if appendable:
             self._fresh = not self._described and not any(entries[name].size for name in bag_files)
@@ -247,8 +250,6 @@ class DatasetWriter(DatapointWriter):
         """The file names of this dataset's bags."""
         return {f'{writer.path.stem}{end}' for writer in self._writers for end in SUFFIXES}
 
-    # --- properties
-
     @property
     def size(self) -> int:
         """Bytes of all bags, tables included."""
@@ -256,8 +257,6 @@ class DatasetWriter(DatapointWriter):
 
     def __len__(self) -> int:
         return self._length
-
-    # --- appending
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_usable()
@@ -367,6 +366,8 @@ class DatasetWriter(DatapointWriter):
         if published == content:
             if failure is not None:
                 await self._verify_bags()
+            if not path.store.local:
+                await self._ensure_kept(path, writer)
             return
         if published is not None and writer is not None and path.store.conditional and await withdraw(path, writer):
             self._standing = False
@@ -374,11 +375,23 @@ class DatasetWriter(DatapointWriter):
                 f'{path}: expected the {len(content)} bytes that were written, got other bytes: removed'
             )
         if published is not None:
-            await self._yield_to(published, path, failure)
+            spec = parse_spec(published, f'{path}')
+            await settle([bag.remove_published(sole=False) for bag in self._writers if bag.path.stem not in spec])
+            raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
         if failure is not None and self._lock is not None:
             self._standing = False
             raise failure
         raise self._unpublished(path, failure, 'there is no such file now')
+
+    async def _ensure_kept(self, path: Path, writer: ObjectWriter | None) -> None:
+        """Withdraw the spec, and raise, if `granular clean` may remove the bags: it has not seen the spec."""
+        try:
+            reason = await find_removal(self.directory, (file.name for bag in self._writers for file in bag.published))
+        except GranularError as error:
+            raise self._unpublished(path, error, f'listing its folder failed: {error}') from error
+        if reason:
+            self._standing = self._has_copies or writer is None or not await withdraw(path, writer)
+            raise StoreError(f'{self._name}: its bags were written, but {reason}')
 
     async def _read_spec(self, path: Path, failure: GranularError | None) -> bytes | None:
         try:
@@ -401,12 +414,6 @@ class DatasetWriter(DatapointWriter):
         )
         error.__cause__ = failure
         return error
-
-    async def _yield_to(self, published: bytes, path: Path, failure: GranularError | None) -> NoReturn:
-        """Remove the bags that do not belong to the dataset of another writer, which has published its spec."""
-        spec = parse_spec(published, f'{path}')
-        await settle([bag.remove_published(sole=False) for bag in self._writers if bag.path.stem not in spec])
-        raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
 
     async def _abort(self) -> None:
         await self.directory.store.ready()

@@ -1,0 +1,42 @@
+"""Marks of a running ``granular clean`` in folders of a bucket, which has no locks.
+
+The cleaner writes its mark, looks for ``spec.json``, and only if there is none removes the bags, and then the mark. A
+writer publishes ``spec.json``, and then lists the folder. So the cleaner sees the dataset, or the writer sees that its
+bags are being removed, or are gone.
+"""
+
+import contextlib
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+from granular.aio.paths.path import Path
+
+_NAME: Final = re.compile(r'\.removal\.[0-9a-f]{16}')
+
+
+def is_mark(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+@contextlib.asynccontextmanager
+async def marked(folder: Path) -> AsyncIterator[None]:
+    """Mark a folder for the block. After an error the mark stays: a request to remove files may still be under way."""
+    path = folder / f'.removal.{secrets.token_hex(8)}'
+    await path.store.write(path.key, b'granular clean', new=True)
+    yield
+    await path.store.delete([path.key])
+
+
+async def find_removal(folder: Path, names: Iterable[str]) -> str:
+    """Return why files of a folder may be removed now, or are already, for an error message; '' if that is not so."""
+    present = {entry.name async for entry in folder.store.scan(folder.key)}
+    missing = sorted({*names} - present)
+    return explain(present) or (f'{missing[0]} was removed meanwhile' if missing else '')
+
+
+def explain(names: Iterable[str]) -> str:
+    """Return what a mark among the names in a folder means, for an error message; '' if there is none."""
+    mark = next((name for name in names if is_mark(name)), '')
+    return mark and f'`granular clean` is removing its files, or was killed: if it is not running, remove {mark}'
