@@ -290,6 +290,46 @@ def test_attached_readers_continue_after_the_owner_was_killed(program):
         pickle.loads(data)[1]
 
 
+FEW_DESCRIPTORS = """
+import collections, os, resource
+import granular
+make = {
+    'named cache': lambda: granular.SharedMemoryCache([1, 2], max_bytes=1000, name=f'few-{os.getpid()}'),
+    'cache': lambda: granular.SharedMemoryCache([1, 2], max_bytes=1000),
+    'named data': lambda: granular.InMemoryDataSource([1, 2], name=f'few-{os.getpid()}'),
+    'data': lambda: granular.InMemoryDataSource([1, 2]),
+}
+for opened in make.values():
+    with opened():  # imports
+        pass
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+for name, opened in make.items():
+    outcomes = collections.Counter()
+    for left in range(6):
+        held = []
+        try:
+            while True:
+                held.append(os.open('/dev/null', os.O_RDONLY))
+        except OSError:
+            for descriptor in held[:left]:
+                os.close(descriptor)
+        try:
+            with opened() as source:
+                outcomes[source[1]] += 1
+        except granular.errors.StoreError as error:
+            outcomes['Too many open files' in str(error)] += 1
+        for descriptor in held[left:]:
+            os.close(descriptor)
+    print(name, outcomes.keys() == {True, 2}, [path for path in os.listdir('/dev/shm') if str(os.getpid()) in path])
+"""
+
+
+def test_few_descriptors_are_an_error_that_names_the_cause(interpreter):
+    done = interpreter.run(FEW_DESCRIPTORS)
+    expected = [f'{name} True []\n' for name in ('named cache', 'cache', 'named data', 'data')]
+    assert (done.stdout, done.stderr) == (''.join(expected), '')
+
+
 # --- with a name ------------------------------------------------------------------------------------------------------
 
 PROGRAM = """

@@ -494,6 +494,64 @@ def test_errors_of_the_main_module_arrive_as_without_workers(method, home, tmp_p
     assert (done.stdout, done.stderr) == ('done\n', '')
 
 
+def nested(x):
+    numbers = granular.MapDataset.range(4).map(double)
+    with iter(numbers.to_iter_dataset().mp_prefetch(MultiprocessingOptions(1, start_method='fork'))) as iterator:
+        return list(iterator)
+
+
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize('method', METHODS)
+def test_workers_in_workers_name_the_remedy(method):
+    stream = granular.MapDataset.range(4).map(nested).to_iter_dataset()
+    with iter(stream.mp_prefetch(MultiprocessingOptions(1, start_method=method))) as iterator:
+        with pytest.raises(WorkerError, match='granular-worker-0 is a daemonic process, .* without mp_prefetch or mp='):
+            next(iterator)
+
+
+GUARDED = """
+import sys
+import granular
+
+if __name__ == '__main__':
+    def double(i, seed=None):
+        return {'x': i}
+
+    class Numbers:
+        def __len__(self):
+            return 9
+        def __getitem__(self, i):
+            return {'x': i}
+
+    numbers, method = range(9), sys.argv[1]
+    workers = granular.MultiprocessingOptions(1, start_method=method)
+    sampler = granular.IndexSampler(9, num_epochs=1)
+    loaders = {
+        'double': granular.Loader(granular.MapDataset.range(9).map(double), 1, workers=1, mp=method, on_error='skip'),
+        'Numbers': granular.MapDataset.source(Numbers()).to_iter_dataset(on_error='skip').mp_prefetch(workers),
+        'double ': granular.DataLoader(
+            data_source=numbers, sampler=sampler, operations=[double], worker_count=1, start_method=method
+        ),
+    }
+    for name, loader in loaders.items():
+        try:
+            list(loader)
+        except granular.errors.WorkerError as error:
+            assert f"Can't get attribute {name.strip()!r}" in str(error), error
+            assert "`if __name__ == '__main__':`" in str(error), error
+            print(type(error.__cause__).__name__)
+"""
+
+
+@pytest.mark.parametrize('method', ['spawn', 'forkserver'])
+def test_functions_under_the_guard_of_the_main_module_are_named(method, tmp_path):
+    (tmp_path / 'script.py').write_text(GUARDED)
+    command = [sys.executable, '-W', 'ignore', tmp_path / 'script.py', method]
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ('AttributeError\n' * 3, '')
+
+
 def double(x):
     return x * 2
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import copy
 import functools
 import itertools
 import json
+import pickle
 import threading
 import time
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 import granular
 from granular import MapDataset, ReadOptions, ShardOptions, aio
-from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, StateError, UnsupportedError
 from tests.support.states import check_each_state, plain
 from tests.support.tables import examples
 
@@ -530,6 +532,70 @@ def test_filters_that_drop_almost_everything_warn_or_raise(name, caplog):
     for ratio in (-0.1, 1.1, '0.5'):
         with pytest.raises(InvalidArgumentError, match='filter_warn_threshold_ratio: expected a number from 0 to 1'):
             options(filter_warn_threshold_ratio=ratio)
+
+
+@pytest.mark.parametrize('copying', [pickle.dumps, copy.deepcopy])
+@pytest.mark.parametrize('make', [
+    lambda: iter(MapDataset.range(9).to_iter_dataset()),
+    lambda: iter(loaded(str)),
+    lambda: granular.Loader(MapDataset.source([{'x': 1}]), 1),
+])  # fmt: skip
+def test_started_iterators_name_the_remedy_where_they_are_pickled(make, copying):
+    with make() as iterator:
+        next(iterator)
+        with pytest.raises(UnsupportedError, match='save its state, and restore that in a new one'):
+            copying(iterator)
+
+
+def nothing(x):
+    pass
+
+
+def loaded(fn, workers=0):
+    sampler = granular.IndexSampler(50, num_epochs=1)
+    return granular.DataLoader(data_source=range(50), sampler=sampler, operations=[fn], worker_count=workers)
+
+
+EMPTY = {
+    'map': lambda n: MapDataset.range(n).map(nothing),
+    'map of a batched stream': lambda n: MapDataset.range(n).map(nothing).to_iter_dataset().batch(4),
+    'map behind a filter': lambda n: MapDataset.range(2 * n).filter(lambda x: x % 2).map(nothing),
+    'map in a worker': lambda n: MapDataset.range(n).map(nothing).to_iter_dataset().mp_prefetch(1),
+    'random_map': lambda n: MapDataset.range(n).random_map(lambda x, rng: nothing(x), seed=1),
+    'source': lambda n: MapDataset.source([None] * n),
+    'DataLoader': lambda n: loaded(nothing),
+    'DataLoader with a worker': lambda n: loaded(nothing, 1),
+    **{f'filter {name}': lambda n, make=FILTERS[name]: make(MapDataset.range(n), lambda x: False) for name in FILTERS},
+}
+
+
+@pytest.mark.parametrize('name', EMPTY)
+def test_end_of_a_stream_that_dropped_every_element_is_a_warning(name, caplog):
+    assert list(EMPTY[name](50)) == []
+    [message] = [record.getMessage() for record in caplog.records]
+    number = 100 if name == 'map behind a filter' else 50
+    assert f'dropped all {number} elements: a function returned None, or a filter False' in message
+    if name in ('map', 'DataLoader'):
+        assert 'nothing' in message
+
+
+def test_functions_that_return_none_for_ever_are_a_warning(caplog):
+    endless = MapDataset.range(50).map(nothing).repeat().to_iter_dataset()
+    with iter(endless.with_options(granular.DatasetOptions(filter_raise_threshold_ratio=1))) as iterator:
+        with pytest.raises(DatapointError, match=r'map\(nothing\) dropped 1000 of 1000 consecutive elements'):
+            next(iterator)
+
+
+@pytest.mark.parametrize('make', [lambda d: d.map(lambda x: x or None), lambda d: d.filter(lambda x: x)])
+def test_elements_that_are_dropped_after_others_are_no_warning(make, caplog):
+    stream = make(MapDataset.source([1] + [0] * 200)).to_iter_dataset()
+    with iter(stream) as iterator:
+        assert next(iterator) == 1
+        state = iterator.get_state()
+        assert list(iterator) == []
+        iterator.set_state(state)
+        assert list(iterator) == []
+    assert not caplog.records
 
 
 @pytest.mark.parametrize('seed', [None, 'a', 1.5, -1, 2**32])

@@ -61,6 +61,30 @@ def test_exit_with_work_in_flight_is_clean(dataset):
     )
 
 
+@pytest.mark.parametrize('name', ['loader', 'stream', 'processes', 'reader', 'items'])
+def test_finalizer_of_a_user_that_closes_at_exit_is_clean(name, dataset):
+    ends(
+        f"""
+        class Trainer:
+            def __init__(self, data):
+                self.data = data
+                next(iter(data))
+            def __del__(self):
+                self.data.close()
+        reader = granular.DatasetReader(data, granular.decoders)
+        stream = granular.MapDataset.source(reader).to_iter_dataset()
+        trainer = Trainer({{
+            'loader': lambda: granular.Loader(granular.sources.Epochs(reader), 8),
+            'stream': lambda: iter(stream),
+            'processes': lambda: iter(stream.mp_prefetch(1)),
+            'reader': lambda: reader,
+            'items': lambda: iter(reader),
+        }}[{name!r}]())
+        """,
+        dataset,
+    )
+
+
 def test_loop_may_end_with_pending_reads(dataset):
     ends(
         """

@@ -113,3 +113,50 @@ async def test_anext_in_its_own_source():
         with pytest.raises(GranularError, match=MESSAGE):
             await anext(source.iterator)
         await source.iterator.aclose()
+
+
+FORKING = """
+import faulthandler, sys, warnings
+import granular
+from granular import MapDataset, MultiprocessingOptions, ReadOptions
+
+warnings.simplefilter('ignore', DeprecationWarning)  # of forks, from Python 3.12 on
+faulthandler.dump_traceback_later(60, exit=True)  # the parent waits for a worker that waits for ever
+name, operation = sys.argv[1:]
+own = []
+
+def ask(x):
+    if x == 5:
+        OPERATIONS[operation](own[0])
+    return {'x': x}
+
+OPERATIONS = {
+    'close': lambda iterator: iterator.close(),
+    'state': lambda iterator: iterator.save() if name == 'Loader' else iterator.get_state(),
+    'next': next,
+}
+workers, dataset = MultiprocessingOptions(1, start_method='fork'), MapDataset.range(40).map(ask)
+ITERATORS = {
+    'stream': lambda: iter(dataset.to_iter_dataset().mp_prefetch(workers)),
+    'unbuffered': lambda: iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=0)).mp_prefetch(workers)),
+    'DataLoader': lambda: iter(granular.DataLoader(
+        data_source=range(40), sampler=granular.IndexSampler(40, num_epochs=1), operations=[ask], worker_count=1,
+        start_method='fork',
+    )),
+    'Loader': lambda: granular.Loader(dataset, 1, mp='fork', workers=1),
+}
+with ITERATORS[name]() as iterator:
+    own.append(iterator)
+    try:
+        print(sum(1 for _ in iterator))
+    except granular.GranularError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize('name', ['stream', 'unbuffered', 'DataLoader', 'Loader'])
+@pytest.mark.parametrize('operation', ['close', 'state', 'next'])
+def test_forked_worker_uses_the_iterator_of_its_parent(name, operation, interpreter):
+    done = interpreter.run(FORKING, name, operation)
+    assert done.stderr == ''
+    assert MESSAGE in done.stdout if operation == 'next' else done.stdout == '40\n'

@@ -12,6 +12,7 @@ import numpy as np
 
 from granular.aio.caches.segments import Segment, attach, create, path_of
 from granular.aio.runtime.tasks import HeldError
+from granular.aio.stores.errors import translated
 from granular.errors import ClosedError, CorruptError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.formats.serialization import decode, encode
@@ -62,7 +63,8 @@ class InMemoryDataSource:
         try:
             if not os.fstat(segment.fd).st_size:  # an empty file cannot be mapped
                 raise CorruptError(f'{path}: is empty')
-            self._map = mmap.mmap(segment.fd, 0, access=mmap.ACCESS_READ)
+            with translated(path):
+                self._map = mmap.mmap(segment.fd, 0, access=mmap.ACCESS_READ)
             self._ends, self._sum = _index(self._map, path)
         except BaseException:
             if self._holder is not None:

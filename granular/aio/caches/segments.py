@@ -5,6 +5,7 @@ file without a lock was therefore left by a killed process: the next process tha
 """
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -15,6 +16,7 @@ from multiprocessing.util import Finalize
 from typing import Final, NamedTuple
 
 from granular.aio.runtime.forking import each_after_fork
+from granular.aio.stores.errors import translated
 from granular.aio.stores.local.locks import is_at, lock
 from granular.errors import AccessDeniedError, AlreadyExistsError, InvalidArgumentError, NotFoundError, StoreError
 
@@ -87,6 +89,11 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
       AlreadyExistsError: if the path exists and is held by a process.
       StoreError: if there is not enough space.
     """
+    with translated(path):
+        return _create(path, fill, shared)
+
+
+def _create(path: str, fill: Callable[[int], None], shared: bool) -> Segment:
     sweep()
     for _ in range(_TRIES):
         temporary = os.path.join(FOLDER, f'granular-{os.getuid()}-draft-{secrets.token_hex(8)}')
@@ -110,8 +117,6 @@ def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segm
             os.close(fd)
         if isinstance(error, FileExistsError):
             raise AlreadyExistsError(f'{path}: is in use: choose another name, or attach to it') from error
-        if isinstance(error, OSError):
-            raise StoreError(f'{path}: writing failed: {error}') from error
         raise
     return Segment(fd, holder)
 
@@ -130,13 +135,18 @@ def attach(path: str, hold: bool = False) -> Segment:
         except FileNotFoundError:
             raise NotFoundError(f'{path}: shared memory not found: its owner has ended, or never created it') from None
         except OSError as error:
-            raise AccessDeniedError(f'{path}: opening failed: {error}') from error
+            denied = error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP)
+            raise (AccessDeniedError if denied else StoreError)(f'{path}: opening failed: {error}') from error
         if os.fstat(fd).st_uid != os.getuid():
             os.close(fd)
             raise AccessDeniedError(f'{path}: belongs to another user')
         if not hold:
             return Segment(fd, None)
-        lock_fd = os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            lock_fd = os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            os.close(fd)
+            raise StoreError(f'{path}: opening failed: {error}') from error
         if lock(lock_fd, shared=True) and is_at(lock_fd, path):
             return Segment(fd, Holder(lock_fd, path))
         os.close(lock_fd)  # another process is checking for leftovers, or was the last holder

@@ -85,11 +85,13 @@ class Table:
     def anonymous(cls, count: int, room: int) -> 'Table':
         """Create a table that is freed when its last user closes it."""
         _check_system()
-        fd = os.memfd_create('granular-cache', os.MFD_CLOEXEC)
+        fd = -1
         try:
+            fd = os.memfd_create('granular-cache', os.MFD_CLOEXEC)
             _fill(count, room, bytes(16), fd)
         except OSError as error:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise StoreError(f'no memory for a cache of {count} indices: {error}') from error
         return cls(Segment(fd, None), 'a cache')
 
@@ -256,11 +258,12 @@ class _WritersLock:
             yield False
             return
         try:
-            if self._ended:
+            if self._locks is None and not self._ended:
+                with contextlib.suppress(OSError):  # as many files are open as may be: values are counted as not kept
+                    self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
+            if self._locks is None:
                 yield False
                 return
-            if self._locks is None:
-                self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
             while not (acquired := self._locks.lock(0, 1)) and time.monotonic() < until:
                 time.sleep(_POLL)
             try:

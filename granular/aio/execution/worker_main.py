@@ -75,12 +75,12 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
     failed: BaseException | None = None
     try:
         fd = shared_memory.receive_fd(pipe) if sizes else -1
-        loaded, initialize = shared_memory.join(payload, fd, sizes) if isinstance(payload, bytes) else payload
+        loaded, initialize = _loaded(payload, fd, sizes) if isinstance(payload, bytes) else payload
         if initialize is not None:
             initialize(*place)
         capturing.set(loaded.captures)
         task = loaded
-    except BaseException as error:  # the classes of unpickled objects may raise anything
+    except BaseException as error:
         failed = function_error(error) if isinstance(error, CONTROL) else error
     outbox = _Outbox(pipe, _Reporter([] if task is None else task.stages()))
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}
@@ -121,6 +121,17 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
         future.cancel()
     bridge.stop()
     os._exit(0)  # threads of user functions are not awaited
+
+
+def _loaded(payload: bytes, fd: int, sizes: Sequence[int]) -> Any:
+    try:
+        return shared_memory.join(payload, fd, sizes)
+    except BaseException as error:  # the classes of unpickled objects may raise anything
+        raise WorkerError(
+            f'the source and functions do not unpickle in a worker process: {summary(error)}: it imports the main '
+            f"module, but what stands under `if __name__ == '__main__':` does not run there: define functions and "
+            f'classes above it'
+        ) from error
 
 
 async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:

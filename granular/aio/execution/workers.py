@@ -120,6 +120,11 @@ class Workers:
         return ''
 
     def _start(self) -> None:
+        if (process := multiprocessing.current_process()).daemon:
+            raise WorkerError(
+                f'{process.name} is a daemonic process, as the workers of granular and torch are, and cannot start '
+                f'worker processes: use threads there, without mp_prefetch or mp='
+            )
         if self._context.get_start_method() != 'fork':
             token = pickling_for_worker.set(True)
             try:

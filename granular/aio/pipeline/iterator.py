@@ -5,7 +5,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
@@ -14,7 +14,6 @@ from granular.aio.pipeline.position import VERSION, check_plain, restoring, vers
 from granular.aio.pipeline.streams.flow import Flow, restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
-from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
@@ -54,7 +53,6 @@ class Cursor(Running):
         self._shown = 0  # their number when they were shown
         self._next_page: Iterable[Any] = ()  # shown once the element before it was received
         self._left = 0, 0.0  # the thread and the time in which the last element was returned
-        _cursors.add(self)
 
     async def take(self) -> Any:
         """Return the next element, or ``END``; call ``received`` right before it is handed to the consumer."""
@@ -101,6 +99,10 @@ class Cursor(Running):
         shown = len(ready)
         self._ready, self._shown = ready, shown
         return page
+
+    def forked(self) -> None:
+        super().forked()
+        self.hide()
 
     def hide(self) -> None:
         """Let elements be taken by operations only, and count those that were taken without one."""
@@ -210,9 +212,6 @@ class Cursor(Running):
 
     async def _close(self) -> None:
         await self.flow.aclose()
-
-
-_cursors: Final = each_after_fork(Cursor.hide)
 
 
 def _calls_functions(flow: Flow) -> bool:

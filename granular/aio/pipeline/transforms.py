@@ -208,7 +208,8 @@ class DatasetOptions:
     before the first operation that combines several elements, are counted together.
 
     Args:
-      filter_warn_threshold_ratio: ratio from which a warning is logged, at most once a minute; None for never.
+      filter_warn_threshold_ratio: ratio from which a warning is logged, at most once a minute, and at the end if all
+        elements were dropped; None for never.
       filter_raise_threshold_ratio: ratio from which a ``DatapointError`` is raised; None for never.
       stage_timing: True to time the stages, for ``DatasetIterator.execution_summary``; costs about 0.5 us each.
       debug: True to time the stages, and log each element that a stage yields, with the level INFO of the logger

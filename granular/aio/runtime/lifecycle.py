@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from granular._lazy import at_exit
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
-from granular.errors import ClosedError, GranularError
+from granular.errors import ClosedError, GranularError, UnsupportedError
 
 logger: Final = logging.getLogger('granular')
 
@@ -198,13 +199,25 @@ class Running(abc.ABC):
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
-    _process = 0  # of the loop
+    _inherited = False  # True if tasks, threads and worker processes belong to the process that this was forked from
     _finalizer: 'weakref.finalize[..., object] | None' = None
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.closed: bool = False
         self.token: object = object()
+
+    def forked(self) -> None:
+        """Give up, in a forked child, what belongs to its parent, where it runs or an operation is in progress."""
+        self._inherited = self._inherited or self._loop is not None or bool(self._lock.queue)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._loop is not None:
+            raise UnsupportedError(
+                'a started iterator or Loader is neither pickled nor copied, as its tasks are those of this process: '
+                'save its state, and restore that in a new one'
+            )
+        return self.__dict__
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
@@ -232,21 +245,17 @@ class Running(abc.ABC):
                 'the iterator was started under another event loop, where its tasks are: give each loop its own'
             )
 
-    @property
-    def _inherited(self) -> bool:
-        """True if its tasks, threads and worker processes belong to the process that this one was forked from."""
-        return self._loop is not None and self._process != os.getpid()
-
     async def settle(self) -> None:
         """Bind it to the running loop, if there is one."""
         if self._loop is None and (loop := running_loop()) is not None:
-            self._loop, self._process = loop, os.getpid()
+            self._loop = loop
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
         """Close it once its handle is dropped."""
         self._finalizer = weakref.finalize(handle, self._dropped)
         self._finalizer.atexit = False  # at exit, its loop closes it
+        _running.add(self)
 
     def _dropped(self) -> None:
         # The garbage collector calls this in any thread at any point, so it must not wait.
@@ -259,7 +268,7 @@ class Running(abc.ABC):
         self.closed = True
         if self._finalizer is not None:
             self._finalizer.detach()  # Python ignores an interrupt in a finalizer
-        if self._inherited:
+        if self._inherited or (self._loop is not None and self._loop.is_closed()):  # which has closed it
             return
         loop = running_loop()
         if loop is not None and self._loop not in (None, loop):
@@ -269,6 +278,9 @@ class Running(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None: ...
+
+
+_running: Final = each_after_fork(Running.forked)
 
 
 class _Computing(StartedCoroutine[T]):

@@ -108,6 +108,7 @@ class Applying(Flow):
         while True:
             element = await self._parent.next()
             if element is END:
+                self._check.end()
                 return END
             index, self._count = self._count, self._count + 1
             if self._name == 'filter':
@@ -131,6 +132,7 @@ class Applying(Flow):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         self._counter.restart()
+        self._check.restart()
         if self._name in ('map', 'filter'):
             await self._parent.restore(state, terms.of(self._stage, self._name, False))
         else:

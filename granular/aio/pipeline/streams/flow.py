@@ -65,6 +65,7 @@ class FilterCheck:
         self._stage = stage
         self._warn, self._raise = options.filter_warn_threshold_ratio, options.filter_raise_threshold_ratio
         self._seen = self._dropped = 0
+        self._alone = True  # False once these are not the first elements
         self._warned: float | None = None
 
     def count(self, dropped: bool) -> None:
@@ -73,7 +74,8 @@ class FilterCheck:
         self._dropped += dropped
         if self._seen < _WINDOW:
             return
-        number, self._seen, self._dropped = self._dropped, 0, 0
+        number = self._dropped
+        self.restart()
         message = f'{self._stage} dropped {number} of {_WINDOW} consecutive elements'
         if self._raise is not None and number >= self._raise * _WINDOW:
             raise DatapointError(
@@ -85,6 +87,19 @@ class FilterCheck:
         if due and self._warn is not None and number >= self._warn * _WINDOW:
             self._warned = now
             logger.warning('%s: filter_warn_threshold_ratio is %s', message, self._warn)
+
+    def restart(self) -> None:
+        """Begin a window, after elements that were not counted, or a state that was restored."""
+        self._seen = self._dropped = 0
+        self._alone = False
+
+    def end(self) -> None:
+        """Warn if all elements were dropped, which were too few for a window."""
+        if self._alone and self._seen and self._seen == self._dropped and self._warn is not None:
+            logger.warning(
+                '%s dropped all %d elements: a function returned None, or a filter False', self._stage, self._seen
+            )
+        self.restart()
 
 
 class Flow(abc.ABC):

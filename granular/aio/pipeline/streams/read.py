@@ -184,8 +184,8 @@ class Reading(Flow):
         self._plain = False  # True if all elements of the chunk are returned as they are
         self.ahead.stop = self.turns.stop(0, self._length)
         self._elements, self._bytes = 0, 0  # elements include those that are left
-        filters = read.source.sparse and not read.allow_nones
-        self._check = FilterCheck(read.dataset_options, _filters_of(read.source)) if filters else None
+        self._sparse = read.source.sparse and not read.allow_nones
+        self._check = None if read.allow_nones else FilterCheck(read.dataset_options, _filters_of(read.source))
 
     @property
     def even(self) -> bool:
@@ -263,10 +263,14 @@ class Reading(Flow):
         if chunk is END:
             self._ended = True
             self.errors.summarise()
+            if self._check is not None:
+                self._check.end()
             return False
         kinds = set(map(type, chunk))
         plain = Failure not in kinds and KeptNone not in kinds and (type(None) not in kinds or self._read.allow_nones)
-        self._plain = plain and self._check is None
+        self._plain = plain and not self._sparse
+        if self._plain and self._check is not None:
+            self._check.restart()
         self._learn(chunk)
         self._elements += len(chunk)
         self._chunk_stop = position + len(chunk) * self._stride
@@ -321,6 +325,8 @@ class Reading(Flow):
             self._start = position
             self.ahead.stop = self.turns.stop(position, self._length)  # first: interrupted, it is set again
             await self._seek(position)
+            if self._check is not None:
+                self._check.restart()
 
     async def _seek(self, position: int) -> None:
         self._elements -= len(self._chunk_rest)
@@ -343,13 +349,17 @@ class Reading(Flow):
 
 
 def _filters_of(source: Source) -> str:
-    """Describe the stages of a source that drop elements."""
-    stages: list[str] = []
+    """Describe the stages of a source that drop elements: filters, or if there are none, functions."""
+    filters: list[str] = []
+    functions: list[str] = []
+    last = source
     while source.parents:
         if isinstance(source, elements.Filter | elements.FlatMap) or len(source.parents) > 1:
-            stages.append(source.describe())
+            filters.append(source.describe())
+        elif isinstance(source, elements.Function):
+            functions.append(source.describe())
         source = source.parents[0]
-    return ', '.join(reversed(stages)) or 'the operations'
+    return ', '.join(reversed(filters or functions)) or last.describe()
 
 
 def gapless(source: Source) -> bool:
