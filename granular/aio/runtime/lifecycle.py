@@ -280,7 +280,7 @@ class Running(abc.ABC):
     async def _close(self) -> None: ...
 
 
-_running: Final = each_after_fork(Running.forked)
+_running: Final[weakref.WeakSet[Running]] = each_after_fork(lambda running: running.forked())
 
 
 class _Computing(StartedCoroutine[T]):
