@@ -327,7 +327,7 @@ class _Worker:
 
     def ended(self) -> None:
         """Mark the process as dead, and fail the items in progress."""
-        self._process.join(_GRACE)
+        _join(self._process)
         self._reports.end()
         with self._lock:
             self.dead = True
@@ -395,7 +395,14 @@ def _kill(process: Any, parent: int) -> None:
     # A forked child collects what it inherits, and ends, as its parent would: the workers are not its own.
     if os.getpid() == parent and process.is_alive():
         process.kill()
-        process.join(_GRACE)
+        _join(process)
+
+
+def _join(process: Any) -> None:
+    """Wait until a process ends, as its ``join``, which also waits for the children of the process."""
+    until = time.monotonic() + _GRACE
+    while process.is_alive() and time.monotonic() < until:
+        process.join(_POLL)
 
 
 def _resolve(future: 'asyncio.Future[Any]', ok: bool, result: Any) -> None:
