@@ -113,7 +113,7 @@ def loader():
     reader = granular.DatasetReader(path, decoders, cache_index=True, cache_keys=('label', 'text'))
     source = granular.sources.Epochs(reader, shuffle=True, seed=0)
     source = granular.sources.Transform(source, sizes)
-    items = iter(granular.Loader(source, batch=64, workers=32))
+    items = granular.Loader(source, batch=64, workers=32)  # whose iterator cannot be iterated again
     tell(rate=rate(items, job['batches'], 64, job['warmup']))
 
 
