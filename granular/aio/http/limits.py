@@ -16,7 +16,8 @@ _START: Final = 4  # requests to a store that has not answered yet
 _MORE: Final = 3  # requests that each answer adds to the limit until it is 256: four times as many in a round trip
 _BUSY: Final = 32  # requests, to which a busy loop reduces the limit at most
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
-_PATIENCE: Final = 30.0  # seconds until the next increase after one that did not help
+_IMPATIENT: Final = 4.0  # seconds until the next increase after one that did not help; they double up to
+_PATIENCE: Final = 30.0
 _BETTER: Final = 1.1
 _AS_GOOD: Final = 0.95
 _LONG: Final = 0.003  # seconds of processor time for the replies of one turn of the loop, above which it is long
@@ -104,8 +105,10 @@ class Limit:
         self._turns = self._long_turns = 0  # of the loop, measured in the window
         self._measured = 0.0  # time of the last measurement of a turn
         self._last = float('-inf')  # time of the last reply
+        self._settling = False  # True until each request in flight was sent after the last change
         self._rate: float | None = None  # replies per second before the last change
         self._again = 0.0  # time of the next change
+        self._patience = _IMPATIENT  # seconds until the next increase after one that did not help
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
         self._pace: Pace | None = None
@@ -174,9 +177,13 @@ class Limit:
         if self._goal:
             self._grow(now)
         elif self._replies >= self.capacity:
-            scale = 1 if self._is_busy() else 2
-            if now - self._began > scale * _WINDOW / 2 and self._replies >= scale * self.capacity:
+            if self._settling:  # these replies are to the requests that were in flight when the limit changed
+                self._settling = False
+                self._open_window(now)
+            elif now - self._began > _WINDOW / 2:
+                before = self.capacity
                 self._look(now, self._replies / (now - self._began))
+                self._settling = self.capacity != before
                 self._open_window(now)
 
     def _grow(self, now: float) -> None:
@@ -213,7 +220,9 @@ class Limit:
         before, ceiling = self._before, self.capacity
         self._before = ceiling
         if self._rate is not None and rate < self._rate * (_BETTER if ceiling > before else _AS_GOOD):
-            patience = _PATIENCE if ceiling > before else _PATIENCE / 6  # rates vary, and fewer requests cost less
+            patience = self._patience if ceiling > before else _PATIENCE / 6  # fewer requests cost less
+            if ceiling > before:
+                self._patience = min(_PATIENCE, 2 * self._patience)
             self.capacity, self._rate, self._again = before, None, now + patience
         elif now >= self._again and busy and ceiling > _BUSY:
             self.capacity, self._rate = max(_BUSY, ceiling * 3 // 4), rate
