@@ -16,8 +16,8 @@ _START: Final = 4  # requests to a store that has not answered yet
 _MORE: Final = 3  # requests that each answer adds to the limit until it is 256: four times as many in a round trip
 _BUSY: Final = 32  # requests, to which a busy loop reduces the limit at most
 _WINDOW: Final = 0.5  # seconds over which the rate of replies is measured
-_IMPATIENT: Final = 4.0  # seconds until the next increase after one that did not help; they double up to
-_PATIENCE: Final = 30.0
+_PATIENCE: Final = (4.0, 30.0)  # seconds until the next increase after one that did not help, which double: limits
+_RELIEF: Final = 5.0  # seconds until the next decrease after one that cost replies
 _BETTER: Final = 1.1
 _AS_GOOD: Final = 0.95
 _LONG: Final = 0.003  # seconds of processor time for the replies of one turn of the loop, above which it is long
@@ -108,7 +108,7 @@ class Limit:
         self._settling = False  # True until each request in flight was sent after the last change
         self._rate: float | None = None  # replies per second before the last change
         self._again = 0.0  # time of the next change
-        self._patience = _IMPATIENT  # seconds until the next increase after one that did not help
+        self._patience = _PATIENCE[0]
         self._second = float('-inf')  # start of the current second
         self._answered = self._answered_before = self._refused = 0
         self._pace: Pace | None = None
@@ -220,10 +220,10 @@ class Limit:
         before, ceiling = self._before, self.capacity
         self._before = ceiling
         if self._rate is not None and rate < self._rate * (_BETTER if ceiling > before else _AS_GOOD):
-            patience = self._patience if ceiling > before else _PATIENCE / 6  # fewer requests cost less
+            self.capacity, self._rate, self._again = before, None, now + _RELIEF
             if ceiling > before:
-                self._patience = min(_PATIENCE, 2 * self._patience)
-            self.capacity, self._rate, self._again = before, None, now + patience
+                self._again = now + self._patience
+                self._patience = min(_PATIENCE[1], 2 * self._patience)
         elif now >= self._again and busy and ceiling > _BUSY:
             self.capacity, self._rate = max(_BUSY, ceiling * 3 // 4), rate
         elif now >= self._again and not busy and ceiling < self._most:
