@@ -13,7 +13,7 @@ import granular
 from tests.support.tables import cover
 
 HEAD = """
-import asyncio, gc, json, logging, multiprocessing, os, resource, socket, sys, threading, time, weakref
+import asyncio, gc, json, logging, multiprocessing, os, pickle, resource, socket, sys, threading, time, weakref
 import numpy as np
 import granular
 from granular import aio
@@ -27,6 +27,10 @@ small = granular.ReadOptions(2, 16)
 
 def sampler():
     return granular.IndexSampler(64, seed=0, shuffle=True, num_epochs=50)
+
+
+def copied(iterator):
+    return pickle.loads(pickle.dumps(iterator))
 
 
 def streams(api, reader):
@@ -47,6 +51,9 @@ def streams(api, reader):
     yield 'data loader with workers', lambda: api.DataLoader(
         data_source=reader, sampler=sampler(), worker_count=2, start_method='fork'
     )
+    begin = iter if api is granular else aiter
+    yield 'copied stream', lambda: copied(begin(api.MapDataset.range(6400).to_iter_dataset(small).prefetch(2)))
+    yield 'copied loader', lambda: copied(api.Loader(api.sources.Epochs(reader), 2))
     yield 'parquet', lambda: api.ParquetIterDataset(api.Path(f'{place}/rows.parquet', **json.loads(sys.argv[2])))
 
 
@@ -220,6 +227,11 @@ for items in keep:
     next(items)
 pid = os.fork()
 if not pid:
+    for items in keep:
+        try:
+            print('taken by both processes:', next(items))
+        except granular.GranularError as error:
+            assert 'forked' in str(error), error
     del items, keep  # in a child they have nothing to close
     gc.collect()
     next(iter(reader))

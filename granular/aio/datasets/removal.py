@@ -24,7 +24,7 @@ def is_mark(name: str) -> bool:
 async def marked(folder: Path) -> AsyncIterator[None]:
     """Mark a folder for the block. After an error the mark stays: a request to remove files may still be under way."""
     path = folder / f'.removal.{secrets.token_hex(8)}'
-    await path.store.write(path.key, b'granular clean', new=True)
+    await path.store.write(path.key, b'granular clean')
     yield
     await path.store.delete([path.key])
 

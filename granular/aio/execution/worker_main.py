@@ -127,10 +127,13 @@ def _loaded(payload: bytes, fd: int, sizes: Sequence[int]) -> Any:
     try:
         return shared_memory.join(payload, fd, sizes)
     except BaseException as error:  # the classes of unpickled objects may raise anything
+        remedy = (
+            ': the worker imports the main module, but what stands under `if __name__ == \'__main__\':` does not run there: '
+            'define functions and classes above it'
+        )
         raise WorkerError(
-            f'the source and functions do not unpickle in a worker process: {summary(error)}: it imports the main '
-            f"module, but what stands under `if __name__ == '__main__':` does not run there: define functions and "
-            f'classes above it'
+            f'the source and functions do not unpickle in a worker process: {summary(error)}'
+            f'{remedy if isinstance(error, AttributeError) else ""}'
         ) from error
 
 

@@ -220,6 +220,10 @@ class Loader(LoaderHandle):
         )
         self._core.close_with(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._core.close_with(self)
+
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         check_plain(state)
         step = state.get('step') if isinstance(state, Mapping) else None

@@ -227,6 +227,11 @@ class CursorHandle(abc.ABC):
         self._cursor = Cursor(parents)
         self._cursor.close_with(self)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if '_cursor' in state:  # not of a subclass
+            self._cursor.close_with(self)
+
     def __repr__(self) -> str:
         cursor: Cursor | None = getattr(self, '_cursor', None)  # none of a subclass
         return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'

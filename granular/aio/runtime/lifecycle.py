@@ -206,6 +206,7 @@ class Running(abc.ABC):
         self._lock = Lock()
         self.closed: bool = False
         self.token: object = object()
+        _running.add(self)
 
     def forked(self) -> None:
         """Give up, in a forked child, what belongs to its parent, where it runs or an operation is in progress."""
@@ -217,7 +218,11 @@ class Running(abc.ABC):
                 'a started iterator or Loader is neither pickled nor copied, as its tasks are those of this process: '
                 'save its state, and restore that in a new one'
             )
-        return self.__dict__
+        return {**self.__dict__, '_finalizer': None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _running.add(self)
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
@@ -252,10 +257,11 @@ class Running(abc.ABC):
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
-        """Close it once its handle is dropped."""
+        """Close it once its handle is dropped, which is that of its first handle if that was copied."""
+        if self._finalizer is not None:
+            return
         self._finalizer = weakref.finalize(handle, self._dropped)
         self._finalizer.atexit = False  # at exit, its loop closes it
-        _running.add(self)
 
     def _dropped(self) -> None:
         # The garbage collector calls this in any thread at any point, so it must not wait.
