@@ -68,7 +68,8 @@ def test_fetch_is_one_fan_out_for_all_shards(http):
         http.delay, http.peak = 0.05, 0
         picks = np.arange(0, 100, 10)
         assert reader.fetch(picks, ('a',)) == [{'a': i} for i in picks]
-        assert len(http.requests) == http.peak == 10
+        assert sorted(http.requests) == [('GET', f'/ds/{i:06}/a.bag', 'bytes=0-0') for i in range(10)]
+        assert http.peak == 10
 
 
 def test_reopened_writer_starts_a_new_shard(root):

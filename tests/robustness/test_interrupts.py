@@ -30,7 +30,9 @@ SPEC = {'n': 'int', 'x': 'bytes'}
 COUNT = 7
 POINTS = [{'n': i * i, 'x': bytes([i]) * (i * 37 % 50)} for i in range(COUNT)]
 RESUME = dis.opmap['RESUME']
-CALLBACKS = ('finalize.__call__', 'WeakSet.__init__.<locals>._remove')  # of weak references
+CALLBACKS = (  # of weak references, and of the garbage collector
+    'finalize.__call__', 'WeakSet.__init__.<locals>._remove', 'unblocked.<locals>.collector',
+)  # fmt: skip
 REMOVAL = ('rmtree', '_rmtree_safe_fd')  # of shutil, which close a descriptor twice if they are interrupted there
 
 

@@ -128,8 +128,8 @@ def _loaded(payload: bytes, fd: int, sizes: Sequence[int]) -> Any:
         return shared_memory.join(payload, fd, sizes)
     except BaseException as error:  # the classes of unpickled objects may raise anything
         remedy = (
-            ': the worker imports the main module, but what stands under `if __name__ == \'__main__\':` does not run there: '
-            'define functions and classes above it'
+            ': the worker imports the main module, but what stands under '
+            "`if __name__ == '__main__':` does not run there: define functions and classes above it"
         )
         raise WorkerError(
             f'the source and functions do not unpickle in a worker process: {summary(error)}'

@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.pipeline.nodes.source import Source, all_stages
+from granular.aio.pipeline.nodes.stacking import memory_for
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
@@ -44,14 +45,16 @@ class Assembly:
       size: datapoints per batch.
       spec: dtype and shape of each key.
       on_error: policy for a datapoint that fails.
+      recycles: True if memory of batches is used again; JAX then must not use it as it is.
 
     Attributes:
       captures: True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
       recycled: batches whose memory may be reused.
     """
 
-    def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError) -> None:
+    def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError, recycles: bool) -> None:
         self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error, 'step')
+        self._new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty if recycles else memory_for
         self.captures: bool = not self._errors.raises
         self.recycled: collections.deque[Batch] = collections.deque()
 
@@ -126,7 +129,7 @@ class Assembly:
         return out
 
     def _memory(self, rows: int) -> Batch:
-        return {key: np.empty((rows, *shape), dtype) for key, (dtype, shape) in self._spec.items()}
+        return {key: self._new((rows, *shape), dtype) for key, (dtype, shape) in self._spec.items()}
 
 
 def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:

@@ -437,7 +437,8 @@ class RunningLoader(Running):
             self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
                 return END
-            self._assembly = Assembly(self.source, self.batch, await self._learned_spec(), self.errors.on_error)
+            spec, recycles = await self._learned_spec(), bool(self._recycle_after)
+            self._assembly = Assembly(self.source, self.batch, spec, self.errors.on_error, recycles)
             if self._mp is not None:
                 from granular.aio.execution.workers import Workers
 

@@ -1,9 +1,11 @@
 """Combine elements of one structure into batches."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granular._lazy import is_masked
 from granular.aio.pipeline.nodes.source import estimate_nbytes
@@ -13,6 +15,8 @@ from granular.indexing import check_integer
 
 _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
+_ALIGNED: Final = 1 << 16  # bytes; smaller batches are copied in no time
+_ALIGNMENT: Final = 64  # bytes, which JAX needs on a CPU to use memory as it is
 _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
     int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
 )  # fmt: skip
@@ -28,6 +32,16 @@ def stack(datapoints: Sequence[Any]) -> Any:
       DatapointError: if structures or shapes differ.
     """
     return combine(datapoints, _stack_leaves)
+
+
+def memory_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array of a batch, which is not initialised; JAX can use a large one without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _ALIGNED or dtype.hasobject:
+        return np.empty(shape, dtype)
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def combine(datapoints: Sequence[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
@@ -64,6 +78,8 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     try:
         if type(first) in _NUMBERS:
             out = np.array(datapoints)
+        elif kinds == {np.ndarray} and first.dtype.isnative and _are_large(datapoints):
+            out = np.stack(datapoints, out=memory_for((len(datapoints), *first.shape), first.dtype))
         else:
             out = (np.ma.stack if any(map(is_masked, kinds)) else np.stack)(datapoints)
     except TypeError:  # of dtypes that have none in common
@@ -77,6 +93,12 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     if out.dtype.kind in 'SU' and kinds != {str}:
         _check_dtypes(datapoints)
     return out
+
+
+def _are_large(arrays: Sequence[NDArray[Any]]) -> bool:
+    """Return whether arrays of one dtype are so many bytes that ``memory_for`` aligns them."""
+    first = arrays[0]
+    return first.nbytes * len(arrays) >= _ALIGNED and all(array.dtype == first.dtype for array in arrays)
 
 
 def _check_dtypes(datapoints: Sequence[Any]) -> None:
