@@ -283,9 +283,12 @@ def receive_fd(pipe: Connection) -> int:
 
 @contextlib.contextmanager
 def _as_socket(pipe: Connection) -> Iterator[socket.socket]:
-    # Not of a copy of its descriptor: a process forked meanwhile would keep that, and with it the pipe, open.
-    connection = socket.socket(fileno=pipe.fileno())
-    connection.settimeout(None)  # it has that of `socket.setdefaulttimeout`, by which the pipe does not block any more
+    # Not of a copy of its descriptor: a process forked meanwhile would keep that, and with it the pipe, open. After
+    # `socket.setdefaulttimeout`, a socket of another type would let the pipe not block, which another thread may read.
+    kind = socket.SOCK_STREAM | getattr(socket, 'SOCK_NONBLOCK', 0)
+    connection = socket.socket(socket.AF_UNIX, kind, fileno=pipe.fileno())
+    if kind == socket.SOCK_STREAM:  # macOS
+        connection.settimeout(None)
     try:
         yield connection
     finally:
