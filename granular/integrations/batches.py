@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.loader.loader import LoaderHandle
+from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
@@ -47,6 +48,8 @@ class Batches(Closing, Iterator[Any]):
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
         self._state: Any = self._batches.state_dict() if self._keeps else None
         self._before: Any = None  # the state before the batch that is being sent, to which an interrupt leads back
+
+    __copy__ = copied
 
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from granular.aio.execution.prefetch import END
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.lifecycle import Running
+from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.loops import ensure_uninterrupted
-from granular.errors import ObjectChangedError
+from granular.errors import ObjectChangedError, UnsupportedError
 
 T = TypeVar('T')
 
@@ -59,6 +59,11 @@ class _Iteration(Running, Generic[T]):
         self._ready: list[T] = []  # the items of the page
         self._error: Exception | None = None  # raised after the items before it
         self._ended = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UnsupportedError(
+            'an iterator of a reader or a folder is neither pickled nor copied: iterate the reader or the folder again'
+        )
 
     async def more(self) -> object:
         """Compute the next page, unless another thread did. Returns ``END`` if there is none, also after an error."""
@@ -121,6 +126,8 @@ class Iteration(Closing, StandardIterator[T]):
     def __init__(self, make: Callable[[int], AsyncIterator[Any]], convert: Callable[[Any], T] | None = None) -> None:
         self._core = _Iteration(make, convert)
         self._core.close_with(self)
+
+    __copy__ = copied
 
     def __iter__(self) -> Self:
         return self

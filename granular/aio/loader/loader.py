@@ -16,7 +16,7 @@ from granular.aio.loader.collate import DROPPED, Assembly, Batch, LoadedBatch, S
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_of
-from granular.aio.runtime.lifecycle import Running
+from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import ClosedError, InvalidArgumentError, StateError
@@ -33,6 +33,7 @@ class LoaderHandle(abc.ABC):
     """Base of the loaders of both APIs: its running part is closed once the handle is dropped."""
 
     _core: 'RunningLoader'
+    __copy__ = copied
 
     def __len__(self) -> int:
         """Return the number of batches of a finite source, of this shard and from the first one on.

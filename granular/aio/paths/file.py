@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from granular.aio.paths.pure import PurePath
 from granular.aio.reply import Reply
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.stores import ObjectWriter, Stat
@@ -44,6 +45,8 @@ class File:
         self._pinned: Reply | None = None  # the first reply, whose version the further ones must have
         self._kept: object = None  # what keeps a file open that is read
         self._turns = Lock()
+        if writer is not None:
+            _written.add(self)
 
     @classmethod
     async def open(cls, path: PurePath, size: int) -> Self:
@@ -143,7 +146,7 @@ class File:
 
     def _check(self, writing: bool) -> Any:
         if self._closed:
-            raise ClosedError(f'{self._path}: the file is closed')
+            raise ClosedError(f'{self._path}: the file is closed, or belongs to the process that this was forked from')
         if writing != (self._writer is not None):
             raise UnsupportedError(
                 f'{self._path}: is open for {"reading" if writing else "writing"} only', path=f'{self._path}'
@@ -160,3 +163,11 @@ class File:
             await self.aclose()
         else:
             await self.abort()
+
+
+def _disown(file: File) -> None:
+    """In a forked child, leave a file that is written to the parent, which completes or discards it."""
+    file._closed = True
+
+
+_written: Final = each_after_fork(_disown)

@@ -14,7 +14,7 @@ from granular.aio.pipeline.position import VERSION, check_plain, restoring, vers
 from granular.aio.pipeline.streams.flow import Flow, restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
-from granular.aio.runtime.lifecycle import Running
+from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.user_functions import await_user
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from granular.indexing import check_integer
@@ -231,6 +231,8 @@ class CursorHandle(abc.ABC):
         self.__dict__.update(state)
         if '_cursor' in state:  # not of a subclass
             self._cursor.close_with(self)
+
+    __copy__ = copied
 
     def __repr__(self) -> str:
         cursor: Cursor | None = getattr(self, '_cursor', None)  # none of a subclass

@@ -3,8 +3,8 @@
 import abc
 import asyncio
 import contextlib
+import copy
 import logging
-import os
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -135,8 +135,17 @@ class Publishing(AsyncResource):
     def __init__(self) -> None:
         super().__init__()
         self._reports_loss = True
-        self._process = os.getpid()  # a forked child has a copy that is not its own
         _writers.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UnsupportedError(f'{self!r} is neither pickled nor copied: open another writer in each process')
+
+    def _check_open(self) -> None:
+        if self._state == 'inherited':
+            raise ClosedError(
+                f'{self!r} belongs to the process that this one was forked from: open another writer after the fork'
+            )
+        super()._check_open()
 
     async def _ensure_open(self) -> None:
         if self._state != 'open':
@@ -144,6 +153,8 @@ class Publishing(AsyncResource):
         await super()._ensure_open()
 
     async def aclose(self) -> None:
+        if self._state == 'inherited':
+            self._check_open()
         await ensure_uninterrupted()
         await super().aclose()
 
@@ -161,7 +172,7 @@ class Publishing(AsyncResource):
 
     def _report_loss(self) -> None:
         """Log and warn if it is open, when it is dropped or at exit."""
-        if not self._reports_loss or self._state != 'open' or self._process != os.getpid():
+        if not self._reports_loss or self._state != 'open':
             return
         self._reports_loss = False
         if not (loss := self._loss()):
@@ -176,7 +187,13 @@ def report_no_loss(writer: Publishing) -> None:
     writer._reports_loss = False
 
 
-_writers: Final[weakref.WeakSet[Publishing]] = weakref.WeakSet()
+def _disown(writer: Publishing) -> None:
+    """In a forked child, leave a writer to the parent: what it has buffered or claimed belongs to one process."""
+    if writer._state != 'closed':
+        writer._state = 'inherited'
+
+
+_writers: Final = each_after_fork(_disown)
 
 
 def _report_losses() -> None:
@@ -257,9 +274,7 @@ class Running(abc.ABC):
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
-        """Close it once its handle is dropped, which is that of its first handle if that was copied."""
-        if self._finalizer is not None:
-            return
+        """Close it once its handle is dropped. A handle has the ``__copy__`` of :func:`copied`."""
         self._finalizer = weakref.finalize(handle, self._dropped)
         self._finalizer.atexit = False  # at exit, its loop closes it
 
@@ -284,6 +299,11 @@ class Running(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None: ...
+
+
+def copied(handle: T) -> T:
+    """Return a copy of a handle, for ``copy.copy``, with a running part of its own, where that may be copied."""
+    return copy.deepcopy(handle)
 
 
 _running: Final[weakref.WeakSet[Running]] = each_after_fork(lambda running: running.forked())

@@ -5,10 +5,10 @@ import fcntl
 import logging
 import os
 import struct
-from typing import Final
+from typing import BinaryIO, Final
 
 from granular.aio.runtime.descriptor import Descriptor
-from granular.aio.runtime.forking import each_after_fork
+from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.errors import AlreadyExistsError
 
 # Errors of file systems that have no such locks, or none on folders, such as NFS.
@@ -93,6 +93,19 @@ class FolderLock:
 
 # A child inherits the open files: without this, it would hold the lock for as long as it lives.
 _held: Final = each_after_fork(FolderLock.release)
+
+
+def _leave(file: BinaryIO) -> None:
+    """In a forked child, leave a file to the parent: a copy of what is buffered must not be written by both."""
+    if not file.closed:
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(null, file.fileno(), inheritable=False)
+        os.close(null)
+        inherited.append(file)  # closing it would wait for a thread of the parent that is writing
+
+
+being_written: Final = each_after_fork(_leave)
+"""Files that are written through a buffer."""
 
 
 def is_at(fd: int, path: str) -> bool:

@@ -19,7 +19,7 @@ from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, of
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, version_of
-from granular.aio.stores.local.locks import FolderLock, lock, remove_unlocked
+from granular.aio.stores.local.locks import FolderLock, being_written, lock, remove_unlocked
 from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
 
@@ -132,6 +132,7 @@ class LocalStore(Store):
 
         def call() -> BinaryIO:
             file = open(key, 'ab')  # noqa: SIM115
+            being_written.add(file)
             if lock(file.fileno()) is False:
                 file.close()
                 raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)

@@ -16,7 +16,7 @@ from granular.aio.runtime.threads import expect_exit, offload_whole
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, OpenFile, version_of
-from granular.aio.stores.local.locks import is_at, lock, remove_unlocked
+from granular.aio.stores.local.locks import being_written, is_at, lock, remove_unlocked
 from granular.config import MiB
 from granular.errors import ClosedError, StoreError
 
@@ -41,6 +41,7 @@ def create_temporary(key: str) -> tuple[BinaryIO, str]:
     for _ in range(_TRIES):
         path = temporary_path(key)
         file = open(path, 'xb', buffering=MiB)  # noqa: SIM115
+        being_written.add(file)
         try:
             if lock(file.fileno()) is not False and is_at(file.fileno(), path):
                 return file, path
@@ -137,11 +138,12 @@ class LocalWriter(ObjectWriter):
 
 
 def _discard(file: BinaryIO, temporary: str, creator: int) -> None:
+    if os.getpid() != creator:  # a forked child, which has copies of all objects
+        return
     with contextlib.suppress(OSError):  # on a full disk, closing cannot write what is still buffered
         file.close()
-    if os.getpid() == creator:  # not a forked child, which has copies of all objects
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
 
 
 def sync(path: str) -> None:
