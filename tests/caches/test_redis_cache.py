@@ -1,6 +1,7 @@
 """RedisCache against real Redis servers: misses, locks between readers, outages and expiry."""
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import multiprocessing
@@ -414,7 +415,27 @@ class Odd:
         return index
 
 
-@pytest.mark.parametrize('source', [[1, 2], np.zeros(3), Odd(), granular.MapDataset.source(Odd()).shuffle(1)])
+class Rounded(Odd):
+    """An array with the text of many others."""
+
+    def __repr__(self):
+        return '[0.1235, 0.5679]'
+
+    def __array__(self):
+        return np.array([0.123456, 0.567891])
+
+
+@dataclasses.dataclass
+class Held(Odd):
+    """A source with an array, of which the text has no middle."""
+
+    values: object
+
+
+SOURCES = [[1, 2], np.zeros(3), Odd(), Rounded(), Held(np.arange(2000)), granular.MapDataset.source(Odd()).shuffle(1)]
+
+
+@pytest.mark.parametrize('source', SOURCES)
 def test_source_without_identity_needs_a_fingerprint(source, redis_server, space):
     with pytest.raises(InvalidArgumentError, match='pass fingerprint='):
         granular.RedisCache(source, redis_server.url, namespace=space)

@@ -181,7 +181,7 @@ class Cache(DataSource, Awaited, AsyncResource):
                 parts.append(identity)
             elif not lasting:
                 functions.append(root)
-            elif isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root):
+            elif not _shows_all(root):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} has no identity of its own: pass fingerprint='
                 )
@@ -202,6 +202,14 @@ def _roots(stage: Any) -> Iterator[Any]:
     """Yield the data sources that a pipeline reads."""
     for root in [root for stage in _stages(stage) if (root := getattr(stage, 'root', None)) is not None]:
         yield getattr(root, 'aio', root)
+
+
+def _shows_all(root: Any) -> bool:
+    """Return whether the text of an object tells it from others: that of an array has rounded numbers, or no middle."""
+    if isinstance(root, list | tuple) or hasattr(root, '__array__'):
+        return False
+    text = repr(root)
+    return ' at 0x' not in text and '...' not in text
 
 
 def _has_substitutes(identity: Any) -> bool:

@@ -66,8 +66,8 @@ class RedisCache(Cache):
         length, and from a reader's address, spec, versions and decoders. Functions are identified by their code and the
         values that they hold (defaults, closures, attributes, and global constants), not by other functions that they
         call, nor by global lists, dicts and other objects: choose another ``namespace`` when these change. A list, an
-        object without a ``__repr__`` of its own, or files without versions (of fsspec, or of web servers that send no
-        ETag), require an explicit fingerprint.
+        array or tensor, an object without a ``__repr__`` of its own or with one that is cut (``...``), or files without
+        versions (of fsspec, or of web servers that send no ETag), require an explicit fingerprint.
       expire: seconds after which a value is dropped; None for never.
       timeout: seconds that the server may take to answer.
       wait: seconds to wait for a value that another process is reading.
