@@ -120,8 +120,11 @@ class FolderCopy:
         async with self._lock:
             if name.endswith(SUFFIXES):
                 await self._compare_layouts(folder, f'{name.rpartition(".")[0]}{SUFFIX}')
-            if spec != name and spec in self._target_sizes:
+            if spec == name:
+                return
+            if not self._target_sizes.keys().isdisjoint((spec, name)):  # without a spec, it is of a copy that failed
                 await self._compare_shards(folder)
+            if spec in self._target_sizes:
                 del self._target_sizes[spec]
                 await self._target.store.delete([_join(self._target, spec).key])
 
