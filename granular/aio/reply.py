@@ -25,7 +25,7 @@ class Reply(NamedTuple):
     date: str = ''
 
 
-_STAND_IN: Final = '~'
+_STAND_IN: Final = '~ '
 
 
 def stand_in(size: int | None, *told: str) -> str:
@@ -33,7 +33,7 @@ def stand_in(size: int | None, *told: str) -> str:
 
     A substitute version reveals that an object changed while it was read. It is too weak for caches on disk.
     """
-    return ', '.join([f'{_STAND_IN} {size} bytes', *told])
+    return ', '.join([f'{_STAND_IN}{size} bytes', *told])
 
 
 def stands_in(version: str | None) -> bool:

@@ -1,6 +1,7 @@
 """RedisCache against real Redis servers: misses, locks between readers, outages and expiry."""
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import multiprocessing
@@ -112,6 +113,10 @@ def test_fingerprint_separates_the_arguments_of_decoders(tmp_path, redis_server,
                 assert cache[0]['image'].shape == (expected, expected, 3)
 
 
+def masked_sum(array, value):
+    return float(array.sum())
+
+
 def add(number):
     return lambda value: value + number
 
@@ -135,6 +140,19 @@ class Numbers(granular.FieldDataset):
         return self.first + index
 
 
+class Scale:
+    factor = 1
+
+    def map(self, value):
+        return value * self.factor
+
+
+def defined(code, name, **names):
+    """Return what a program defines."""
+    exec(code, names)
+    return names[name]
+
+
 NUMBERS = granular.MapDataset.range(5)
 
 
@@ -144,6 +162,11 @@ NUMBERS = granular.MapDataset.range(5)
         lambda i: NUMBERS.map(add(i)),
         lambda i: NUMBERS.map(Add(i)),
         lambda i: NUMBERS.map(functools.partial(max, i)),
+        lambda i: NUMBERS.map(type('Scale', (Scale,), {'factor': i})()),
+        lambda i: NUMBERS.map(defined('def f(value): return (value, SIDE)', 'f', SIDE=i)),
+        lambda i: NUMBERS.map(defined('def f(value): return [SIDES[1] for _ in range(2)]', 'f', SIDES=(5, i))),
+        lambda i: NUMBERS.map(defined('def f(value): return MEAN[1]', 'f', MEAN=np.arange(i, i + 2))),
+        lambda i: NUMBERS.map(functools.partial(masked_sum, np.ma.masked_array([1, 2], mask=[i, 0]))),
         lambda i: NUMBERS.map([lambda value: value, lambda value: value + 1][i]),
         lambda i: NUMBERS.map([{0: 0, 1: 1}, {0: 1, 1: 0}][i].get),
         lambda i: NUMBERS.filter(lambda value: value > i),
@@ -172,6 +195,13 @@ class Choice:
 
     def __getitem__(self, index):
         return self.owner, index
+
+
+def test_function_that_counts_its_calls_keeps_its_fingerprint(redis_server, space):
+    count = defined('def count(value):\n  global calls\n  calls += 1\n  return calls', 'count', calls=0)
+    for _ in range(2):
+        with granular.RedisCache(NUMBERS.map(count), redis_server.url, namespace=space) as cache:
+            assert cache.fetch([0, 1]) == [1, 2]
 
 
 def test_fingerprint_separates_versions_behind_other_sources(tmp_path, redis_server, space):
@@ -385,7 +415,27 @@ class Odd:
         return index
 
 
-@pytest.mark.parametrize('source', [[1, 2], np.zeros(3), Odd(), granular.MapDataset.source(Odd()).shuffle(1)])
+class Rounded(Odd):
+    """An array with the text of many others."""
+
+    def __repr__(self):
+        return '[0.1235, 0.5679]'
+
+    def __array__(self):
+        return np.array([0.123456, 0.567891])
+
+
+@dataclasses.dataclass
+class Held(Odd):
+    """A source with an array, of which the text has no middle."""
+
+    values: object
+
+
+SOURCES = [[1, 2], np.zeros(3), Odd(), Rounded(), Held(np.arange(2000)), granular.MapDataset.source(Odd()).shuffle(1)]
+
+
+@pytest.mark.parametrize('source', SOURCES)
 def test_source_without_identity_needs_a_fingerprint(source, redis_server, space):
     with pytest.raises(InvalidArgumentError, match='pass fingerprint='):
         granular.RedisCache(source, redis_server.url, namespace=space)

@@ -1,7 +1,10 @@
 """The contract of data sources over files: each format of ``tests/support/files.py`` keeps it in every store."""
 
 import asyncio
+import email.utils
 import pickle
+import types
+import uuid
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from tests.datasources.conftest import STORES
+from tests.support.faults import FaultServer
 from tests.support.files import FORMATS, record_in
 from tests.support.requests import requests, steady
 from tests.support.servers import KEY, SECRET
@@ -303,3 +307,86 @@ def test_source_and_stream_work_in_worker_processes(several, suffix):
     for stream in streams:
         with iter(stream.map(size_of).mp_prefetch(1)) as iterator:
             assert sorted(iterator) == sorted(map(len, RECORDS))
+
+
+# --- files that are replaced by others of the same size
+
+VERSIONS = [[b'%d record %d' % (version, i) for i in range(9)] for version in (1, 2)]
+OPENED = [(suffix, False) for suffix in FORMATS] + [
+    ('array_record', True)
+]  # True for records of a file that opens late
+
+
+def open_part(path, suffix, late):
+    part = types.SimpleNamespace(filename=path, skip=0, take=9, examples_in_shard=9)
+    return source_of(suffix, [part] if late else path)
+
+
+def read(source, indices):
+    """Read records of a source or a cache of either API, and close it."""
+
+    async def fetch():
+        async with source:
+            return await source.fetch(indices)
+
+    if hasattr(source, '__aenter__'):
+        return asyncio.run(fetch())
+    with source:
+        return source.fetch(indices)
+
+
+@pytest.mark.parametrize('root', ['local', 'fakegcs'], indirect=True)
+@pytest.mark.parametrize(('suffix', 'late'), OPENED)
+def test_pickled_source_opens_its_files_or_fails(root, suffix, late):
+    path = write(root / f'x.{suffix}', suffix, VERSIONS[0])
+    with open_part(path, suffix, late) as source, granular.SharedMemoryCache(source, max_bytes=1 << 20) as cache:
+        assert record_in(cache[0]) == VERSIONS[0][0]
+        unopened = pickle.loads(pickle.dumps(source.aio))  # opened by its first read
+        copies = [pickle.dumps(each) for each in (source, cache, unopened)]
+        for data in copies:
+            assert records_in(read(pickle.loads(data), range(5))) == VERSIONS[0][:5]
+        path.unlink()
+        write(path, suffix, VERSIONS[1])
+        for data in copies:
+            with pytest.raises(ObjectChangedError, match='was replaced since the reader was pickled'):
+                read(pickle.loads(data), range(9))
+
+
+@pytest.mark.parametrize('root', ['local', 'fakegcs'], indirect=True)
+@pytest.mark.parametrize(('suffix', 'late'), OPENED)
+def test_caches_of_a_source_do_not_return_records_of_replaced_files(root, suffix, late, redis_server):
+    space, path = f'test-{uuid.uuid4().hex[:8]}', root / f'x.{suffix}'
+    name = {'max_bytes': 1 << 20, 'name': space}
+    for records in VERSIONS:
+        path.unlink(missing_ok=True)
+        write(path, suffix, records)
+        with open_part(path, suffix, late) as source:
+            stages = granular.MapDataset.source(source).slice(slice(0, 5))
+            with granular.SharedMemoryCache(source, max_bytes=1 << 20) as inner:
+                for cached in (source, stages, inner):
+                    with granular.RedisCache(cached, redis_server.url, namespace=space) as cache:
+                        assert records_in(cache.fetch(range(5))) == records[:5]
+            if records == VERSIONS[0]:
+                kept = granular.SharedMemoryCache(source, **name)
+            else:
+                with pytest.raises(InvalidArgumentError, match='another source'):
+                    granular.SharedMemoryCache(source, **name)
+    kept.close()
+
+
+@pytest.mark.parametrize('modified', [None, email.utils.formatdate(0, usegmt=True)])
+@pytest.mark.parametrize(('suffix', 'late'), OPENED)
+def test_files_without_versions_are_cached_beyond_processes_by_a_fingerprint_only(
+    modified, suffix, late, tmp_path, redis_server
+):
+    space = f'test-{uuid.uuid4().hex[:8]}'
+    data = write(tmp_path / 'x', suffix, VERSIONS[0]).read_bytes()
+    with FaultServer(files={f'x.{suffix}': data}) as server:
+        server.etag, server.modified = None, {'': modified}
+        with open_part(granular.Path(f'{server.endpoint}/b/x.{suffix}'), suffix, late) as source:
+            with pytest.raises(InvalidArgumentError, match='gives files no versions.*: pass fingerprint='):
+                granular.RedisCache(source, redis_server.url, namespace=space)[0]
+            with granular.RedisCache(source, redis_server.url, namespace=space, fingerprint='v1') as cache:
+                assert record_in(cache[0]) == VERSIONS[0][0]
+            with granular.SharedMemoryCache(source, max_bytes=1 << 20, name=space) as cache:
+                assert record_in(cache[0]) == VERSIONS[0][0]

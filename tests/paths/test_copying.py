@@ -259,6 +259,33 @@ def test_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, st
         assert list(copied) == [point(i) for i in range(100, 105)]
 
 
+@pytest.mark.parametrize('root', ['local', 'moto'], indirect=True)
+@pytest.mark.parametrize('unfinished', ['an empty folder', 'bags'])
+def test_copy_of_unfinished_shards_is_not_mixed_with_others(root, tmp_path, unfinished):
+    target, source = root / 'target', granular.Path(tmp_path) / 'source'
+    for folder, count, first in ((target, 4, 0), (source, 2 if unfinished == 'an empty folder' else 4, 100)):
+        with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, 2) as writer:
+            fill(writer, count, first)
+    (source / '000001').mkdir(exist_ok=True)  # as a writer leaves it that was killed there
+    (source / '000001' / 'spec.json').unlink(missing_ok=True)
+    for _ in range(2):
+        with pytest.raises(AlreadyExistsError, match='000001 would be mixed'):
+            source.copy(target)
+    with granular.ShardedDatasetReader(target, granular.decoders) as reader:
+        assert list(reader) == [point(i) for i in range(4)]
+
+
+def test_copy_after_one_that_failed_is_not_mixed_with_other_shards(root, tmp_path):
+    target, source = root / 'target', granular.Path(tmp_path) / 'source'
+    for folder, count, first in ((target, 4, 0), (source, 2, 100)):
+        with granular.ShardedDatasetWriter(folder, SPEC, granular.encoders, 2) as writer:
+            fill(writer, count, first)
+    (target / '000000' / 'spec.json').unlink()  # as a copy leaves it of which another file changed
+    for _ in range(2):
+        with pytest.raises(AlreadyExistsError, match='000001 would be mixed'):
+            source.copy(target)
+
+
 def test_shards_are_copied_beside_other_shards(tmp_path):
     target = granular.Path(tmp_path) / 'target'
     for start in (0, 1):

@@ -32,7 +32,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
-from tests.support.servers import HTTPServer
+from tests.support.servers import FakeGCSServer, HTTPServer
 
 MARKER = '.granular-copy.json'
 FILES = {'a/1.txt': b'one', 'a/2.txt': b'', 'b/c/3.bin': os.urandom(1 << 20), 'top': b'x' * 1000}
@@ -178,6 +178,35 @@ def test_folder_of_the_user_is_left_unchanged(tmp_path, local):
     # The copy of a copy has a marker of its own.
     granular.copy_to_local(local / 'empty', local / 'again')
     assert json.loads((local / 'again' / MARKER).read_text())['source'] == str(local / 'empty')
+
+
+def test_copy_of_another_server_is_refused(fakegcs, local):
+    with FakeGCSServer() as other:
+        sources = [granular.Path('gs://twin/data', **server.options) for server in (fakegcs, other)]
+        for number, source in enumerate(sources):
+            source.parent.mkdir()
+            (source / 'x').write_bytes(b'%d' % number)
+        assert granular.copy_to_local(sources[0], local).was_copied
+        assert not granular.copy_to_local(sources[0], local).was_copied
+        with pytest.raises(AlreadyExistsError, match=f' at {fakegcs.endpoint}, not of .* at {other.endpoint}'):
+            granular.copy_to_local(sources[1], local)
+        marker = json.loads((local / MARKER).read_text())
+        del marker['server']  # as earlier releases wrote it
+        (local / MARKER).write_text(json.dumps(marker))
+        assert not granular.copy_to_local(sources[1], local).was_copied
+
+
+@pytest.mark.parametrize('unpack', [True, False])
+def test_copy_with_archives_is_that_of_its_unpack(tmp_path, local, unpack):
+    (tmp_path / 'source').mkdir()
+    (tmp_path / 'source' / 'a.zip').write_bytes(zipped({'x': b'1'}))
+    assert granular.copy_to_local(tmp_path / 'source', local, unpack=unpack).was_unpacked == unpack
+    assert not granular.copy_to_local(tmp_path / 'source', local, unpack=unpack).was_copied
+    with pytest.raises(AlreadyExistsError, match=f'was copied with unpack={unpack}, not {not unpack}'):
+        granular.copy_to_local(tmp_path / 'source', local, unpack=not unpack)
+    (tmp_path / 'source' / 'a.zip').rename(tmp_path / 'source' / 'plain')
+    granular.copy_to_local(tmp_path / 'source', tmp_path / 'none', unpack=unpack)
+    assert not granular.copy_to_local(tmp_path / 'source', tmp_path / 'none', unpack=not unpack).was_copied
 
 
 def test_invalid_arguments_are_refused(tmp_path, fakegcs):

@@ -1,11 +1,11 @@
 """Identities of opened readers, pickled with them so that the copy opens the same data."""
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from granular.aio.paths.path import Path
-from granular.aio.reply import changed
+from granular.aio.reply import changed, stand_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
 from granular.aio.stores.local.files import is_version
@@ -21,6 +21,11 @@ class FileIdentity(NamedTuple):
     def is_same(self, now: 'FileIdentity') -> bool:
         """Return whether a file is still the one that was noted."""
         return self.size == now.size and is_version(self.version, now.version)
+
+    @property
+    def told(self) -> str:
+        """The version, or a substitute for one; empty for an empty file without."""
+        return self.version or (stand_in(self.size) if self.size else '')
 
 
 async def check_files(files: Iterable[tuple[Path, FileIdentity]]) -> None:
@@ -44,16 +49,16 @@ class Identity(NamedTuple):
     files: Mapping[str, FileIdentity]
 
     @classmethod
-    def of(cls, store: Store, files: Mapping[str, FileIdentity]) -> 'Identity':
-        return cls(platform.node() if store.local else '', files)
+    def of(cls, stores: Iterable[Store], files: Mapping[str, FileIdentity]) -> 'Identity':
+        return cls(platform.node() if any(store.local for store in stores) else '', files)
 
-    def check(self, opened: 'Identity', name: str) -> None:
-        """Check that a reader opened the same files as before.
+    def check(self, opened: 'Identity', name: str, only: Collection[str] | None = None) -> None:
+        """Check that a reader opened the same files as before, or ``only`` those of some names.
 
         On another machine, local files are compared by size alone, because a copy has other versions. Raise
         ``ObjectChangedError`` for the first file that differs.
         """
-        for file in sorted({*self.files, *opened.files}):
+        for file in sorted({*self.files, *opened.files} if only is None else only):
             before, now = self.files.get(file), opened.files.get(file)
             if before is not None and now is not None and self.host != opened.host:
                 before, now = before._replace(version=None), now._replace(version=None)

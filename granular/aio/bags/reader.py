@@ -76,7 +76,7 @@ class BagReader(OpenedDataSource[bytes]):
 
     def _opened_files(self) -> Identity | None:
         path = self._bag.path
-        return None if path is None else Identity.of(path.store, {path.name: self._bag.identity})
+        return None if path is None else Identity.of([path.store], {path.name: self._bag.identity})
 
     async def _close(self) -> None:
         self._bag.close()

@@ -9,13 +9,15 @@ import numpy as np
 
 from granular._other_names import Awaited
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.data_source import DataSource, as_data_source
+from granular.aio.pipeline.data_source import DataSource, OpenedDataSource, as_data_source, identify
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
 from granular.aio.pipeline.transforms import MapTransform
+from granular.aio.reply import stands_in
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
+from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode
@@ -144,13 +146,21 @@ class Cache(DataSource, Awaited, AsyncResource):
             value = self._unpack(value)
         return value if self._transform is None else self._transform(value)
 
-    def _fingerprint(self, lasting: bool) -> bytes:
+    async def _fingerprint(self, lasting: bool) -> bytes:
         """Return 16 bytes that identify the source: its stages and length, its readers, and its functions.
 
-        An object without an identity of its own is refused if the values are lasting, beyond the processes; otherwise
-        it is identified by the values that it holds.
+        An object without an identity of its own, or without versions, is refused if the values are lasting, beyond the
+        processes; otherwise it is identified by the values that it holds.
         """
-        return digest(repr(self._identities(lasting)))[:16]
+        await self._identify()
+        return await offload(lambda: digest(repr(self._identities(lasting)))[:16])
+
+    async def _identify(self) -> None:
+        for root in _roots(self._upstream):
+            if isinstance(root, Cache):
+                await root._identify()
+            elif isinstance(root, OpenedDataSource):
+                await identify(root)
 
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
@@ -163,10 +173,15 @@ class Cache(DataSource, Awaited, AsyncResource):
                 parts.append(root._identities(lasting))
                 functions += [fn for fn in (root._transform, root._unpack) if fn is not None]
             elif (identity := source.identity()) is not None:
+                if lasting and isinstance(source, OpenedDataSource) and _has_substitutes(identity):
+                    raise InvalidArgumentError(
+                        f'{self!r}: its store gives files no versions, by which to detect that one was replaced: pass '
+                        f'fingerprint='
+                    )
                 parts.append(identity)
             elif not lasting:
                 functions.append(root)
-            elif isinstance(root, list | tuple | np.ndarray) or ' at 0x' in repr(root):
+            elif not _shows_all(root):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} has no identity of its own: pass fingerprint='
                 )
@@ -187,6 +202,23 @@ def _roots(stage: Any) -> Iterator[Any]:
     """Yield the data sources that a pipeline reads."""
     for root in [root for stage in _stages(stage) if (root := getattr(stage, 'root', None)) is not None]:
         yield getattr(root, 'aio', root)
+
+
+def _shows_all(root: Any) -> bool:
+    """Return whether the text of an object tells it from others: that of an array has rounded numbers, or no middle."""
+    if isinstance(root, list | tuple) or hasattr(root, '__array__'):
+        return False
+    text = repr(root)
+    return ' at 0x' not in text and '...' not in text
+
+
+def _has_substitutes(identity: Any) -> bool:
+    """Return whether an identity has substitutes for versions."""
+    if isinstance(identity, Mapping):
+        return any(map(_has_substitutes, identity.values()))
+    if isinstance(identity, list | tuple):
+        return any(map(_has_substitutes, identity))
+    return isinstance(identity, str) and stands_in(identity)
 
 
 def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]) -> C:

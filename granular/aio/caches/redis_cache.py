@@ -16,7 +16,6 @@ from granular._lazy import import_extra
 from granular.aio.caches.base import Cache, Function, copy_of, digest, storable
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loop_resources import PerLoop, scope
-from granular.aio.runtime.threads import offload
 from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
 
@@ -65,9 +64,10 @@ class RedisCache(Cache):
       namespace: prefix of all keys.
       fingerprint: identifies the source; must be the same on all machines. By default derived from its stages and its
         length, and from a reader's address, spec, versions and decoders. Functions are identified by their code and the
-        values that they hold (defaults, closures, attributes), not by other functions that they call: choose another
-        ``namespace`` when these change. A list, or an object without a ``__repr__`` of its own, requires an explicit
-        fingerprint.
+        values that they hold (defaults, closures, attributes, and global constants), not by other functions that they
+        call, nor by global lists, dicts and other objects: choose another ``namespace`` when these change. A list, an
+        array or tensor, an object without a ``__repr__`` of its own or with one that is cut (``...``), or files without
+        versions (of fsspec, or of web servers that send no ETag), require an explicit fingerprint.
       expire: seconds after which a value is dropped; None for never.
       timeout: seconds that the server may take to answer.
       wait: seconds to wait for a value that another process is reading.
@@ -126,7 +126,7 @@ class RedisCache(Cache):
 
     async def _connect(self) -> None:
         if self._print is None:
-            self._print = (await offload(self._fingerprint, True)).hex()
+            self._print = (await self._fingerprint(True)).hex()
         self._prefix = f'{self._namespace}:{self._print}:'
         self._seed = int.from_bytes(digest(self._prefix)[:8], 'big')
 

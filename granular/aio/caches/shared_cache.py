@@ -84,7 +84,7 @@ class SharedMemoryCache(Cache):
             self._table = Table.anonymous(self._length, self._max_bytes)
         else:
             given = self._print
-            source = await offload(self._fingerprint, False) if given is None else digest(given)[:16]
+            source = await self._fingerprint(False) if given is None else digest(given)[:16]
             self._table = Table.named(self._length, self._max_bytes, source, self._name)
 
     async def _close(self) -> None:

@@ -265,7 +265,7 @@ def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
 
 
 def opened_files(reader: DatasetReader[Any]) -> Identity:
-    return Identity.of(reader.directory.store, reader._dataset.files())
+    return Identity.of([reader.directory.store], reader._dataset.files())
 
 
 def columns_of(reader: DatasetReader[Any]) -> Columns:

@@ -76,7 +76,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         if self._state == 'open':
             # In a worker process, it uses the index of the parent process.
             shared = self._opener.state_of(self._shards) if pickling_for_worker.get() else None
-            expected = Identity.of(self.directory.store, self._shards.files()) if shared is None else None
+            expected = Identity.of([self.directory.store], self._shards.files()) if shared is None else None
             attributes = {'_expected': expected, '_shared': shared, '_count': len(self._opener.numbers)}
         options = {**self._options.arguments(), **self._choice}
         return restored, (type(self), (self.directory,), options, attributes)
@@ -84,7 +84,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     async def _open(self) -> None:
         self._shards = await self._opener.open(self._shared, self._count)
         if self._expected is not None:
-            self._expected.check(Identity.of(self.directory.store, self._shards.files()), self._name)
+            self._expected.check(Identity.of([self.directory.store], self._shards.files()), self._name)
         lengths = self._shards.lengths()
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths

@@ -7,6 +7,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 import numpy as np
 
 from granular._typing import Datapoint_co
+from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
 from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
@@ -64,14 +65,17 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         self._file_indices: list[Index] = []
         self._kept: list[object] = []  # what keeps the files open
         self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
+        self._expected: Identity | None = None  # of the source that this one was pickled from
 
     def _arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the constructor, from which the source is unpickled."""
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        shared = {'_file_indices': self._file_indices} if pickling_for_worker.get() else {}
-        return restored, (type(self), self._arguments(), {}, shared)
+        attributes: dict[str, Any] = {'_expected': self._opened_files() if self._state == 'open' else self._expected}
+        if pickling_for_worker.get():
+            attributes['_file_indices'] = self._file_indices
+        return restored, (type(self), self._arguments(), {}, attributes)
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -86,7 +90,14 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
         if not self._file_indices:
             self._file_indices = await self._read_file_indices()
+            if self._expected is not None:
+                self._expected.check(self._opened_files(), self._name)
         self._stops = np.cumsum([index.length for index in self._file_indices], dtype=np.int64)
+
+    def _opened_files(self) -> Identity:
+        opened = zip(self.paths, self._file_indices, strict=True)
+        files = {f'{path}': FileIdentity(index.size, index.version) for path, index in opened}
+        return Identity.of([path.store for path in self.paths], files)
 
     async def _close(self) -> None:
         self._kept = []
@@ -105,7 +116,7 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     def identity(self) -> tuple[Any, ...]:
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
-            (path.store.fingerprint, f'{path}', index.size, index.version)
+            (path.store.fingerprint, f'{path}', index.size, FileIdentity(index.size, index.version).told)
             for path, index in zip(self.paths, self._file_indices, strict=True)
         )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
@@ -66,6 +66,9 @@ class FolderCopy:
         except NotFoundError:
             pass  # a bucket has no empty folders
         await for_each(source.store.scan_tree(source.key), self.copy_entry, _PARALLEL)
+        copied = {relative_name(source, entry.key) for entry in self._specs}
+        for parent in self._compared:
+            self._refuse_other_shards(parent, copied)  # of shards that were finished since they were listed
         await for_each(self._specs, self._copy_spec, _PARALLEL)
 
     async def copy_entry(self, entry: Entry) -> None:
@@ -117,8 +120,11 @@ class FolderCopy:
         async with self._lock:
             if name.endswith(SUFFIXES):
                 await self._compare_layouts(folder, f'{name.rpartition(".")[0]}{SUFFIX}')
-            if spec != name and spec in self._target_sizes:
+            if spec == name:
+                return
+            if not self._target_sizes.keys().isdisjoint((spec, name)):  # without a spec, it is of a copy that failed
                 await self._compare_shards(folder)
+            if spec in self._target_sizes:
                 del self._target_sizes[spec]
                 await self._target.store.delete([_join(self._target, spec).key])
 
@@ -129,18 +135,26 @@ class FolderCopy:
                 raise self._mixing_error(other)
 
     async def _compare_shards(self, shard: str) -> None:
-        """Before a shard of the target is replaced, check that no other shard of its dataset would remain."""
+        """Before a shard of the target is replaced, check that no other shard of its dataset would remain.
+
+        Those that the source has not finished would remain, as they may not be copied.
+        """
         parent, _, number = shard.rpartition('/')
         if shard_number(number) is None or parent in self._compared:
             return
         source = _join(self._source, parent) if parent else self._source
-        shards = {entry.name async for entry in source.store.scan(source.key)}
-        for name in self._target_sizes:
+        entries = source.store.scan_tree(source.key)
+        specs = {relative_name(self._source, entry.key) async for entry in entries if entry.name == 'spec.json'}
+        self._refuse_other_shards(parent, specs)
+        self._compared.add(parent)
+
+    def _refuse_other_shards(self, parent: str, specs: Collection[str]) -> None:
+        """Raise an error if a folder of the target has a finished shard that is not one of the source's."""
+        for name in self._target_sizes.keys() - specs:
             folder, _, file = name.rpartition('/')
             above, _, last = folder.rpartition('/')
-            if file == 'spec.json' and above == parent and shard_number(last) is not None and last not in shards:
+            if file == 'spec.json' and above == parent and shard_number(last) is not None:
                 raise self._mixing_error(folder)
-        self._compared.add(parent)
 
     def _mixing_error(self, name: str) -> AlreadyExistsError:
         return AlreadyExistsError(

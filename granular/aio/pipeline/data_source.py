@@ -89,6 +89,9 @@ class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]
           indices: a 1-D sequence of integers, in any order, repeated or negative; or a slice or range.
         """
 
+    async def _identify(self) -> None:
+        """Read what ``identity`` needs and opening did not read."""
+
     async def _reading(self) -> tuple[int, bool]:
         """Return about how many bytes all datapoints take, and whether they are read without waiting."""
         return self.nbytes() or 0, False
@@ -115,6 +118,11 @@ class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]
     async def head(self, count: int = 5) -> Samples[Datapoint_co]:
         """Return the first elements, as ``take``, in a list that notebooks show as a table with thumbnails."""
         return Samples(await self.take(count))
+
+
+async def identify(source: OpenedDataSource[Any]) -> None:
+    """Read what the identity of an open source needs and opening did not read."""
+    await source._identify()
 
 
 def restored(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], attributes: Mapping[str, Any]) -> R:

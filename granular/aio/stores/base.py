@@ -192,6 +192,11 @@ class Store(abc.ABC):
         options = {name: value for name, value in without_secrets(self.options).items() if name != 'endpoint_url'}
         return repr((self.root, self._space(), sorted(options.items())))
 
+    @property
+    def server(self) -> str:
+        """The URL of the server, without user; empty if the root names it, or it is that of all roots of the scheme."""
+        return ''
+
     def _space(self) -> str:
         """Return the namespace in which the root and its keys are unique."""
         return ''

@@ -38,6 +38,10 @@ class ClientStore(Store, Generic[C]):
         options = {name: value for name, value in self.options.items() if name not in self.naming}
         return self.root, self.config, options, self.endpoint, self._environment
 
+    @property
+    def server(self) -> str:
+        return str(self._endpoint_options().get('endpoint_url', '')).rstrip('/')
+
     def _find_endpoint(self) -> Any:
         """Return the server that the options and the current environment select."""
         return self.root

@@ -102,7 +102,7 @@ async def copy_to_local(
 
     Raises:
       NotFoundError: if there is nothing to copy.
-      AlreadyExistsError: if ``dst`` is a copy of another source.
+      AlreadyExistsError: if ``dst`` is a copy of another source, or of archives with another ``unpack``.
       InvalidArgumentError: if ``dst`` is not on a disk, or if a name in the source leads out of it.
       CorruptDatasetError: if ``dst`` holds shards, but not the first one; or if a shard of the source is missing or
         unfinished.
@@ -121,7 +121,7 @@ async def copy_to_local(
     if unpack and (stem := split_name(target.name)[0]) != target.name and split_name(source.name)[1]:
         target = target.with_name(stem)
     await ensure_event_loop()
-    if (done := await _done(source, target)) is None:
+    if (done := await _done(source, target, unpack)) is None:
         path, form = await _find(source, unpack)
         if source.store.local and await offload(_within, target.key, path.key):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
@@ -169,7 +169,7 @@ async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
     return source, kind or 'file'
 
 
-async def _done(source: Path, target: Path) -> LocalCopy | None:
+async def _done(source: Path, target: Path, unpack: bool) -> LocalCopy | None:
     """Return the result if there is nothing to copy; otherwise None."""
     try:
         if not (await target.stat()).is_dir:
@@ -185,25 +185,37 @@ async def _done(source: Path, target: Path) -> LocalCopy | None:
             raise missing_shard(f'{target}', 0, rest)
         logger.info('%s: was not created by copy_to_local: used as it is', target)
         return LocalCopy(f'{target}')
-    if (other := state['source']) != _address(source):
-        raise AlreadyExistsError(
-            f'{target}: is a copy of {other}, not of {_address(source)}: remove it, or copy to another path'
-        )
-    return LocalCopy(f'{target}') if state['state'] == 'complete' else None
+    remedy = 'remove it, or copy to another path'
+    own = source.store.server
+    requested, copied = _origin(_address(source), own), _origin(state['source'], state.get('server', own))
+    if requested != copied:
+        raise AlreadyExistsError(f'{target}: is a copy of {copied}, not of {requested}: {remedy}')
+    if state['state'] != 'complete':
+        return None
+    if (unpacked := state.get('unpacked', unpack)) != unpack:
+        raise AlreadyExistsError(f'{target}: was copied with unpack={unpacked}, not {unpack}: {remedy}')
+    return LocalCopy(f'{target}')
 
 
 def _address(source: Path) -> str:
     return os.path.abspath(source.key) if source.store.local else f'{source}'
 
 
-async def _state(target: Path) -> dict[str, str] | None:
-    """Return the content of a folder's marker; None if it has none."""
+def _origin(address: str, server: str) -> str:
+    return f'{address} at {server}' if server else address
+
+
+async def _state(target: Path) -> dict[str, Any] | None:
+    """Return the content of a folder's marker; None if it has none.
+
+    Earlier releases wrote neither the server nor, of a source with archives, whether they were unpacked.
+    """
     marker = target / MARKER
     if not await marker.exists():
         marker = target / _SHARD / MARKER
     try:
         content = json.loads(await marker.read_bytes())
-        return {'source': str(content['source']), 'state': str(content['state'])}
+        return {**content, 'source': str(content['source']), 'state': str(content['state'])}
     except NotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -258,7 +270,7 @@ async def _copy_folder(
     address: Path, source: Path, target: Path, form: str, unpack: bool, progress: Progress | None
 ) -> LocalCopy:
     async with _locked(target):
-        if (done := await _done(address, target)) is not None:  # by the previous holder of the lock
+        if (done := await _done(address, target, unpack)) is not None:  # by the previous holder of the lock
             return done
         deleted = await _state(target) is not None
         await offload(_clear, target.key)
@@ -276,7 +288,8 @@ async def _copy_folder(
         if copying.unpacked:
             with translated(f'{target}'):
                 await offload(sync_all, target.key)  # unpacked files are synced together: there may be millions
-        await _mark(target, address, 'complete', {'files': copying.files, 'bytes': copying.bytes})
+        counts: dict[str, Any] = {'files': copying.files, 'bytes': copying.bytes}
+        await _mark(target, address, 'complete', counts | ({'unpacked': unpack} if copying.archives else {}))
     return LocalCopy(f'{target}', True, deleted, copying.unpacked, copying.files, copying.bytes, 0.0, form)
 
 
@@ -299,8 +312,8 @@ async def _check_shards(source: Path, target: Path) -> None:
         )
 
 
-async def _mark(target: Path, source: Path, state: str, counts: dict[str, int]) -> None:
-    text = json.dumps({'source': _address(source), 'state': state, **counts})
+async def _mark(target: Path, source: Path, state: str, more: dict[str, Any]) -> None:
+    text = json.dumps({'source': _address(source), 'server': source.store.server, 'state': state, **more})
     if state == 'complete' and await (target / _SHARD).is_dir():
         await (target / _SHARD / MARKER).write_text(f'{text}\n')
         await (target / MARKER).unlink()
@@ -336,14 +349,15 @@ class _Copying(FolderCopy):
         self._owners: dict[str, str] = {}  # the archive of each folder that one is unpacked to
         self._folders: set[str] = set()
         self.files = self.bytes = 0
-        self.unpacked = False
+        self.archives = self.unpacked = False
 
     async def copy_entry(self, entry: Entry) -> None:
         name = relative_name(self._top, entry.key)
         if name in (MARKER, f'{_SHARD}/{MARKER}'):
             return  # the source is itself a copy
-        stem, kind = split_name(name) if self._unpacks and not entry.is_dir else (name, '')
-        if not kind:
+        stem, kind = (name, '') if entry.is_dir else split_name(name)
+        self.archives |= bool(kind)
+        if not kind or not self._unpacks:
             await super().copy_entry(entry)
             return
         target = self.target_of(entry)

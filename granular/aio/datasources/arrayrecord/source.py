@@ -10,13 +10,16 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from granular.aio.bags.identity import FileIdentity, Identity
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, grouped, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -117,9 +120,13 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
         self._name = self._describe()
+        self._expected: Identity | None = None  # of the source that this one was pickled from
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._parts, self._verify)
+        attributes: dict[str, Any] = {'_expected': self._opened_files() if self._state == 'open' else self._expected}
+        if pickling_for_worker.get():
+            attributes['_file_indices'] = self._file_indices
+        return restored, (type(self), (self._parts, self._verify), {}, attributes)
 
     def __repr__(self) -> str:
         return self._name
@@ -156,14 +163,24 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             if path in new and part.stop > new[path].records:
                 raise OutOfRangeError(f'{path}: expected records up to {part.stop}, got {new[path].records}')
         files.update(new)
+        if self._expected is not None:  # of files that were opened then
+            opened = {f'{path}' for path in new} & self._expected.files.keys()
+            self._expected.check(self._opened_files(), self._name, opened)
         return files
+
+    def _opened_files(self) -> Identity:
+        files = {f'{path}': FileIdentity(index.size, index.version) for path, index in self._file_indices.items()}
+        return Identity.of([path.store for path in self._file_indices], files)
+
+    async def _identify(self) -> None:
+        await self._read_file_indices({part.path for part in self._parts})
 
     async def _close(self) -> None:
         self._file_indices, self._kept = {}, []
 
     def identity(self) -> tuple[Any, ...]:
         """Return the parts in order, each by store, address, records, and version of its file, if that was opened."""
-        versions = {path: index.version for path, index in self._file_indices.items()}
+        versions = {path: FileIdentity(index.size, index.version).told for path, index in self._file_indices.items()}
         return tuple(
             (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
             for part in self._parts

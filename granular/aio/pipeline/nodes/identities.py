@@ -1,5 +1,6 @@
 """Identities of functions, for caches that outlive the process."""
 
+import dis
 import functools
 import hashlib
 import types
@@ -17,9 +18,10 @@ _PLAIN: Final = (type(None), type(...), bool, int, float, complex, str, bytes, n
 def identity_of(fn: Any) -> str:
     """Return the name of a function and a digest of its code and of the values that it holds.
 
-    These are its default arguments, the variables of its closure, the arguments of a partial, and the attributes of an
-    object whose method it is. The digest is the same in every process that runs the same release of Python. Functions
-    that it calls by a global name are not part of it.
+    These are its default arguments, the variables of its closure, the constants that it reads by a global name, the
+    arguments of a partial, and the attributes of an object whose method it is, also those of its class that are
+    constants. The digest is the same in every process that runs the same release of Python. Functions that it calls by
+    a global name are not part of it.
 
     Raises:
       InvalidArgumentError: if one of the values cannot be described, such as a lock.
@@ -43,7 +45,7 @@ def _parts(value: Any, active: set[int]) -> Iterator[bytes | memoryview]:
     if isinstance(value, _PLAIN):
         yield repr(value).encode()
         return
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject:
         yield f'{value.dtype.descr} {value.shape}'.encode()
         yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         return
@@ -65,7 +67,8 @@ def _contents(value: Any) -> list[Any]:
         return [part for item in value.items() for part in item]
     if isinstance(value, types.FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
-        return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+        constants = _constants(value)
+        return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells, *constants]
     if isinstance(value, types.CodeType):
         return [value.co_code, value.co_consts, value.co_names, value.co_freevars, value.co_argcount, value.co_flags]
     if isinstance(value, types.MethodType):
@@ -83,9 +86,30 @@ def _contents(value: Any) -> list[Any]:
         state: list[Any] = [reduced]
     else:
         state = [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
-    functions = [vars(kind)['__call__'] for kind in type(value).__mro__ if '__call__' in vars(kind)]
+    members = [member for kind in type(value).__mro__ for member in sorted(vars(kind).items())]
+    constants = [member for member in members if not member[0].startswith('__') and _is_constant(member[1])]
+    functions = [member for name, member in members if name == '__call__']
     wrapped = getattr(value, '__wrapped__', None)
-    return [*state, *(fn for fn in (*functions, wrapped) if isinstance(fn, types.FunctionType))]
+    return [*state, *constants, *(fn for fn in (*functions, wrapped) if isinstance(fn, types.FunctionType))]
+
+
+def _constants(fn: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return the global names that a function reads, and does not write, whose values are constants."""
+    read, written, codes = set[str](), set[str](), [fn.__code__]
+    for code in codes:
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]  # of functions within
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ('LOAD_GLOBAL', 'STORE_GLOBAL'):
+                (read if instruction.opname == 'LOAD_GLOBAL' else written).add(instruction.argval)
+    values = {name: fn.__globals__[name] for name in sorted(read - written) if name in fn.__globals__}
+    return [(name, value) for name, value in values.items() if _is_constant(value)]
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether a value is plain, an array, or a tuple of constants: others may change by themselves."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, _PLAIN) or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
 
 
 @runtime_checkable
