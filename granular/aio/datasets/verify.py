@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from granular._other_names import Unawaited
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.codec import Decoders, describe_error
@@ -49,7 +50,7 @@ class Problem:
 
 
 @dataclasses.dataclass(slots=True)
-class Report:
+class Report(Unawaited):
     """The result of ``verify``.
 
     Attributes:
