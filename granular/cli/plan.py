@@ -9,6 +9,7 @@ import numpy as np
 
 import granular
 from granular import shuffle
+from granular._words import counted
 from granular.cli.model import UNKNOWN, Limit, Prices, Rates, Share, check, readable_size, share, time_of
 from granular.cli.planner import CACHE_BLOCK, Planner
 from granular.config import GiB
@@ -144,8 +145,8 @@ def plan(
     try:
         if planner.length < run.batch * run.hosts:
             raise InvalidArgumentError(
-                f'{path}: expected {run.batch * run.hosts} datapoints or more for a batch of {run.batch} on '
-                f'{run.hosts} hosts, got {planner.length}'
+                f'{path}: expected {counted(run.batch * run.hosts, "datapoint")} or more for a batch of {run.batch} on '
+                f'{counted(run.hosts, "host")}, got {planner.length}'
             )
         scheme = path.store.root.partition('://')[0]
         prices, limit = prices or Prices.of(scheme), limit or Limit.of(scheme)

@@ -108,6 +108,15 @@ MISTAKES = {
         lambda: granular.Loader(dataset.to_iter_dataset(), 1),
         r'IterDataset is not a source: .*: iterate over a stream itself, after its batch\(...\)',
     ),
+    'stream_in_memory': (
+        lambda: granular.InMemoryDataSource(dataset.to_iter_dataset()),
+        r'elements: expected a sequence, got IterDataset: pass list\(...\) of it$',
+    ),
+    'set_in_memory': (lambda: granular.InMemoryDataSource({1, 2}), r'got set: pass list\(...\) of it$'),
+    'stream_to_pad': (
+        lambda: granular.batch_and_pad(dataset.to_iter_dataset(), batch_size=64),
+        r'batch_and_pad: expected a list of elements, got IterDataset: pass it as batch_fn: batch\(64, batch_fn=',
+    ),
     'option_of_another_library_in_a_path': (
         lambda: granular.Path('s3://bucket/data', endpoint='http://localhost'),
         r"s3://bucket: unknown options \['endpoint'\]: expected some of .*endpoint_url",
@@ -365,12 +374,12 @@ async def test_constructors_of_the_async_api_answer_await(name):
 
 
 FUNCTIONS = {
-    'open': lambda path: granular.open(path),
-    'build_index': lambda path: granular.build_index(path),
+    'open': granular.open,
+    'build_index': granular.build_index,
     'convert': lambda path: granular.convert([{'a': 1}], path.parent / 'converted'),
     'copy_to_local': lambda path: granular.copy_to_local(path, path.parent / 'copied'),
     'save_state': lambda path: granular.save_state(path.parent / 'states', {'step': 1}),
-    'verify': lambda path: granular.verify(path),
+    'verify': granular.verify,
 }
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -167,12 +168,29 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     assert 'expected one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
 
 
+def test_single_things_are_counted_in_the_singular(granular_cli, tmp_path):
+    with granular.ShardedDatasetWriter(tmp_path / 'one', {'a': 'bytes'}, shardlen=1, checksums=False) as writer:
+        writer.append({'a': b'1'})
+    (tmp_path / 'left').mkdir()
+    (tmp_path / 'left' / 'refs.bag').write_bytes(b'1')
+    (tmp_path / 'file').write_bytes(b'1')
+    for command in (
+        ['verify', tmp_path / 'one'],
+        ['index', tmp_path / 'one'],
+        ['clean', tmp_path / 'left', '--older', 0],
+        ['copy-to-local', tmp_path / 'file', tmp_path / 'copied'],
+        ['plan', tmp_path / 'one', '--batch', 2],
+    ):
+        text = ''.join(granular_cli(*command)[1:])
+        assert not re.findall(r'\b1 [a-z]+s\b(?! *\d)', text)
+
+
 def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     with zipfile.ZipFile(tmp_path / 'train.zip', 'w') as file:
         file.writestr('a/b', b'123')
     code, out, err = granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')
     assert (code, err) == (0, '')
-    assert out.startswith(f'{tmp_path}/local/train: 1 files, 3 bytes, ')
+    assert out.startswith(f'{tmp_path}/local/train: 1 file, 3 bytes, ')
     assert out.endswith(' s (unpacked)\n')
     assert 'was there' in granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')[1]
     done = json.loads(granular_cli('copy-to-local', path, tmp_path / 'ds2', '--json')[1])
@@ -204,7 +222,7 @@ def test_verify_decodes_or_says_that_it_did_not(granular_cli, tmp_path):
     with granular.DatasetWriter(tmp_path / 'bare', {'n': 'int'}, checksums=False) as writer:
         writer.append({'n': 1})
     out = granular_cli('verify', tmp_path / 'bare', '--decode')[1]
-    assert 'not looked at: the bytes of 2 records, which were written without checksums' in out
+    assert 'not looked at: the bytes of 2 records written without checksums' in out
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,8 @@ class AsyncResource(abc.ABC):
     if not TYPE_CHECKING:  # type checkers refuse this by themselves
 
         def __await__(self):
-            raise InvalidArgumentError(
-                f'{type(self).__name__}(...) is not awaited: use `await {type(self).__name__}.open(...)` or `async with`'
-            )
+            name = type(self).__name__
+            raise InvalidArgumentError(f'{name}(...) is not awaited: use `await {name}.open(...)` or `async with`')
 
     async def __aenter__(self) -> Self:
         await self._ensure_open()
