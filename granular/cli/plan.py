@@ -236,7 +236,8 @@ class _Estimate:
         """
         run, planner = self._run, self._planner
         first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, _SEED, 0)
-        opening = (planner.opening + planner.reads(first)[0]) * run.hosts
+        of_first = planner.reads(first)
+        opening = (planner.opening + of_first[0]) * run.hosts
         dollars = (requests + opening) / 1000 * self._prices.read + nbytes / 1e9 * self._prices.egress
         batches = self._steps * run.epochs / run.hosts
         units, ahead = windows or (batches, run.prefetch + 1)
@@ -244,7 +245,8 @@ class _Estimate:
         if self._rates != UNKNOWN:
             seconds, limits, enough = time_of(
                 self._rates, units=units, ahead=ahead, rounds=planner.rounds, requests=requests / run.hosts,
-                nbytes=nbytes / run.hosts, batches=batches, batch=run.batch, concurrency=planner.concurrency,
+                nbytes=nbytes / run.hosts, opening=planner.opening_nbytes + of_first[1], batches=batches,
+                batch=run.batch, concurrency=planner.concurrency,
             )  # fmt: skip
         shared = share(self._limit, run.hosts, requests, seconds)
         if shared is not None and seconds is not None and shared.seconds > seconds:
