@@ -112,6 +112,8 @@ def cat(
     as_json: Json = False,
 ) -> None:
     """Show one datapoint."""
+    if unknown := next((key for key in keys or () if key.startswith('-')), ''):  # which a negative index looks like
+        raise InvalidArgumentError(f'{unknown}: no such option; keys follow the index: granular cat URL INDEX KEY')
     root = open_path(url)
     with _reader(root) as reader:
         spec = getattr(reader, 'spec', {})

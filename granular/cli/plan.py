@@ -146,7 +146,7 @@ def plan(
         if planner.length < run.batch * run.hosts:
             raise InvalidArgumentError(
                 f'{path}: expected {counted(run.batch * run.hosts, "datapoint")} or more for a batch of {run.batch} on '
-                f'{counted(run.hosts, "host")}, got {planner.length}'
+                f'{counted(run.hosts, "host")}, got {planner.length}: choose a smaller --batch'
             )
         scheme = path.store.root.partition('://')[0]
         prices, limit = prices or Prices.of(scheme), limit or Limit.of(scheme)

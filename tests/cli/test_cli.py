@@ -259,3 +259,23 @@ def test_all_has_what_demo_and_view_need():
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / 'pyproject.toml').read_text())['project']
     extras = project['optional-dependencies']['all'][0]
     assert {'view', 'demo', 'cli', 'formats'} <= set(extras.partition('[')[2].rstrip(']').split(','))
+
+
+MISTAKES = {
+    'unknown option of cat': (['cat', 'ds', 1, '--keys', 'label'], '--keys: no such option; keys follow the index'),
+    'no address': (['info', ''], 'expected a path or an address, got an empty text'),
+    'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
+    'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
+    'dataset to convert': (['convert', 'ds', 'x'], 'ds: is a dataset of granular: copy it by `granular copy`, or'),
+    'shard to convert': (['convert', 'ds/000000', 'x'], 'ds/000000: is a dataset of granular: copy it by'),
+    'batch of a plan': (['plan', 'ds', '--batch', 9], 'for a batch of 9 on 1 host, got 5: choose a smaller --batch'),
+}
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_mistakes_are_answered_with_the_remedy(name, granular_cli, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    command, message = MISTAKES[name]
+    code, out, err = granular_cli(*command)
+    assert (code, out) == (1, '')
+    assert message in err
