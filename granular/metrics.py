@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, Self
 
 from granular._redact import hidden
+from granular._words import counted
 
 __all__ = [
     'BOUNDS',
@@ -106,7 +107,7 @@ class Histogram(_Fields):
     sum: float = 0.0
 
     def __repr__(self) -> str:
-        return f'<Histogram: {self.count} times, mean {self.mean:.6f} s>'
+        return f'<Histogram: {counted(self.count, "time")}, mean {self.mean:.6f} s>'
 
     def observe(self, seconds: float) -> None:
         """Count a time."""

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import granular
 from granular._lazy import import_extra
+from granular._words import counted
 from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.errors import InvalidArgumentError, UnknownTypeError
@@ -111,6 +112,8 @@ def cat(
     as_json: Json = False,
 ) -> None:
     """Show one datapoint."""
+    if unknown := next((key for key in keys or () if key.startswith('-')), ''):  # which a negative index looks like
+        raise InvalidArgumentError(f'{unknown}: no such option; keys follow the index: granular cat URL INDEX KEY')
     root = open_path(url)
     with _reader(root) as reader:
         spec = getattr(reader, 'spec', {})
@@ -171,14 +174,15 @@ def verify(
             datapoint = '' if problem.datapoint is None else f', of datapoint {problem.datapoint} of the dataset'
             typer.echo(printable(f'{problem.path}{record}{datapoint}: {problem.message}'))
         typer.echo(
-            f'{len(report.problems) or "no"} problems: {report.datapoints:,} datapoints, {report.records:,} records, '
-            f'{report.checked:,} compared with a checksum, {report.decoded:,} decoded, {report.bytes:,} bytes'
+            f'{counted(len(report.problems), "problem") if report.problems else "no problems"}: '
+            f'{counted(report.datapoints, "datapoint")}, {counted(report.records, "record")}, '
+            f'{report.checked:,} compared with a checksum, {report.decoded:,} decoded, {counted(report.bytes, "byte")}'
         )
         if report.undecoded:
             why = 'no decoder of their types' if decode else 'pass --decode'
             typer.echo(printable(f'not looked at: the values of {", ".join(report.undecoded)} ({why})'))
         if unchecked := report.records - report.checked:
-            typer.echo(f'not looked at: the bytes of {unchecked:,} records, which were written without checksums')
+            typer.echo(f'not looked at: the bytes of {counted(unchecked, "record")} written without checksums')
     if report.problems:
         raise typer.Exit(1)
 
@@ -198,8 +202,8 @@ def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
         typer.echo(json.dumps(dataclasses.asdict(summary)))
         return
     typer.echo(
-        f'{printable(summary.path)}: {summary.shards:,} shards, {summary.datapoints:,} datapoints, '
-        f'{summary.records:,} records, {summary.bytes:,} bytes'
+        f'{printable(summary.path)}: {counted(summary.shards, "shard")}, {counted(summary.datapoints, "datapoint")}, '
+        f'{counted(summary.records, "record")}, {counted(summary.bytes, "byte")}'
     )
 
 
@@ -229,7 +233,7 @@ def clean(
         typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.path}')
     action = 'removed' if remove else 'to be removed with --remove' if leftovers else 'found'
     total = sum(leftover.size for leftover in leftovers)
-    typer.echo(f'{len(leftovers) or "nothing"} {action}{f", {total:,} bytes" if leftovers else ""}', err=True)
+    typer.echo(f'{len(leftovers)} {action}, {counted(total, "byte")}' if leftovers else f'nothing {action}', err=True)
 
 
 @app.command()

@@ -125,6 +125,7 @@ def time_of(
     rounds: int,
     requests: float,
     nbytes: float,
+    opening: float,
     batches: float,
     batch: int,
     concurrency: int,
@@ -137,6 +138,7 @@ def time_of(
       ahead: units that are read at a time.
       rounds: requests after each other that a unit takes: references, then records.
       requests, nbytes, batches: of all units.
+      opening: bytes that are received before.
       batch: datapoints in a batch.
       concurrency: requests in flight, at most; 0 if that adapts.
 
@@ -162,8 +164,22 @@ def time_of(
     else:
         limit = max(shares, key=lambda name: shares[name])
     # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
-    began = (_OPENING + 2 * rounds) * latency
-    return began + max(seconds, busy), limit, math.ceil((waiting + transfer) / busy) if busy else None
+    began = (_OPENING + 2 * rounds) * latency + opening / (rates.bytes_per_second or math.inf)
+    return (
+        began + max(_in_turns(units, ahead, rounds * latency, transfer / units), busy),
+        limit,
+        math.ceil((waiting + transfer) / busy) if busy else None,
+    )
+
+
+def _in_turns(units: float, ahead: float, wait: float, transfer: float) -> float:
+    """Return the seconds of units of which some wait at a time, and then transfer one after another.
+
+    A unit that has waited finds others that transfer: their number is that of the mean value analysis of a closed
+    queue, in the approximation of Bard and Schweitzer.
+    """
+    excess = ahead * transfer - wait
+    return units / ahead * (wait + (excess + math.sqrt(excess**2 + 4 * transfer * wait)) / 2)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,8 @@ def _path(
     anon: Annotated[bool, typer.Option('--anon', help='Send no credentials, for s3:// and gs://.')] = False,
 ) -> granular.Path:
     """Return the path of an address, with the options that apply to its store."""
+    if not url:  # as of an unset variable; an empty path would be the current folder
+        raise InvalidArgumentError('expected a path or an address, got an empty text')
     options: dict[str, Any] = {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon}
     names = _APPLICABLE.get(url.partition('://')[0], ())
     return granular.Path(url, **{name: options[name] for name in names if options[name]})

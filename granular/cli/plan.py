@@ -9,6 +9,7 @@ import numpy as np
 
 import granular
 from granular import shuffle
+from granular._words import counted
 from granular.cli.model import UNKNOWN, Limit, Prices, Rates, Share, check, readable_size, share, time_of
 from granular.cli.planner import CACHE_BLOCK, Planner
 from granular.config import GiB
@@ -144,8 +145,8 @@ def plan(
     try:
         if planner.length < run.batch * run.hosts:
             raise InvalidArgumentError(
-                f'{path}: expected {run.batch * run.hosts} datapoints or more for a batch of {run.batch} on '
-                f'{run.hosts} hosts, got {planner.length}'
+                f'{path}: expected {counted(run.batch * run.hosts, "datapoint")} or more for a batch of {run.batch} on '
+                f'{counted(run.hosts, "host")}, got {planner.length}: choose a smaller --batch'
             )
         scheme = path.store.root.partition('://')[0]
         prices, limit = prices or Prices.of(scheme), limit or Limit.of(scheme)
@@ -235,7 +236,8 @@ class _Estimate:
         """
         run, planner = self._run, self._planner
         first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, _SEED, 0)
-        opening = (planner.opening + planner.reads(first)[0]) * run.hosts
+        of_first = planner.reads(first)
+        opening = (planner.opening + of_first[0]) * run.hosts
         dollars = (requests + opening) / 1000 * self._prices.read + nbytes / 1e9 * self._prices.egress
         batches = self._steps * run.epochs / run.hosts
         units, ahead = windows or (batches, run.prefetch + 1)
@@ -243,7 +245,8 @@ class _Estimate:
         if self._rates != UNKNOWN:
             seconds, limits, enough = time_of(
                 self._rates, units=units, ahead=ahead, rounds=planner.rounds, requests=requests / run.hosts,
-                nbytes=nbytes / run.hosts, batches=batches, batch=run.batch, concurrency=planner.concurrency,
+                nbytes=nbytes / run.hosts, opening=planner.opening_nbytes + of_first[1], batches=batches,
+                batch=run.batch, concurrency=planner.concurrency,
             )  # fmt: skip
         shared = share(self._limit, run.hosts, requests, seconds)
         if shared is not None and seconds is not None and shared.seconds > seconds:

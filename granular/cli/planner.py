@@ -31,7 +31,7 @@ class Planner:
     """
 
     def __init__(self, path: granular.Path, keys: Sequence[str] | None = None, cached: Sequence[str] = ()) -> None:
-        self._reader, self.opening = _open(path, cached)
+        self._reader, self.opening, self.opening_nbytes = _open(path, cached)
         indexed = indexed_shards_of(self._reader.aio) is not None
         self._reads_references = self._reader.layout == 'refs' and 'refs' not in cached and not indexed
         if self._reads_references or indexed:
@@ -39,7 +39,7 @@ class Planner:
             # tables in another form.
             held = {*cached, 'refs'} if self._reader.layout == 'refs' else cached
             self._reader.close()
-            self._reader, _ = _open(path, tuple(held), index=False)
+            self._reader, _, _ = _open(path, tuple(held), index=False)
         self._parts: list[Columns] = columns_of_shards(self._reader.aio)
         self.lengths = np.array([part.length for part in self._parts], np.int64)
         self._stops = np.cumsum(self.lengths)
@@ -99,8 +99,8 @@ class Planner:
 
 def _open(
     path: granular.Path, cached: Sequence[str], index: bool = True
-) -> tuple[DatasetReader | ShardedDatasetReader, int]:
-    """Open a dataset. Returns its reader, and the number of requests that opened it."""
+) -> tuple[DatasetReader | ShardedDatasetReader, int, int]:
+    """Open a dataset. Returns its reader, and the number of requests that opened it and the bytes of their replies."""
     store = path.store
     # Caches would hide requests.
     config = dataclasses.replace(store.config, index_cache='', cache_dir='')
@@ -110,7 +110,7 @@ def _open(
         lambda: ShardedDatasetReader(plain, None, cache_keys=cached, index=index),
     )
     for open_reader in readers:
-        before = metrics.snapshot().total('requests')
+        before = metrics.snapshot()
         try:
             reader = open_reader()
             reader.spec  # noqa: B018 - which opens it
@@ -118,7 +118,9 @@ def _open(
             raise
         except NotFoundError:
             continue
-        return reader, metrics.snapshot().total('requests') - before
+        now = metrics.snapshot()
+        requests, nbytes = (now.total(name) - before.total(name) for name in ('requests', 'bytes'))
+        return reader, requests, nbytes
     refuse_other_formats(path)
     open_any(plain, None).close()  # usually raises an error that says what is there
     raise NotFoundError(f'{path}: is not a dataset: it has neither a spec.json nor shards')

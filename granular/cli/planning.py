@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from granular._words import counted
 from granular.cli import bench as benches
 from granular.cli import plan as plans
 from granular.cli.commands import app, say
@@ -100,8 +101,8 @@ def bench(
 def _print_result(result: benches.Result) -> None:
     console = _console()
     note = '' if result.complete else ', ended early: allow more --seconds for all measurements'
-    read = f'{result.requests:,} requests, {readable_size(result.bytes)} in {result.seconds:.1f} s'
-    say(console, f'{result.url}: {result.objects} files, {"TLS" if result.tls else "no TLS"}, {read}{note}')
+    read = f'{counted(result.requests, "request")}, {readable_size(result.bytes)} in {result.seconds:.1f} s'
+    say(console, f'{result.url}: {counted(result.objects, "file")}, {"TLS" if result.tls else "no TLS"}, {read}{note}')
     if result.first_byte_p50 is not None and result.first_byte_p99 is not None:
         say(console, f'first byte: p50 {result.first_byte_p50 * 1e3:.3g} ms, p99 {result.first_byte_p99 * 1e3:.3g} ms')
     if result.connection_bytes_per_second:

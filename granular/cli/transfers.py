@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import granular
+from granular._words import counted
 from granular.aio.conversion.convert import Conversion, Engine
 from granular.aio.conversion.record_source import FORMATS
 from granular.cli.commands import app, show_bytes, show_progress
@@ -42,7 +43,8 @@ def copy_to_local(
         typer.echo(json.dumps(dataclasses.asdict(copy)))
         return
     notes = ', '.join(name for name, was in (('cleared', copy.was_deleted), ('unpacked', copy.was_unpacked)) if was)
-    summary = f'{copy.files:,} files, {copy.bytes:,} bytes, {copy.seconds:,.1f} s' if copy.was_copied else 'was there'
+    copied = f'{counted(copy.files, "file")}, {counted(copy.bytes, "byte")}, {copy.seconds:,.1f} s'
+    summary = copied if copy.was_copied else 'was there'
     typer.echo(printable(f'{copy.path}: {summary}{f" ({notes})" if notes else ""}'))
 
 
@@ -106,14 +108,13 @@ def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
         typer.echo(printable(f'{key}: {kind}{field} ({done.reasons[key]})'))
     for name, reason in done.skipped.items():
         typer.echo(printable(f'skipped {name}: {reason.removeprefix(f"{name}: ")}'), err=True)
-    datapoints = 'an unknown number of' if done.datapoints is None else f'{done.datapoints:,}'
-    shards = 'shards' if done.shards is None else f'{done.shards:,} shard{"" if done.shards == 1 else "s"}'
-    summary = f'{datapoints} datapoints of {done.source} ({done.format}) in {shards}'
+    datapoints = 'an unknown number of datapoints' if done.datapoints is None else counted(done.datapoints, 'datapoint')
+    shards = 'shards' if done.shards is None else counted(done.shards, 'shard')
+    summary = f'{datapoints} of {done.source} ({done.format}) in {shards}'
     if dry_run:
         typer.echo(printable(f'would write {summary} to {target}'))
     else:
         existing = f', {done.found:,} of them there before' if done.found else ''
-        skipped = f', {len(done.skipped):,} records skipped' if done.skipped else ''
-        typer.echo(
-            printable(f'{summary} in {target}{existing}{skipped}: {done.bytes:,} bytes written, {done.seconds:,.1f} s')
-        )
+        skipped = f', {counted(len(done.skipped), "record")} skipped' if done.skipped else ''
+        written = counted(done.bytes, 'byte')
+        typer.echo(printable(f'{summary} in {target}{existing}{skipped}: {written} written, {done.seconds:,.1f} s'))

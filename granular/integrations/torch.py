@@ -171,7 +171,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         rest = [value for value in values if value is not None]
         if not rest and failed:
             raise DatapointError(
-                f'all {len(failed)} datapoints of the batch failed, and a DataLoader cannot leave out a batch of a '
+                f'all datapoints of the batch, {len(failed)}, failed, and a DataLoader cannot leave out a batch of a '
                 f'map-style dataset: return a replacement in on_error, or pass a stream, which continues with the next '
                 f"datapoints: IterableDataset(dataset.to_iter_dataset(on_error='skip').batch(64))"
             ) from failed[0].error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
+from granular._words import counted
 from granular.aio.loader.loader import LoaderHandle, remaining_batches
 from granular.aio.pipeline.describe import times
 from granular.aio.pipeline.nodes.source import Source
@@ -124,9 +125,9 @@ def _figures(stats: dict[str, float], count: int, seconds: float, waited: float)
     if 'ready' in stats:
         parts.append(f'{stats["ready"]:.0f} ready, {stats["in_flight"]:.0f} loading')
     counts = io_stats()
-    parts.append(f'{counts["in_flight"]} requests, {counts["cached"]:,} hits')
+    parts.append(f'{counted(counts["in_flight"], "request")}, {counted(counts["cached"], "hit")}')
     if stats.get('errors'):
-        parts.append(f'{stats["errors"]:.0f} errors')
+        parts.append(counted(int(stats['errors']), 'error'))
     return '  '.join(parts)
 
 

@@ -66,6 +66,7 @@ LAYERS = (
         '_other_names': 'answers to names of other libraries',
         'indexing': 'integer indices',
         '_redact': 'redaction of credentials',
+        '_words': 'words of messages',
         '_typing': 'type variables with defaults',
     },
     {'errors': 'the tree of errors'},

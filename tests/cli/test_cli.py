@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 import tomllib
@@ -167,12 +168,29 @@ def test_convert_writes_and_reports_shards(granular_cli, tmp_path):
     assert 'expected one of parquet' in granular_cli(*args[:3], '--format', 'csv')[2]
 
 
+def test_single_things_are_counted_in_the_singular(granular_cli, tmp_path):
+    with granular.ShardedDatasetWriter(tmp_path / 'one', {'a': 'bytes'}, shardlen=1, checksums=False) as writer:
+        writer.append({'a': b'1'})
+    (tmp_path / 'left').mkdir()
+    (tmp_path / 'left' / 'refs.bag').write_bytes(b'1')
+    (tmp_path / 'file').write_bytes(b'1')
+    for command in (
+        ['verify', tmp_path / 'one'],
+        ['index', tmp_path / 'one'],
+        ['clean', tmp_path / 'left', '--older', 0],
+        ['copy-to-local', tmp_path / 'file', tmp_path / 'copied'],
+        ['plan', tmp_path / 'one', '--batch', 2],
+    ):
+        text = ''.join(granular_cli(*command)[1:])
+        assert not re.findall(r'\b1 [a-z]+s\b(?! *\d)', text)
+
+
 def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     with zipfile.ZipFile(tmp_path / 'train.zip', 'w') as file:
         file.writestr('a/b', b'123')
     code, out, err = granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')
     assert (code, err) == (0, '')
-    assert out.startswith(f'{tmp_path}/local/train: 1 files, 3 bytes, ')
+    assert out.startswith(f'{tmp_path}/local/train: 1 file, 3 bytes, ')
     assert out.endswith(' s (unpacked)\n')
     assert 'was there' in granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')[1]
     done = json.loads(granular_cli('copy-to-local', path, tmp_path / 'ds2', '--json')[1])
@@ -204,7 +222,7 @@ def test_verify_decodes_or_says_that_it_did_not(granular_cli, tmp_path):
     with granular.DatasetWriter(tmp_path / 'bare', {'n': 'int'}, checksums=False) as writer:
         writer.append({'n': 1})
     out = granular_cli('verify', tmp_path / 'bare', '--decode')[1]
-    assert 'not looked at: the bytes of 2 records, which were written without checksums' in out
+    assert 'not looked at: the bytes of 2 records written without checksums' in out
 
 
 @pytest.mark.parametrize(
@@ -241,3 +259,23 @@ def test_all_has_what_demo_and_view_need():
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / 'pyproject.toml').read_text())['project']
     extras = project['optional-dependencies']['all'][0]
     assert {'view', 'demo', 'cli', 'formats'} <= set(extras.partition('[')[2].rstrip(']').split(','))
+
+
+MISTAKES = {
+    'unknown option of cat': (['cat', 'ds', 1, '--keys', 'label'], '--keys: no such option; keys follow the index'),
+    'no address': (['info', ''], 'expected a path or an address, got an empty text'),
+    'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
+    'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
+    'dataset to convert': (['convert', 'ds', 'x'], 'ds: is a dataset of granular: copy it by `granular copy`, or'),
+    'shard to convert': (['convert', 'ds/000000', 'x'], 'ds/000000: is a dataset of granular: copy it by'),
+    'batch of a plan': (['plan', 'ds', '--batch', 9], 'for a batch of 9 on 1 host, got 5: choose a smaller --batch'),
+}
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_mistakes_are_answered_with_the_remedy(name, granular_cli, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    command, message = MISTAKES[name]
+    code, out, err = granular_cli(*command)
+    assert (code, out) == (1, '')
+    assert message in err

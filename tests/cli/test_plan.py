@@ -181,14 +181,18 @@ def test_time_is_that_of_a_loader(sized, delay, rate, name, batch, order, name_o
         path = granular.Path(f'{server.endpoint}/{name}', config=CALM)
         rates = Rates(None if rate == math.inf else rate, 5000, delay)
         (one,) = plan(path, Run(batch, prefetch=3), [name_of_order], rates=rates).plans
-        began = time.monotonic()
-        with granular.ShardedDatasetReader(path, granular.decoders) as reader:
-            dataset = MapDataset.source(reader).shuffle(seed=0, order=order)
-            with granular.Loader(dataset, batch, prefetch=3) as loader:
-                assert sum(len(found['x']) for found in loader) == len(reader)
-        seconds = time.monotonic() - began
-    # Latency and bandwidth of the server dominate; a busy machine adds to them.
-    assert one.seconds / 1.5 < seconds < one.seconds * 3
+
+        def measured():
+            began = time.monotonic()
+            with granular.ShardedDatasetReader(path, granular.decoders) as reader:
+                dataset = MapDataset.source(reader).shuffle(seed=0, order=order)
+                with granular.Loader(dataset, batch, prefetch=3) as loader:
+                    assert sum(len(found['x']) for found in loader) == len(reader)
+            return time.monotonic() - began
+
+        # Latency and bandwidth of the server dominate; a busy machine adds to them, and is given five tries.
+        seconds = next((seconds for _ in range(4) if (seconds := measured()) < one.seconds * 1.5), 0) or measured()
+    assert one.seconds / 1.5 < seconds < one.seconds * 1.5
     assert one.limits in ('latency', 'bandwidth')
 
 
@@ -260,9 +264,9 @@ def test_limits_of_stores_name_their_source_and_measured_shares_those_of_the_doc
 def test_dollars_and_seconds_follow_from_prices_and_rates(server):
     path = granular.Path(f'{server.endpoint}/columns', config=CALM)
     prices = Prices('mine', '2025-01-01', 0.5, 2.0, '')
-    (one,) = plan(path, Run(50, hosts=2), ['full'], rates=Rates(1e5, 100), prices=prices).plans
+    (one,) = plan(path, Run(50, epochs=100, hosts=2), ['full'], rates=Rates(1e5, 100), prices=prices).plans
     assert one.dollars == pytest.approx((one.requests + one.opening) / 1000 * 0.5 + one.bytes / 1e9 * 2.0)
-    assert one.seconds == pytest.approx(max(one.bytes / 2 / 1e5, one.requests / 2 / 100), rel=0.01)
+    assert one.seconds == pytest.approx(max(one.bytes / 2 / 1e5, one.requests / 2 / 100), rel=0.02)  # beside opening it
 
 
 def test_prices_of_buckets_are_dated():
@@ -310,7 +314,7 @@ def test_invalid_plans_are_errors(server, tmp_path):
     for order in ('half', 'blocks:1', 'blocks:1,2,3', 'full:3', 'blocks:0,4'):
         with pytest.raises(InvalidArgumentError):
             plan(path, Run(50), [order])
-    with pytest.raises(InvalidArgumentError, match='expected 1000 datapoints or more .* got 600'):
+    with pytest.raises(InvalidArgumentError, match='expected 1,000 datapoints or more .* got 600'):
         plan(path, Run(100, hosts=10))
     with pytest.raises(NotFoundError, match=r'expected a dataset \(a folder with a spec.json'):
         plan(granular.Path(tmp_path), Run(1))

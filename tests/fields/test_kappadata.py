@@ -381,7 +381,7 @@ def test_methods_that_load_all_values_are_those_of_the_class_that_loads_one():
     assert Doubled(names['quick']).getall_x()[:3] == [0, 20, 40]
     assert names['ds'].getall_x() == names['quick'].getall_x()
     assert granular.ModeWrapper(Doubled(names['ds']), 'class').getall_x()[:2] == [0, 20]
-    with pytest.raises(granular.errors.DatapointError, match='getall_class returned 1 values for 11 datapoints'):
+    with pytest.raises(granular.errors.DatapointError, match='getall_class returned 1 value for 11 datapoints'):
         granular.ClassFilterWrapper(Short(), [1])
 
 

@@ -29,12 +29,14 @@ from granular.errors import (
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
+    StoreError,
     UnknownKeyError,
     UnknownTypeError,
     WorkerError,
 )
 from tests import ROOT
 from tests.pipeline.compositions.ray_train import ray_train
+from tests.support.fault_proxy import FaultProxy
 
 pytestmark = [
     pytest.mark.xdist_group('ray'),
@@ -513,6 +515,25 @@ def test_what_killed_writers_left_is_cleaned_or_replaced(store, ray_, data, requ
     part.write([table(1)], types.SimpleNamespace(task_idx=0))
     assert granular.clean(root, older=0, remove=True)
     assert contents(root / 'b') == contents(expected)
+
+
+def test_write_whose_parts_are_cleaned_meanwhile_fails(ray_, data, fakegcs):
+    """``--older 0`` ignores the claim of a live writer. The first shard is not there yet when the folder is listed."""
+    root, cleaned = fakegcs.place(), []
+
+    def clean_once(call):
+        if call.method == 'POST' and b'/ds/000000/' in call.body and not cleaned:
+            cleaned.append(len(contents(root)))
+            granular.clean(root, older=0, remove=True)
+            cleaned.append(len(contents(root)))
+        return ''
+
+    with FaultProxy(fakegcs.endpoint, clean_once) as proxy:
+        target = granular.Path(f'{root / "ds"}', **{**fakegcs.options, 'endpoint_url': proxy.endpoint})
+        with pytest.raises(StoreError, match=r'/ds: .*spec.json was removed meanwhile, as by `granular clean`'):
+            ray_.write(data.range(30).map(lambda row: plain(row['id'])), target, PLAIN, shardlen=10)
+    assert cleaned[0] > cleaned[1] == 0
+    assert contents(root) == {}
 
 
 # --- conversion

@@ -351,7 +351,7 @@ def test_failed_datapoints_are_summarised_by_reason(kind, end, caplog):
     dataset = granular.MapDataset.range(length).map(lambda x: {'x': x}).map(broken)
     expected = [
         'on_error skipped 4 datapoints: ValueError: s3://data: … is bad',
-        'on_error skipped 1 datapoints: TypeError: the last one',
+        'on_error skipped 1 datapoint: TypeError: the last one',
     ]
     with SKIPPING[kind](dataset) as batches:
         if end == 'read to its end':

@@ -269,4 +269,4 @@ def test_debug_mode_logs_streams_that_are_made(caplog):
 def test_iterators_show_their_last_stage_and_progress():
     with iter(granular.MapDataset.range(5).to_iter_dataset().map(str)) as iterator:
         next(iterator)
-        assert repr(iterator) == '<DatasetIterator of map(str): 1 elements>'
+        assert repr(iterator) == '<DatasetIterator of map(str): 1 element>'

@@ -42,39 +42,40 @@ def test_exception_of_a_user_function_reaches_the_caller(arguments, raising_inte
     assert {case: fault for case, fault in faults.items() if fault} == {}
 
 
-def opened(api, fn, method):
+def opened(api, fn, method, on_error='raise'):
     """Return the elements of a function, one at a time, and a function that lets them continue at a position."""
     count = 0 if method is None else 1
     if api == 'Loader':
         source = granular.sources.Transform(range(COUNT), fn.dicts)
-        loader = granular.Loader(source, 1, 4, count or 4, mp=method)
+        loader = granular.Loader(source, 1, 4, count or 4, mp=method, on_error=on_error)
         return loader, lambda position: loader.load({**loader.save(), 'step': position})
     if api == 'stream':
         workers = MultiprocessingOptions(count, start_method=method or 'spawn')
-        iterator = iter(MapDataset.range(COUNT).map(fn).to_iter_dataset().mp_prefetch(workers))
+        stream = MapDataset.range(COUNT).map(fn).to_iter_dataset(on_error=on_error)
+        iterator = iter(stream.mp_prefetch(workers))
     else:
         sampler = granular.IndexSampler(COUNT, num_epochs=1)
         iterator = iter(granular.DataLoader(
             data_source=range(COUNT), sampler=sampler, operations=[fn], worker_count=count,
-            start_method=method or 'spawn',
+            start_method=method or 'spawn', on_error=on_error,
         ))  # fmt: skip
     return iterator, iterator.set_next_index
 
 
+GROUPS = ('OwnError', 'BaseExceptionGroup')  # neither an Exception nor one that ends something
 ENDS = [name for name in ERRORS if issubclass(type(ERRORS[name]()), CONTROL)]
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize(
     ('name', 'method', 'api'),
-    pairwise(itertools.product([*ENDS, 'OwnError'], [None, 'fork', 'spawn'], ['Loader', 'stream', 'DataLoader'])),
+    pairwise(itertools.product([*ENDS, *GROUPS], [None, 'fork', 'spawn'], ['Loader', 'stream', 'DataLoader'])),
 )
 def test_exception_that_ends_programs_is_an_error_of_its_element(name, method, api):
     # On the main thread: signals, which raise such exceptions there, do not reach functions that run elsewhere.
     elements, go_to = opened(api, Raises(name), method)
     with elements:
-        if name in ENDS:
-            assert len([next(elements) for _ in range(BAD)]) == BAD
+        assert len([next(elements) for _ in range(BAD)]) == BAD
         for _ in range(2):
             with pytest.raises(FunctionError if name in ENDS else type(ERRORS[name]())) as caught:
                 list(elements)
@@ -86,25 +87,25 @@ def test_exception_that_ends_programs_is_an_error_of_its_element(name, method, a
         assert len(list(elements)) == COUNT - BAD - 1
 
 
-@pytest.mark.parametrize('name', ERRORS)
-@pytest.mark.parametrize('make', ['iterator', 'loader'])
-def test_on_error_skip_applies_to_exceptions_only(name, make):
+@pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
+@pytest.mark.parametrize(
+    ('name', 'method', 'api'),
+    pairwise(itertools.product(ERRORS, [None, 'fork', 'spawn'], ['Loader', 'stream', 'DataLoader'])),
+)
+def test_on_error_skip_applies_to_exceptions_only(name, method, api):
     error = ERRORS[name]()
-    fn = Raises(name)
-    if make == 'iterator':
-        stream = MapDataset.range(COUNT).map(fn).to_iter_dataset(on_error='skip')
-    else:
-        stream = granular.Loader(granular.sources.Transform(range(COUNT), fn.dicts), 4, on_error='skip')
-    with iter(stream) as iterator:
+    elements, _ = opened(api, Raises(name), method, on_error='skip')
+    with elements:
         if isinstance(error, Exception):
-            assert sum(1 if make == 'iterator' else len(batch['x']) for batch in iterator) == COUNT - 1
-            assert [step for step, _ in iterator.errors] == [BAD]
-            assert type(error).__name__ in iterator.errors[0][1]
+            assert sum(len(one['x']) if api == 'Loader' else 1 for one in elements) == COUNT - 1
+            assert [step for step, _ in elements.errors] == [BAD]
+            assert type(error).__name__ in elements.errors[0][1]
         else:
+            assert len([next(elements) for _ in range(BAD)]) == BAD
             with pytest.raises((type(error), FunctionError)) as caught:
-                list(iterator)
+                list(elements)
             assert type(error) in (caught.type, type(caught.value.__cause__))
-            assert iterator.errors == []
+            assert elements.errors == []
 
 
 @pytest.mark.parametrize('operation', ['map', 'iter.map', 'prefetch'])

@@ -143,6 +143,9 @@ def _created(path: str, elements: Sequence[Any]) -> Segment:
 
 
 def _fill(fd: int, elements: Sequence[Any]) -> None:
+    if not (hasattr(elements, '__len__') and hasattr(elements, '__getitem__')):
+        remedy = ': pass list(...) of it' if hasattr(elements, '__iter__') else ''
+        raise InvalidArgumentError(f'elements: expected a sequence, got {type(elements).__name__}{remedy}')
     count = len(elements)
     ends = np.zeros(count + 1, '<i8')
     at = ends[0] = _HEAD.size + ends.nbytes

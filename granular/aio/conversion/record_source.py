@@ -32,6 +32,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.formats.layout import shard_number
 from granular.indexing import Ints
 
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface']
@@ -271,6 +272,11 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     except NotFoundError as error:
         if format:
             raise
+        if 'spec.json' in names or any(shard_number(name) is not None for name in names):
+            raise InvalidArgumentError(
+                f'{folder}: is a dataset of granular: copy it by `granular copy`, or convert a reader of it, as in '
+                f'granular.convert(granular.open(...), ...)'
+            ) from None
         if remedy := await remedy_of(folder, sorted(names)):
             raise NotFoundError(f'{folder}: {remedy}') from None
         raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format') from None
@@ -291,7 +297,7 @@ def _format_of(paths: Sequence[Path]) -> str:
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
             f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
-            f'{", ".join(_ENDINGS)}, a folder, or format'
+            f'{", ".join(_ENDINGS)}, or a folder; or pass format'
         )
     return kinds.pop()
 

@@ -7,6 +7,7 @@ from granular import formats
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.tracebacks import message_of
 from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
 from granular.errors import DatapointKeysError, DecodeError, EncodeError, InvalidArgumentError, UnknownTypeError
@@ -136,7 +137,7 @@ def decode_error(name: str, index: int | str, field: Field, record: bytes, error
 
 def describe_error(error: BaseException) -> str:
     """Return the message of an error, or the name of its type if it has none."""
-    return str(error) or type(error).__name__
+    return message_of(error) or type(error).__name__
 
 
 # --- encoding -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._words import counted
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
@@ -159,7 +160,9 @@ class ShardOpener:
         if snapshot is not None and snapshot.folders.keys() != set(names):
             # Mixed with newer shards it would not be one dataset.
             if self._shared is not None:
-                raise changed(self._name, f'of {len(snapshot.folders)} shards', f'of {len(names)} shards')
+                raise changed(
+                    self._name, f'of {counted(len(snapshot.folders), "shard")}', f'of {counted(len(names), "shard")}'
+                )
             snapshot = None
             if self._use_index and await self._open_by_index():
                 return
@@ -187,7 +190,9 @@ class ShardOpener:
         start, step = self._series
         chosen = numbers[start::step]
         if not chosen:
-            raise NotFoundError(f'{self._name}: has {len(numbers)} shards, none from {start} on in steps of {step}')
+            raise NotFoundError(
+                f'{self._name}: has {counted(len(numbers), "shard")}, none from {start} on in steps of {step}'
+            )
         return chosen
 
     # --- by their own tables
@@ -216,7 +221,7 @@ class ShardOpener:
     async def _check_numbers(self) -> None:
         now = await self._list()
         if now != self.numbers:
-            raise changed(self._name, f'of {len(self.numbers)} shards', f'of {len(now)} shards')
+            raise changed(self._name, f'of {counted(len(self.numbers), "shard")}', f'of {counted(len(now), "shard")}')
 
     # --- by the index
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from granular._other_names import Unawaited
+from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
 from granular.aio.datasets.codec import Decoders, describe_error
@@ -49,7 +51,7 @@ class Problem:
 
 
 @dataclasses.dataclass(slots=True)
-class Report:
+class Report(Unawaited):
     """The result of ``verify``.
 
     Attributes:
@@ -137,7 +139,7 @@ async def _verify_index(root: Path, numbers: Sequence[int], report: Report) -> N
         add(f'is damaged: {error}')
         return
     if len(index) != len(numbers):
-        add(f'has {len(index)} shards, the dataset has {len(numbers)}')
+        add(f'has {counted(len(index), "shard")}, the dataset has {len(numbers)}')
     for number in numbers:
         if number >= len(index):
             continue

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
+from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
@@ -93,7 +94,7 @@ async def open(  # noqa: A001
     """
     if isinstance(path, list | tuple):
         files = [Path(file, fs=fs) for file in path]
-        return await _open_files(files, f'{len(files)} files', decoders, options)
+        return await _open_files(files, counted(len(files), 'file'), decoders, options)
     folder = Path(path, fs=fs)
     await folder.store.ready()
     if await is_pattern(folder):

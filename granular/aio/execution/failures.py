@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, cast
 
+from granular._words import counted
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
@@ -37,27 +38,39 @@ class Failure:
       counts: False in place of a further element of a datapoint, which was to become several: it is raised, but neither
         counted nor replaced.
       handled: True if it failed before the ``on_error`` of its stream, and operations follow that.
+      message: the class and message of the exception, taken where it was raised, as its ``str`` may raise anything.
     """
 
     counts: bool
-    error: Exception
+    error: BaseException
     handled: bool
     index: int
+    message: str
 
-    __slots__ = ('counts', 'error', 'handled', 'index')
+    __slots__ = ('counts', 'error', 'handled', 'index', 'message')
 
-    def __init__(self, index: int, error: Exception, counts: bool = True, handled: bool = False) -> None:
+    def __init__(
+        self, index: int, error: BaseException, counts: bool = True, handled: bool = False, message: str = ''
+    ) -> None:
         self.index, self.error, self.counts, self.handled = index, error, counts, handled
+        self.message = message or summary(error)
+
+    def at(self, index: int, counts: bool) -> 'Failure':
+        """Return the failure as that of another stage, at its index there."""
+        return Failure(index, self.error, counts, message=self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.index, self.counts, self.handled, *portable(self.error))
+        return _unpickled, (self.index, self.counts, self.handled, self.message, *portable(self.error))
 
 
 def of_datapoint(error: Exception) -> bool:
     """Return whether ``on_error`` applies to an error: not if it comes from the store or the machine."""
-    if isinstance(error, FunctionError):
-        return isinstance(error.__cause__, Exception)
-    return not isinstance(error, OSError | MemoryError | ClosedError)
+    return not ends_program(error) and not isinstance(error, OSError | MemoryError | ClosedError)
+
+
+def ends_program(error: BaseException) -> bool:
+    """Return whether a function of the user raised an error that is no ``Exception``, to which no policy applies."""
+    return not isinstance(error.__cause__ if isinstance(error, FunctionError) else error, Exception)
 
 
 def portable(error: BaseException) -> tuple[list[bytes], str]:
@@ -95,8 +108,8 @@ def remote(pickled: Sequence[bytes], text: str) -> BaseException:
     return first
 
 
-def _unpickled(index: int, counts: bool, handled: bool, pickled: Sequence[bytes], text: str) -> Failure:
-    return Failure(index, cast(Exception, remote(pickled, text)), counts, handled)
+def _unpickled(index: int, counts: bool, handled: bool, message: str, pickled: Sequence[bytes], text: str) -> Failure:
+    return Failure(index, remote(pickled, text), counts, handled, message)
 
 
 class Errors:
@@ -123,8 +136,7 @@ class Errors:
 
     def raises_for(self, failure: Failure) -> bool:
         """Return whether a failure is raised: any without a policy, otherwise one that means an end to the program."""
-        error = failure.error
-        return self.raises or (isinstance(error, FunctionError) and not of_datapoint(error))
+        return self.raises or ends_program(failure.error)
 
     @property
     def raises(self) -> bool:
@@ -137,7 +149,8 @@ class Errors:
             raise failure.error
         if not failure.counts:
             return None
-        return call_user(self.on_error, failure.index, failure.error) if callable(self.on_error) else None
+        on_error, error = self.on_error, cast(Exception, failure.error)  # to others, no policy applies
+        return call_user(on_error, failure.index, error) if callable(on_error) else None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
         """Count datapoints that failed, and log the first one of each reason."""
@@ -155,9 +168,9 @@ class Errors:
         reasons, self._reasons = self._reasons, collections.Counter()
         for reason, count in reasons.most_common():
             replaced = '' if self.on_error == 'skip' else ' or replaced'
-            logger.warning('on_error skipped%s %d datapoints: %s', replaced, count, reason)
+            logger.warning('on_error skipped%s %s: %s', replaced, counted(count, 'datapoint'), reason)
 
 
 def outline(failure: Failure) -> tuple[int, str]:
     """Return a failure as (index, message), for counting and for other processes."""
-    return failure.index, summary(failure.error)
+    return failure.index, failure.message

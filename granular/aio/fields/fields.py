@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from granular._other_names import Elementless
+from granular._words import counted
 from granular.aio.execution.failures import Failure
 from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields
 from granular.aio.fields.navigation import Nested, dispose_of
@@ -272,7 +273,7 @@ class Methods(Adapter):
         """Return the values of some datapoints, which one call of a method returns."""
         values = await call_or_await(getattr(self.dataset, name), *args)
         if len(values) != count:
-            raise DatapointError(f'{name} returned {len(values)} values for {count} datapoints')
+            raise DatapointError(f'{name} returned {counted(len(values), "value")} for {counted(count, "datapoint")}')
         return list(values)
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:

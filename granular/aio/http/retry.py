@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular._redact import hidden
+from granular._words import counted
 from granular.aio.http.connection import PoolClosedError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
@@ -264,7 +265,7 @@ class Attempts:
 
     def _given_up(self, failure: _Failure, reason: str = '') -> StoreError:
         seconds = time.monotonic() - self._started
-        failure.error.add_note(f'gave up after {self._sent} attempts in {seconds:.1f} s{reason}')
+        failure.error.add_note(f'gave up after {counted(self._sent, "attempt")} in {seconds:.1f} s{reason}')
         return failure.error
 
     async def _take_tokens(self, failure: _Failure, seconds: float) -> None:

@@ -121,7 +121,7 @@ class Assembly:
                 if datapoint.counts:
                     index, message = outline(datapoint)
                     failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
-                datapoint = self._errors.resolve(Failure(step, datapoint.error, datapoint.counts))
+                datapoint = self._errors.resolve(datapoint.at(step, datapoint.counts))
                 if datapoint is not None:
                     check(datapoint, step, self._spec)
             if datapoint is not None:

@@ -47,7 +47,7 @@ class _Applied(Element):
         metadata: RecordMetadata
         metadata, data = datapoint
         if type(data) is Failure:
-            return Failure(metadata.index, data.error, data.counts)
+            return data.at(metadata.index, data.counts)
         rng = metadata.rng
         if self._random and rng is None and isinstance(self._sampler, IndexSampler):
             rng = self._sampler.rng(metadata.index)

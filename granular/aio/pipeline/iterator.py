@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
 
 from granular._typing import Element_co
+from granular._words import counted
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.position import VERSION, check_plain, restoring, version_of
@@ -151,7 +152,7 @@ class Cursor(Running):
         length = self._stream.length()
         index = check_integer('index', index, 0)
         if index > length:
-            raise OutOfRangeError(f'index {index} is out of range: the stream has {length} elements')
+            raise OutOfRangeError(f'index {index} is out of range: the stream has {counted(length, "element")}')
         await self.restore({'version': VERSION, 'state': self._stream.state_at(index)}, True)
 
     async def restore(self, state: Mapping[str, Any], strict: bool) -> None:
@@ -196,7 +197,7 @@ class Cursor(Running):
 
     def describe(self) -> str:
         """Return the last stage and the number of elements returned."""
-        return f'{self._stream.describe()}: {self.elements()} elements'
+        return f'{self._stream.describe()}: {counted(self.elements(), "element")}'
 
     def elements(self) -> int:
         """Return the number of elements returned."""

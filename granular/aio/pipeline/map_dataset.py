@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from granular._other_names import Awaited, answering
 from granular._typing import Element_co
+from granular._words import counted
 from granular.aio.execution.failures import OnError
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -337,7 +338,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return format_pipeline(self._node)
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__} of {len(self)} elements: {self._node.describe()}>'
+        return f'<{type(self).__name__} of {counted(len(self), "element")}: {self._node.describe()}>'
 
 
 class MapDataset(Awaited, MapOperations[Element_co]):

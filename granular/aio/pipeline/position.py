@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from granular._words import counted
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.errors import StateError
 
@@ -268,6 +269,6 @@ def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
     reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'
     later = _LATER if saved > 1 else 'continue on one host'
     return (
-        f'{terms.stage}: the state was saved on {saved} host{"s" if saved > 1 else ""}, this pipeline has {own}, and '
+        f'{terms.stage}: the state was saved on {counted(saved, "host")}, this pipeline has {own}, and '
         f'{reason}: {later}; for states that fit any number, {fit.remedy}'
     )

@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
+from granular.aio.runtime.user_functions import is_of_signal
 from granular.errors import DatapointError, GranularError
 
 _Owner = Literal['granular', 'library', 'user']
@@ -25,12 +26,20 @@ class RemoteError(Exception):
         return f'\n"""\n{self.args[0]}"""'
 
 
+def message_of(error: BaseException) -> str | None:
+    """Return the message of an error, or None if its ``str`` fails, which may raise anything."""
+    try:
+        return str(error)
+    except BaseException as failure:
+        if is_of_signal(failure):
+            raise
+        return None
+
+
 def summary(error: BaseException) -> str:
     """Return the class and message of an error, even if its ``str`` fails."""
-    try:
-        return f'{type(error).__name__}: {error}'
-    except Exception:
-        return type(error).__name__
+    message = message_of(error)
+    return type(error).__name__ if message is None else f'{type(error).__name__}: {message}'
 
 
 def shorten(error: BaseException) -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
+from granular._other_names import Unawaited
+from granular._words import counted
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, relative_name
 from granular.aio.paths.file import Progress
@@ -47,7 +49,7 @@ _POLL: Final = 1.0  # seconds at most between two checks whether another process
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LocalCopy:
+class LocalCopy(Unawaited):
     """The result of ``copy_to_local``.
 
     Attributes:
@@ -307,7 +309,7 @@ async def _check_shards(source: Path, target: Path) -> None:
     if added or not listed.issuperset(copied):
         current = len(listed.intersection(copied)) + len(added)
         raise ObjectChangedError(
-            f'{source}: had {len(copied)} shards when it was copied, and has {current} now: copy it again',
+            f'{source}: had {counted(len(copied), "shard")} when it was copied, and has {current} now: copy it again',
             path=f'{source}',
         )
 

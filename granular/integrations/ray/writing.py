@@ -200,8 +200,26 @@ class Datasink(_Base):  # type: ignore[misc]
         self._committing = True
         tasks = RayShards(writer, source, None, await open_source(source, None))
         await tasks.write(ranges, None, None, None if self._guard is None else self._guard.claim)
+        if not self._directory.store.local:  # on a disk, the lock of the guard keeps `granular clean` out
+            await self._ensure_kept(folders)
         self._committing = False
         await remove_parts(self._directory, [self._parts])
+
+    async def _ensure_kept(self, folders: Sequence[Path]) -> None:
+        """Withdraw the first shard, and raise, if `granular clean` may have removed others: it removes the parts last.
+
+        It marks the folder of the first shard meanwhile, which the writer of that has not seen.
+        """
+        store, names = self._directory.store, ('spec.json', *(f'{key}.bag' for key in self._spec))
+        present: set[str] = set()
+        with contextlib.suppress(NotFoundError):
+            present = {entry.key async for entry in store.scan_tree(self._parts.key)}
+        for path in (folder / name for folder in folders for name in names):
+            if path.key not in present and not await path.exists():  # some stores list new files late
+                if self._guard is not None:
+                    await self._guard.check()
+                await store.delete([(self._directory / shard_name(0) / 'spec.json').key])
+                raise StoreError(f'{self._directory}: {path} was removed meanwhile, as by `granular clean`')
 
     async def _remove(self) -> None:
         first = self._directory / shard_name(0) / 'spec.json'

@@ -5,6 +5,7 @@ from typing import Any, Final, Self
 
 from granular._lazy import import_extra
 from granular._typing import Datapoint_co
+from granular._words import counted
 from granular.aio.datasources.arguments import Paths, names_in
 from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from
 from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
@@ -127,7 +128,7 @@ def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[An
     """Return a source of some of the files of a source; raise ``InvalidArgumentError`` if there is none."""
     paths, requested, cache_bytes = source._arguments()
     if not paths[part]:
-        raise InvalidArgumentError(f'{source!r}: has {len(paths)} files, of which {part} selects none')
+        raise InvalidArgumentError(f'{source!r}: has {counted(len(paths), "file")}, of which {part} selects none')
     return ParquetDataSource(paths[part], requested, cache_bytes)
 
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
+from granular._words import counted
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.tfrecord.index import Records, compression_of
 from granular.aio.execution.prefetch import END
@@ -171,7 +172,7 @@ class _Reading(Flow):
         if not valid or not all(type(value) is int and value >= 0 for value in at.values()):
             raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
         if at['file'] > len(self._paths):
-            raise StateError(f'the state is of file {at["file"]}, there are {len(self._paths)} files')
+            raise StateError(f'the state is of file {at["file"]}, of {counted(len(self._paths), "file")}')
         turn = at['position'] if at is state else number_of(state, 'turn')
         if at is state and terms.version == 1 and self.hosts > 1 and turn:
             judge_unnamed_hosts('TFRecordIterDataset', self.hosts)

@@ -206,7 +206,7 @@ def parts_of(parts: Any, stage: str) -> list[Any]:
 
 def _part(parts: Any, position: int) -> Any:
     if type(parts) is Failure:
-        return Failure(parts.index, parts.error, counts=False) if position else parts
+        return parts.at(parts.index, counts=False) if position else parts
     return parts[position] if parts is not None and position < len(parts) else None
 
 

@@ -8,7 +8,7 @@ import operator
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, SupportsIndex, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -371,7 +371,7 @@ async def map_in_threads(
             return datapoint
         try:
             return first(datapoint, indices[i])
-        except (Exception, *CONTROL) as error:
+        except BaseException as error:
             return failed(error, indices[i], first)
 
     def several(i: int) -> Any:
@@ -381,14 +381,14 @@ async def map_in_threads(
                 if datapoint is None or type(datapoint) is Failure:
                     return datapoint
                 datapoint = fn(datapoint, index)
-        except (Exception, *CONTROL) as error:
+        except BaseException as error:
             return failed(error, index, fn)
         return datapoint
 
     def failed(raised: BaseException, index: int, call: Any) -> Failure:
         if is_of_signal(raised):
             raise raised
-        error = function_error(raised) if isinstance(raised, CONTROL) else cast(Exception, raised)
+        error = function_error(raised) if isinstance(raised, CONTROL) else raised
         stage = getattr(call, '__self__', None)
         where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
         error.add_note(f'while {doing} the datapoint at index {index}{where}')

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.threads import offload
-from granular.errors import DatapointError
+from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import check_integer
 
 _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
@@ -130,6 +130,11 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
       DatapointError: if there are too many elements, their structures or shapes differ, or the padding does not fit.
     """
     batch_size = check_integer('batch_size', batch_size, 1)
+    if not isinstance(values, Sequence | np.ndarray):
+        raise InvalidArgumentError(
+            f'batch_and_pad: expected a list of elements, got {type(values).__name__}: pass it as batch_fn: '
+            f'batch({batch_size}, batch_fn=functools.partial(granular.batch_and_pad, batch_size={batch_size}))'
+        )
     if not 0 < len(values) <= batch_size:
         raise DatapointError(f'batch_and_pad: cannot combine {len(values)} elements into a batch of {batch_size}')
 

@@ -1,0 +1,6 @@
+"""Words of messages."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun, such as ``1 file`` or ``2,000 files``."""
+    return f'{count:,} {noun}{"" if count == 1 else "s"}'
