@@ -46,26 +46,6 @@ class Awaited:
             )
 
 
-class Unawaited:
-    """Base of objects of the sync API, and of results, which are not awaited."""
-
-    __slots__ = ()
-
-    if not TYPE_CHECKING:  # type checkers refuse these by themselves
-
-        def __await__(self):
-            raise InvalidArgumentError(
-                f'{type(self).__name__} is not awaited: leave out `await` and `async`, as granular blocks; or use '
-                f'granular.aio, as in `await granular.aio.open(...)`'
-            )
-
-        async def __aenter__(self):
-            await self
-
-        async def __aexit__(self, *exception):
-            pass
-
-
 class Elementless:
     """Base of datasets of fields, which have no elements, unless a subclass has a ``__getitem__`` of its own."""
 

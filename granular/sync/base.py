@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from granular._other_names import Unawaited
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 
@@ -94,7 +93,7 @@ def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Ca
     return decorate
 
 
-class Blocking(Unawaited):
+class Blocking:
     """Base of the objects that block until their async counterpart has done the work.
 
     Attributes:

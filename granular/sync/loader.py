@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from granular._other_names import Unawaited
 from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
@@ -13,7 +12,7 @@ from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
 
 
-class Loader(core.LoaderHandle, Closing, Unawaited):
+class Loader(core.LoaderHandle, Closing):
     __doc__ = sync_doc(core.Loader)
 
     aio: core.Loader

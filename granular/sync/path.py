@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from granular._lazy import at_exit
-from granular._other_names import Unawaited
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
@@ -37,7 +36,7 @@ def _listing(
     return call
 
 
-class Path(PurePath, Unawaited):
+class Path(PurePath):
     """A path on a disk, in ``s3://``, ``gs://``, ``az://``, ``hf://`` or ``http(s)://`` (both read only), or in fsspec.
 
     ::

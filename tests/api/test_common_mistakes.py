@@ -1,7 +1,6 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
 import importlib
-import inspect
 import itertools
 import operator
 import pathlib
@@ -343,52 +342,6 @@ def test_index_of_the_async_api_is_answered_with_get(name):
     for ask in (lambda: one[3], lambda: one['label'], lambda: next(iter(one)), lambda: 3 in one):
         with pytest.raises(InvalidArgumentError, match=rf'^{name}: elements are awaited: use `await x.get\('):
             ask()
-
-
-NOT_AWAITED = '^{} is not awaited: leave out `await` and `async`, as granular blocks; or use granular.aio, as in `await'
-PIPELINES = {'DatasetIterator', 'FieldWrapper', 'MapDataset'}  # made in an expression, where nothing blocks
-BLOCKING = {
-    name
-    for name in set(granular.aio.__all__) & set(granular.__all__)
-    if inspect.isclass(kind := getattr(granular, name)) and kind is not getattr(granular.aio, name)
-}
-
-
-@pytest.mark.parametrize('name', sorted(BLOCKING - PIPELINES))
-async def test_objects_of_the_sync_api_answer_await(name):
-    one = object.__new__(getattr(granular, name))
-    with pytest.raises(InvalidArgumentError, match=NOT_AWAITED.format(name)):
-        await one
-    with pytest.raises(InvalidArgumentError, match=NOT_AWAITED.format(name)):
-        async with one:
-            pass
-
-
-OPENED = {name for name in granular.aio.__all__ if {'open', 'aclose'} <= set(dir(getattr(granular.aio, name)))}
-
-
-@pytest.mark.parametrize('name', sorted(OPENED))
-async def test_constructors_of_the_async_api_answer_await(name):
-    with pytest.raises(InvalidArgumentError, match=rf'^{name}\(...\) is not awaited: use `await {name}.open\(...\)`'):
-        await object.__new__(getattr(granular.aio, name))
-
-
-FUNCTIONS = {
-    'open': granular.open,
-    'build_index': granular.build_index,
-    'convert': lambda path: granular.convert([{'a': 1}], path.parent / 'converted'),
-    'copy_to_local': lambda path: granular.copy_to_local(path, path.parent / 'copied'),
-    'save_state': lambda path: granular.save_state(path.parent / 'states', {'step': 1}),
-    'verify': granular.verify,
-}
-
-
-@pytest.mark.parametrize('name', FUNCTIONS)
-async def test_results_of_the_sync_api_answer_await(name, tmp_path):
-    with granular.ShardedDatasetWriter(tmp_path / 'data', {'a': 'int'}, shardlen=2) as writer:
-        writer.append({'a': 1})
-    with pytest.raises(InvalidArgumentError, match=NOT_AWAITED.format(r'\w+')):
-        await FUNCTIONS[name](tmp_path / 'data')
 
 
 @pytest.mark.parametrize('scheme', ['s3://b', 'gs://b', 'http://b', 'az://b', 'hf://datasets/b/c'])

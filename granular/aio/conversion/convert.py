@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Literal, get_args
 
-from granular._other_names import Unawaited
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
@@ -44,7 +43,7 @@ _PARALLEL: Final = 8  # shards that one process writes at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Conversion(Unawaited):
+class Conversion:
     """The result of a conversion, or with ``dry_run`` its plan.
 
     Attributes:

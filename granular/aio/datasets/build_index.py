@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from granular._other_names import Unawaited
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, OpenOptions
@@ -35,7 +34,7 @@ _TOGETHER: Final = 32  # shards that are opened at a time
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class IndexSummary(Unawaited):
+class IndexSummary:
     """The result of ``build_index``.
 
     Attributes:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from granular._other_names import Unawaited
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
@@ -51,7 +50,7 @@ class Problem:
 
 
 @dataclasses.dataclass(slots=True)
-class Report(Unawaited):
+class Report:
     """The result of ``verify``.
 
     Attributes:

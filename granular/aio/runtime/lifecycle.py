@@ -9,7 +9,7 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from granular._lazy import at_exit
 from granular.aio.runtime.forking import each_after_fork
@@ -18,7 +18,7 @@ from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
-from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
+from granular.errors import ClosedError, GranularError, UnsupportedError
 
 logger: Final = logging.getLogger('granular')
 
@@ -84,12 +84,6 @@ class AsyncResource(abc.ABC):
         state, self._state = self._state, 'closed'
         if state == 'open':
             await self._abort()
-
-    if not TYPE_CHECKING:  # type checkers refuse this by themselves
-
-        def __await__(self):
-            name = type(self).__name__
-            raise InvalidArgumentError(f'{name}(...) is not awaited: use `await {name}.open(...)` or `async with`')
 
     async def __aenter__(self) -> Self:
         await self._ensure_open()

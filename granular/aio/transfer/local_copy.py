@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
-from granular._other_names import Unawaited
 from granular._words import counted
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, relative_name
@@ -49,7 +48,7 @@ _POLL: Final = 1.0  # seconds at most between two checks whether another process
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LocalCopy(Unawaited):
+class LocalCopy:
     """The result of ``copy_to_local``.
 
     Attributes:
