@@ -217,7 +217,7 @@ def test_batch_methods_load_many_samples():
         def getitems_x(self, indices, ctxs):
             return [1]
 
-    with pytest.raises(DatapointError, match='getitems_x returned 1 values for 2 datapoints'):
+    with pytest.raises(DatapointError, match='getitems_x returned 1 value for 2 datapoints'):
         ModeWrapper(Short(), 'x').fetch([1, 2])
 
 

@@ -124,7 +124,7 @@ def test_a_mix_of_any_lengths_and_weights_continues_at_any_number(parts, data):
         iterator.set_next_index(at)
         assert iterator.get_next_index() == at
         assert list(iterator) == expected[at:]
-        with pytest.raises(OutOfRangeError, match=f'the stream has {len(expected)} elements'):
+        with pytest.raises(OutOfRangeError, match=f'the stream has {len(expected)} element'):
             iterator.set_next_index(len(expected) + 1)
 
 
