@@ -318,6 +318,26 @@ def test_pickled_reader_opens_its_dataset_or_fails(store, put, contents, kind, m
         assert outcome == 'ObjectChangedError'
 
 
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('for_worker', [False, True])
+async def test_reader_that_is_pickled_again_unopened_opens_its_dataset_or_fails(tmp_path, contents, kind, for_worker):
+    put = Folder(granular.Path(tmp_path / 'ds'))
+    fill(put, contents[kind, 'a'])
+    bags = [path for path in put.root.rglob('*.bag') if path.name != 'refs.bag']
+    with open_reader(kind, put.root) as reader, granular.BagReader(bags[0]) as bag:
+        token = pickling_for_worker.set(for_worker)
+        sent = [pickle.dumps(pickle.loads(pickle.dumps(opened.aio))) for opened in (reader, bag)]
+        pickling_for_worker.reset(token)
+    for content in sent:
+        async with pickle.loads(content) as twin:
+            assert len(await twin.fetch([0])) == 1
+    for fn, *args in steps(put, contents[kind, 'a'], contents[kind, 'b']):
+        fn(*args)
+    for content in sent:
+        with pytest.raises(ObjectChangedError):
+            await pickle.loads(content).fetch([0])
+
+
 def test_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['refs', 'a'])

@@ -58,7 +58,7 @@ class BagReader(OpenedDataSource[bytes]):
     def __reduce__(self) -> tuple[Any, ...]:
         cache_index, cache_data, verify = self._options
         options = {'index': self._index, 'verify': verify}
-        attributes = {'_expected': self._opened_files()} if self._state == 'open' else {}
+        attributes = {'_expected': self._opened_files() if self._state == 'open' else self._expected}
         return restored, (type(self), (self._source, cache_index, cache_data), options, attributes)
 
     def __repr__(self) -> str:

@@ -175,7 +175,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self._expected: Identity | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {}
+        attributes: dict[str, Any] = {'_expected': self._expected, '_shared': self._shared}
         if self._state == 'open':
             # In a worker process, it uses the index of the parent process.
             shared = self._dataset.snapshot if pickling_for_worker.get() else None

@@ -72,7 +72,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {}
+        attributes: dict[str, Any] = {'_expected': self._expected, '_shared': self._shared, '_count': self._count}
         if self._state == 'open':
             # In a worker process, it uses the index of the parent process.
             shared = self._opener.state_of(self._shards) if pickling_for_worker.get() else None
