@@ -8,7 +8,7 @@ bags are being removed, or are gone.
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Final
 
 from granular.aio.paths.path import Path
@@ -31,13 +31,19 @@ async def marked(folder: Path) -> AsyncIterator[None]:
 
 async def find_removal(folder: Path, names: Iterable[str]) -> str:
     """Return why files of a folder may be removed now, or are already, for an error message; '' if that is not so."""
-    present = {entry.name async for entry in folder.store.scan(folder.key)}
-    if reason := explain(present):
+    entries = [entry async for entry in folder.store.scan(folder.key)]
+    if reason := explain(entry.name for entry in entries):
         return reason
-    for name in sorted({*names} - present):
-        if not await (folder / name).exists():  # some stores list new files late
-            return f'{name} was removed meanwhile'
-    return ''
+    gone = await first_missing((folder / name for name in sorted(names)), {entry.key for entry in entries})
+    return '' if gone is None else f'{gone.name} was removed meanwhile'
+
+
+async def first_missing(files: Iterable[Path], listed: Collection[str]) -> Path | None:
+    """Return the first file that is neither among the keys of a listing nor found: some stores list new files late."""
+    for file in files:
+        if file.key not in listed and not await file.exists():
+            return file
+    return None
 
 
 def explain(names: Iterable[str]) -> str:

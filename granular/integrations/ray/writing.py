@@ -15,6 +15,7 @@ from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.parts_folder import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.removal import first_missing
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -214,12 +215,12 @@ class Datasink(_Base):  # type: ignore[misc]
         present: set[str] = set()
         with contextlib.suppress(NotFoundError):
             present = {entry.key async for entry in store.scan_tree(self._parts.key)}
-        for path in (folder / name for folder in folders for name in names):
-            if path.key not in present and not await path.exists():  # some stores list new files late
-                if self._guard is not None:
-                    await self._guard.check()
-                await store.delete([(self._directory / shard_name(0) / 'spec.json').key])
-                raise StoreError(f'{self._directory}: {path} was removed meanwhile, as by `granular clean`')
+        gone = await first_missing((folder / name for folder in folders for name in names), present)
+        if gone is not None:
+            if self._guard is not None:
+                await self._guard.check()
+            await store.delete([(self._directory / shard_name(0) / 'spec.json').key])
+            raise StoreError(f'{self._directory}: {gone} was removed meanwhile, as by `granular clean`')
 
     async def _remove(self) -> None:
         first = self._directory / shard_name(0) / 'spec.json'
