@@ -300,7 +300,7 @@ def test_bag_without_its_table_is_written_anew(bucket):
         writer.append(b'new')
     with granular.BagReader(path) as reader:
         assert list(reader) == [b'new']
-    with pytest.raises(AlreadyExistsError, match='cannot be appended to'):
+    with pytest.raises(AlreadyExistsError, match='only bags of version 3 on a local disk'):
         granular.BagWriter(path, 3, resume='discard')
 
 

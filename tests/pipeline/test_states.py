@@ -3,6 +3,8 @@
 import contextlib
 import json
 import logging
+import random
+import re
 import shutil
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import granular
 from granular import IterDataset, MapDataset, shuffle, sources
 from granular.errors import CorruptError, DecodeError, StateError, UnknownKeyError
+from tests.support.files import FORMATS
 from tests.support.states import plain
 
 SPEC = {'i': 'int'}
@@ -104,11 +107,96 @@ def test_dataset_of_another_length_is_refused(folders, make):
         for i in range(41):
             writer.append({'i': i})
     with granular.DatasetReader(folders / 'one') as reader, make(reader, first) as iterator:
-        with pytest.raises(StateError, match=r'of 40\", and is .* of 41\"'):
+        with pytest.raises(StateError, match=r'of 40, \d+ bytes\", and is .* of 41, \d+ bytes\"'):
             iterator.load_state_dict(state)
-        earlier = {**state, 'pipeline': [line.removesuffix(' of 40') for line in state['pipeline']]}
         if make is not data_loader:  # its sampler has the length as well
-            iterator.load_state_dict(earlier)  # of a release before lengths were compared
+            for size in ('', ' of 41'):  # of releases before lengths, and before bytes were compared
+                lines = [re.sub(r' of 40, \d+ bytes$', size, line) for line in state['pipeline']]
+                iterator.load_state_dict({**state, 'pipeline': lines})
+            with pytest.raises(StateError, match=r'of 40\", and is .* of 41, \d+ bytes\"'):
+                lines = [re.sub(r', \d+ bytes$', '', line) for line in state['pipeline']]
+                iterator.load_state_dict({**state, 'pipeline': lines})
+
+
+def write_dataset(path, records):
+    with granular.DatasetWriter(path, {'i': 'int', 'n': 'bytes'}, granular.encoders) as writer:
+        for i, record in enumerate(records):
+            writer.append({'i': i, 'n': record})
+
+
+def write_shards(path, records):
+    with granular.ShardedDatasetWriter(path, {'n': 'bytes'}, shardlen=7) as writer:
+        for record in records:
+            writer.append({'n': record})
+
+
+def write_indexed_shards(path, records):
+    write_shards(path, records)
+    granular.build_index(path)
+
+
+def write_bag(path, records):
+    with granular.BagWriter(path) as writer:
+        for record in records:
+            writer.append(record)
+
+
+WRITERS = {
+    'dataset': write_dataset,
+    'shards': write_shards,
+    'indexed shards': write_indexed_shards,
+    'x.bag': write_bag,
+    **{
+        f'x.{suffix}': lambda path, records, form=form: path.write_bytes(form.of_records(records))
+        for suffix, form in FORMATS.items()
+    },
+}
+
+
+@pytest.mark.parametrize('name', WRITERS)
+def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name):
+    def replace(records):
+        path = tmp_path / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.unlink(missing_ok=True)
+        WRITERS[name](path, records)
+
+    def run(action):
+        with granular.open(tmp_path / name) as reader:
+            with iter(MapDataset.source(reader).shuffle(1).to_iter_dataset()) as iterator:
+                return action(iterator)
+
+    records = [bytes([i]) * 40 for i in range(20)]
+    replace(records)
+    state = json.loads(json.dumps(run(lambda iterator: next(iterator) and iterator.get_state())))
+    replace([random.Random(0).randbytes(100_000), *records[1:]])  # more than formats pad their files by
+    with pytest.raises(StateError, match=r'of 20, \d+ bytes.*of 20, \d+ bytes'):
+        run(lambda iterator: iterator.set_state(state))
+    run(lambda iterator: iterator.set_state(state, strict=False))
+    replace(records)
+    run(lambda iterator: iterator.set_state(state))
+
+
+def test_keys_that_are_not_read_may_change(tmp_path):
+    for length in (40, 60):
+        shutil.rmtree(tmp_path / 'x', ignore_errors=True)
+        write_dataset(tmp_path / 'x', [bytes(length)] * 20)
+        with granular.open(tmp_path / 'x') as reader:
+            iterator = iter(MapDataset.source(reader).select(['i']).to_iter_dataset())
+            if length == 40:
+                state = iterator.get_state()
+            iterator.set_state(state)
+
+
+def test_states_fit_with_and_without_an_index(tmp_path):
+    states = []
+    write_shards(tmp_path / 'x', [bytes([i]) * 40 for i in range(20)])
+    for _ in range(2):
+        with granular.open(tmp_path / 'x') as reader:
+            states.append(iter(MapDataset.source(reader).to_iter_dataset()).get_state())
+        granular.build_index(tmp_path / 'x')
+    assert states[0] == states[1]
 
 
 @pytest.mark.parametrize(

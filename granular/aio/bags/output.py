@@ -94,7 +94,9 @@ class BagOutput(AsyncResource):
                 )
             await self.path.store.delete([self.path.key])
         elif existing:
-            raise AlreadyExistsError(f'{existing[0]}: exists already, and bags in a bucket cannot be appended to')
+            raise AlreadyExistsError(
+                f'{existing[0]}: exists already, and only bags of version 3 on a local disk can be appended to'
+            )
         self._writers = [await path.store.open_writer(path.key, new=not self.has_copies) for path in paths]
 
     async def _open_local(self, store: LocalStore) -> None:

@@ -136,6 +136,9 @@ class BagReader(OpenedDataSource[bytes]):
             async with once_more:
                 return (await read_records([(self._bag, indices)]))[0]
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        return self._bag.size if self._state == 'open' else None
+
     async def _reading(self) -> tuple[int, bool]:
         return self._bag.size, not self._bag.is_remote
 

@@ -92,6 +92,9 @@ class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]
     async def _identify(self) -> None:
         """Read what ``identity`` needs and opening did not read."""
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        return self.nbytes(mask)
+
     async def _reading(self) -> tuple[int, bool]:
         """Return about how many bytes all datapoints take, and whether they are read without waiting."""
         return self.nbytes() or 0, False
@@ -123,6 +126,11 @@ class OpenedDataSource(DataSource, Awaited, AsyncResource, Generic[Datapoint_co]
 async def identify(source: OpenedDataSource[Any]) -> None:
     """Read what the identity of an open source needs and opening did not read."""
     await source._identify()
+
+
+def file_bytes(source: DataSource, mask: Any) -> int | None:
+    """Return the bytes of the files of an open source, for some fields if it can tell them; None for other sources."""
+    return source._file_bytes(mask) if isinstance(source, OpenedDataSource) else None
 
 
 def restored(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], attributes: Mapping[str, Any]) -> R:

@@ -15,14 +15,18 @@ logger = logging.getLogger('granular')
 
 _ENDLESS: Final = 1 << 62
 _INFINITE: Final = '∞'
-_DETAIL: Final = re.compile(r' of \d+$|, CRC32C [0-9a-f]{8}(?=\)?$)')  # which lines of earlier releases do not have
+_DETAILS: Final = (  # which lines of earlier releases do not have, the latest first
+    re.compile(r', \d+ bytes$'),
+    re.compile(r' of \d+(, \d+ bytes)?$|, CRC32C [0-9a-f]{8}(?=\)?$)'),
+)
 _SHOWN: Final = 5  # stages that differ, in a message
 
 
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths.
+    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths, and
+    their bytes if they are files.
     """
     stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
@@ -34,6 +38,8 @@ def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[i
         return out
     if names and length and length != _INFINITE and getattr(stage, 'measures_root', False):
         description += f' of {length.replace(",", "")}'
+        if (size := stage.file_bytes()) is not None:
+            description += f', {size} bytes'
     return [*out, (depth, description, length)]
 
 
@@ -82,12 +88,12 @@ def _without_size(line: str, resizable: bool) -> str:
 
 
 def _differ_in_detail_only(saved: str, current: str) -> bool:
-    """Return whether only one of two lines has the length of a data source, or the checksum of indices.
+    """Return whether only one of two lines has the length or bytes of a data source, or the checksum of indices.
 
     The other one is of an earlier release, or of a reader that is not open yet.
     """
-    bare, own = _DETAIL.sub('', saved), _DETAIL.sub('', current)
-    return bare == own and (saved == bare) != (current == own)
+    bare = ((detail.sub('', saved), detail.sub('', current)) for detail in _DETAILS)
+    return any(was == now and (saved == was) != (current == now) for was, now in bare)
 
 
 def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, resizable: int = 0) -> None:

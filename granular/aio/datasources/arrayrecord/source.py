@@ -186,6 +186,11 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             for part in self._parts
         )
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        if self._state != 'open' or not all(part.whole for part in self._parts):  # other files are opened later
+            return None
+        return sum(index.size for index in self._file_indices.values())
+
     # --- reading
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from granular._other_names import Elementless
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
-from granular.aio.pipeline.data_source import as_data_source
+from granular.aio.pipeline.data_source import as_data_source, file_bytes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -205,7 +205,7 @@ class _Adapter(Source):
 
     Attributes:
       root: the object.
-      measures_root: True if states name its length, which its description does not.
+      measures_root: True if states name its length and bytes, which its description does not.
     """
 
     def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
@@ -242,6 +242,10 @@ class _Adapter(Source):
     def stored_nbytes(self) -> float | None:
         size = self._told.nbytes(self._mask)
         return None if size is None else size / max(1, len(self))
+
+    def file_bytes(self) -> int | None:
+        """Return the bytes of the files that are read; None if there are none, or if they are not open."""
+        return file_bytes(self._told, self._mask)
 
     def _metrics_label(self) -> str:
         return type(self.root).__name__  # its description may have an address, or data
