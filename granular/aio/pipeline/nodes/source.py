@@ -214,6 +214,7 @@ class _Adapter(Source):
         self.endless = not hasattr(source, '__len__')
         self._told = as_data_source(source)
         self.seed, self.sparse = self._told.seed, self._told.sparse
+        self._file_bytes: int | None = None  # once they are known
 
     def __len__(self) -> int:
         return length_of(self.root)
@@ -245,7 +246,9 @@ class _Adapter(Source):
 
     def file_bytes(self) -> int | None:
         """Return the bytes of the files that are read; None if there are none, or if they are not open."""
-        return file_bytes(self._told, self._mask)
+        if self._file_bytes is None:
+            self._file_bytes = file_bytes(self._told, self._mask)
+        return self._file_bytes
 
     def _metrics_label(self) -> str:
         return type(self.root).__name__  # its description may have an address, or data
