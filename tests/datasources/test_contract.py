@@ -342,7 +342,9 @@ def test_pickled_source_opens_its_files_or_fails(root, suffix, late):
     with open_part(path, suffix, late) as source, granular.SharedMemoryCache(source, max_bytes=1 << 20) as cache:
         assert record_in(cache[0]) == VERSIONS[0][0]
         unopened = pickle.loads(pickle.dumps(source.aio))  # opened by its first read
-        copies = [pickle.dumps(each) for each in (source, cache, unopened)]
+        with pickle.loads(pickle.dumps(source)) as unread:
+            len(unread)
+            copies = [pickle.dumps(each) for each in (source, cache, unopened, unread)]
         for data in copies:
             assert records_in(read(pickle.loads(data), range(5))) == VERSIONS[0][:5]
         path.unlink()

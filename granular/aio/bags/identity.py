@@ -52,6 +52,11 @@ class Identity(NamedTuple):
     def of(cls, stores: Iterable[Store], files: Mapping[str, FileIdentity]) -> 'Identity':
         return cls(platform.node() if any(store.local for store in stores) else '', files)
 
+    def updated(self, opened: 'Identity') -> 'Identity':
+        """Return the identity of these files of which some were opened since; on another machine, by size alone."""
+        host = self.host if self.host == opened.host else f'{self.host}, {opened.host}'
+        return Identity(host, {**self.files, **opened.files})
+
     def check(self, opened: 'Identity', name: str, only: Collection[str] | None = None) -> None:
         """Check that a reader opened the same files as before, or ``only`` those of some names.
 

@@ -123,7 +123,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         self._expected: Identity | None = None  # of the source that this one was pickled from
 
     def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {'_expected': self._opened_files() if self._state == 'open' else self._expected}
+        attributes: dict[str, Any] = {'_expected': self._known_files() if self._state == 'open' else self._expected}
         if pickling_for_worker.get():
             attributes['_file_indices'] = self._file_indices
         return restored, (type(self), (self._parts, self._verify), {}, attributes)
@@ -165,12 +165,14 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         files.update(new)
         if self._expected is not None:  # of files that were opened then
             opened = {f'{path}' for path in new} & self._expected.files.keys()
-            self._expected.check(self._opened_files(), self._name, opened)
+            self._expected.check(self._known_files(), self._name, opened)
         return files
 
-    def _opened_files(self) -> Identity:
+    def _known_files(self) -> Identity:
+        """Return the files that were opened, here or by the source that this one was pickled from."""
         files = {f'{path}': FileIdentity(index.size, index.version) for path, index in self._file_indices.items()}
-        return Identity.of([path.store for path in self._file_indices], files)
+        opened = Identity.of([part.path.store for part in self._parts], files)
+        return opened if self._expected is None else self._expected.updated(opened)
 
     async def _identify(self) -> None:
         await self._read_file_indices({part.path for part in self._parts})
@@ -189,7 +191,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
     def _file_bytes(self, mask: Any) -> int | None:
         if self._state != 'open' or not all(part.whole for part in self._parts):  # other files are opened later
             return None
-        return sum(index.size for index in self._file_indices.values())
+        return sum(file.size for file in self._known_files().files.values())
 
     # --- reading
 
