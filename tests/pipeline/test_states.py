@@ -153,8 +153,20 @@ WRITERS = {
 }
 
 
+def cached(source):
+    return granular.SharedMemoryCache(source, max_bytes=1 << 20)
+
+
+OVER = {  # what a pipeline may read from, over a reader
+    'reader': contextlib.nullcontext,
+    'cache': cached,
+    'cache of a pipeline': lambda reader: cached(MapDataset.source(reader).slice(slice(0, 20))),
+}
+
+
+@pytest.mark.parametrize('over', OVER)
 @pytest.mark.parametrize('name', WRITERS)
-def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name):
+def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, over):
     def replace(records):
         path = tmp_path / name
         if path.is_dir():
@@ -163,8 +175,8 @@ def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name):
         WRITERS[name](path, records)
 
     def run(action):
-        with granular.open(tmp_path / name) as reader:
-            with iter(MapDataset.source(reader).shuffle(1).to_iter_dataset()) as iterator:
+        with granular.open(tmp_path / name) as reader, OVER[over](reader) as source:
+            with iter(MapDataset.source(source).shuffle(1).to_iter_dataset()) as iterator:
                 return action(iterator)
 
     records = [bytes([i]) * 40 for i in range(20)]
@@ -176,6 +188,21 @@ def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name):
     run(lambda iterator: iterator.set_state(state, strict=False))
     replace(records)
     run(lambda iterator: iterator.set_state(state))
+
+
+def test_windows_over_arrays_of_other_bytes_are_refused(tmp_path):
+    for length in (40, 41):  # of each array: as many windows of ten
+        shutil.rmtree(tmp_path / 'x', ignore_errors=True)
+        with granular.DatasetWriter(tmp_path / 'x', {'tokens': 'array'}) as writer:
+            writer.append({'tokens': np.arange(length)})
+        with granular.open(tmp_path / 'x') as reader, granular.TokenWindows(reader, 'tokens', 10) as windows:
+            with iter(MapDataset.source(windows).to_iter_dataset()) as iterator:
+                if length == 40:
+                    state = iterator.get_state()
+                    iterator.set_state(state)
+                else:
+                    with pytest.raises(StateError, match=r'of 4, \d+ bytes.*of 4, \d+ bytes'):
+                        iterator.set_state(state)
 
 
 def test_keys_that_are_not_read_may_change(tmp_path):

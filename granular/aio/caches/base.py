@@ -162,6 +162,10 @@ class Cache(DataSource, Awaited, AsyncResource):
             elif isinstance(root, OpenedDataSource):
                 await identify(root)
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        sizes = [stage.file_bytes() for stage in _stages(self._upstream) if getattr(stage, 'measures_root', False)]
+        return sum(filter(None, sizes)) if sizes and None not in sizes else None
+
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
         functions = [fn for stage in _stages(self._upstream) for fn in stage.user_functions()]

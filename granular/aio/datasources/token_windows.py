@@ -108,6 +108,9 @@ class TokenWindows(SequenceSource[Window]):
     def identity(self) -> tuple[Any, ...]:
         return self._key, self._length, self._stride, self._reader.identity()
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        return self._reader.nbytes([self._key])
+
     # --- opening
 
     async def _open(self) -> None:

@@ -56,6 +56,9 @@ class DataSource:
         """
         return None
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        return None
+
 
 class _HuggingFace(DataSource):
     """A dataset of Hugging Face, which has a fingerprint."""
@@ -130,7 +133,7 @@ async def identify(source: OpenedDataSource[Any]) -> None:
 
 def file_bytes(source: DataSource, mask: Any) -> int | None:
     """Return the bytes of the files of an open source, for some fields if it can tell them; None for other sources."""
-    return source._file_bytes(mask) if isinstance(source, OpenedDataSource) else None
+    return source._file_bytes(mask)
 
 
 def restored(kind: type[R], args: tuple[Any, ...], options: Mapping[str, Any], attributes: Mapping[str, Any]) -> R:
