@@ -190,6 +190,18 @@ def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, over):
     run(lambda iterator: iterator.set_state(state))
 
 
+def test_state_of_a_series_of_shards_fits_another_series(tmp_path):
+    write_shards(tmp_path / 'x', [bytes(i) for i in range(28)])
+    for part in range(2):
+        with granular.ShardedDatasetReader(tmp_path / 'x', shardstart=part, shardstep=2) as reader:
+            with iter(MapDataset.source(reader).to_iter_dataset()) as iterator:
+                if part == 0:
+                    next(iterator)
+                    state = iterator.get_state()
+                iterator.set_state(state)
+                assert len(next(iterator)['n']) == 1 + 7 * part
+
+
 def test_windows_over_arrays_of_other_bytes_are_refused(tmp_path):
     for length in (40, 41):  # of each array: as many windows of ten
         shutil.rmtree(tmp_path / 'x', ignore_errors=True)

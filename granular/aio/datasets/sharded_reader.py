@@ -103,6 +103,10 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     def nbytes(self, mask: Mask = None) -> int | None:
         return self._shards.size(mask) if self._state == 'open' else None
 
+    def _file_bytes(self, mask: Any) -> int | None:
+        # A state fits every series of equal length, of which each host may have its own.
+        return self.nbytes(mask) if self._choice['shardstep'] == 1 else None
+
     def identity(self) -> list[Any]:
         """Return the identities of the shards."""
         return [reader.identity() for reader in self.readers]

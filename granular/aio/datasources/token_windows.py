@@ -19,6 +19,7 @@ from granular.aio.datasets.sharded_reader import (
     indexed_shards_of,
 )
 from granular.aio.datasources.indexed_files import SequenceSource, grouped, placed
+from granular.aio.pipeline.data_source import file_bytes
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
@@ -109,7 +110,7 @@ class TokenWindows(SequenceSource[Window]):
         return self._key, self._length, self._stride, self._reader.identity()
 
     def _file_bytes(self, mask: Any) -> int | None:
-        return self._reader.nbytes([self._key])
+        return file_bytes(self._reader, [self._key])
 
     # --- opening
 
