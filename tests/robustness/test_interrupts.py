@@ -30,9 +30,7 @@ SPEC = {'n': 'int', 'x': 'bytes'}
 COUNT = 7
 POINTS = [{'n': i * i, 'x': bytes([i]) * (i * 37 % 50)} for i in range(COUNT)]
 RESUME = dis.opmap['RESUME']
-CALLBACKS = (  # of weak references, and of the garbage collector
-    'finalize.__call__', 'WeakSet.__init__.<locals>._remove', 'unblocked.<locals>.collector',
-)  # fmt: skip
+CALLBACKS = ('finalize.__call__', 'WeakSet.__init__.<locals>._remove')  # of weak references
 REMOVAL = ('rmtree', '_rmtree_safe_fd')  # of shutil, which close a descriptor twice if they are interrupted there
 
 
@@ -194,8 +192,10 @@ class Interrupt:
 
 def is_ignored(frame: Any) -> bool:
     """Return whether Python itself ignores what is raised in a frame, in finalizers and callbacks, or fails by it."""
+    collecting = [getattr(callback, '__code__', None) for callback in gc.callbacks]  # also of hypothesis and JAX
     while frame is not None:
-        if frame.f_code.co_name == '__del__' or frame.f_code.co_qualname in (*CALLBACKS, *REMOVAL):
+        code = frame.f_code
+        if code.co_name == '__del__' or code.co_qualname in (*CALLBACKS, *REMOVAL) or code in collecting:
             return True
         frame = frame.f_back
     return False
