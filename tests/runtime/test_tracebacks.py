@@ -98,10 +98,11 @@ def same(datapoint):
 def torch_loader(dataset, **options):
     from torch.utils.data import DataLoader
 
+    before = multiprocessing.active_children()
     try:
         return list(DataLoader(dataset, **options))
     finally:  # the error's traceback would keep its worker alive, which tests of other files would find
-        for child in multiprocessing.active_children():
+        for child in set(multiprocessing.active_children()).difference(before):
             child.terminate()
             child.join()
 
