@@ -190,6 +190,48 @@ def test_data_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, over):
     run(lambda iterator: iterator.set_state(state))
 
 
+STREAMS = {
+    'parquet': granular.ParquetIterDataset,
+    'one parquet': lambda paths: granular.ParquetIterDataset(paths[0]),
+    'tfrecord': granular.TFRecordIterDataset,
+}
+STAGES = {
+    'alone': lambda stream: stream,
+    'window': lambda stream: stream.window_shuffle(3, seed=0),
+    'epochs': lambda stream: stream.repeat(2),
+}
+
+
+@pytest.mark.parametrize('stage', STAGES)
+@pytest.mark.parametrize('name', STREAMS)
+def test_stream_over_files_of_other_bytes_is_refused_unless_not_strict(tmp_path, name, stage):
+    paths = [tmp_path / f'{i}.{name.split()[-1]}' for i in range(2)]
+
+    def run(action):
+        with iter(STAGES[stage](STREAMS[name](paths))) as iterator:
+            return action(iterator)
+
+    def write(last):
+        for path in paths:
+            path.write_bytes(FORMATS[path.suffix[1:]].of_records([*(bytes([i]) * 40 for i in range(20)), last]))
+
+    def go_on(iterator):
+        iterator.set_state(state)
+        return [str(element) for element in iterator]
+
+    def begin(iterator):
+        next(iterator)
+        return json.loads(json.dumps(iterator.get_state())), [str(element) for element in iterator]
+
+    write(bytes(40))
+    state, rest = run(begin)
+    assert run(go_on) == rest
+    write(random.Random(0).randbytes(100_000))
+    with pytest.raises(StateError, match=r'\d+ bytes, the state was saved with \d+'):
+        run(go_on)
+    run(lambda iterator: iterator.set_state(state, strict=False) or next(iterator))
+
+
 def test_state_of_a_series_of_shards_fits_another_series(tmp_path):
     write_shards(tmp_path / 'x', [bytes(i) for i in range(28)])
     for part in range(2):

@@ -126,6 +126,12 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
         refuse_state(f'the state belongs to another pipeline: {"; ".join(differences[:_SHOWN])}{more}', strict)
 
 
+def check_size(saved: Any, size: int, files: str, strict: bool) -> None:
+    """Check that files have as many bytes as a state says; None if it is of an earlier release, or of no open file."""
+    if saved is not None and saved != size:
+        refuse_state(f'{files}: {size} bytes, the state was saved with {saved!r:.100}', strict)
+
+
 def refuse_state(difference: str, strict: bool) -> None:
     """Raise a ``StateError`` for a state that was saved with something else, or only log it unless ``strict``."""
     if strict:

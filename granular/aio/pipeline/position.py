@@ -62,8 +62,8 @@ def same_position(one: Any, other: Any) -> bool:
     """Return whether two states, as plain JSON, are of one position.
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
-    the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are, and one
-    of an earlier release does not name streams that wait. Hosts that share rows may stand in different packs.
+    the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are, or the
+    bytes of its files, and one of an earlier release does not name streams that wait. Hosts that share rows may stand in different packs.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if _shares_rows(one) and _shares_rows(other) and one.get('rows') != other.get('rows'):
@@ -72,9 +72,10 @@ def same_position(one: Any, other: Any) -> bool:
         if _reads_beyond(one) or _reads_beyond(other):
             left.pop('cached', None)
             right.pop('cached', None)
-        if not ('hosts' in left and 'hosts' in right):
-            left.pop('hosts', None)
-            right.pop('hosts', None)
+        for key in ('hosts', 'bytes'):
+            if not (key in left and key in right):
+                left.pop(key, None)
+                right.pop(key, None)
         return left.keys() == right.keys() and all(same_position(left[key], right[key]) for key in left)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same_position, one, other))

@@ -13,6 +13,7 @@ from granular.aio.datasources.parquet.row_groups import distinct
 from granular.aio.datasources.parquet.source import ParquetDataSource, part_of, row_groups_of
 from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
+from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.position import FREE, Terms
@@ -43,12 +44,14 @@ class _FileLayout(NamedTuple):
       stops: for each file, the cumulative number of rows up to the end of each row group.
       firsts: the first row of each file, counted over all files, shape (files,).
       groups: the first row group of each file, counted over all files.
+      size: bytes of all files.
     """
 
     order: RowOrder
     stops: list[list[int]]
     firsts: Ints
     groups: list[int]
+    size: int
 
 
 class ParquetRows(Source):
@@ -92,7 +95,7 @@ class ParquetRows(Source):
             lengths = [rows[-1] if rows else 0 for rows in stops]
             groups = np.cumsum([0, *map(len, stops)]).tolist()
             firsts = np.cumsum([0, *lengths], dtype=np.int64)
-            self._layout = _FileLayout(RowOrder(lengths, self.cycle), stops, firsts, groups)
+            self._layout = _FileLayout(RowOrder(lengths, self.cycle), stops, firsts, groups, self.data.size)
         return self._layout
 
     def __len__(self) -> int:
@@ -169,15 +172,22 @@ class ParquetRows(Source):
             return {**state, 'at': self.state_of(layout, state['at'])}
         position: int = state
         if not position:
-            return self.start()
+            return {**self.start(), 'bytes': layout.size}
         taken, unopened = layout.order.consumed(position)
         if len(layout.stops) == 1:
-            return _position_in_file(layout.stops[0], min(position, layout.order.lengths[0]))
+            row = min(position, layout.order.lengths[0])
+            return {**_position_in_file(layout.stops[0], row), 'bytes': layout.size}
         files = {str(number): _position_in_file(layout.stops[number], row) for number, row in taken.items()}
-        return {'files': files, 'next_file': unopened}
+        return {'files': files, 'next_file': unopened, 'bytes': layout.size}
 
-    def position_of(self, layout: _FileLayout, state: Any) -> int:
-        """Return the row that follows a state; raise ``StateError`` if it is not a state, or belongs to other files."""
+    def position_of(self, layout: _FileLayout, state: Any, strict: bool) -> int:
+        """Return the row that follows a state; raise ``StateError`` if it is not a state, or belongs to other files.
+
+        With ``strict``, the files must have as many bytes as when the state was saved.
+        """
+        if isinstance(state, Mapping):
+            check_size(state.get('bytes'), layout.size, self.describe(), strict)
+            state = {key: value for key, value in state.items() if key != 'bytes'}
         if state == self.start():
             return 0
         if len(layout.stops) == 1:
@@ -338,9 +348,9 @@ class ReadingRows(Flow):
         if type(state) is _Mark:
             state = state.state
         elif isinstance(state, Mapping) and 'at' in state:
-            state = {**state, 'at': self._rows.position_of(layout, state['at'])}
+            state = {**state, 'at': self._rows.position_of(layout, state['at'], self.strict)}
         else:
-            state = self._rows.position_of(layout, state)
+            state = self._rows.position_of(layout, state, self.strict)
         await rows.restore(state, terms)
 
     async def begin(self) -> None:
@@ -362,7 +372,8 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     iterated; then all footers are read.
 
     A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; for several files ``{'files': {'0':
-    state of the first, ...}, 'next_file': n}``, for the files that are open.
+    state of the first, ...}, 'next_file': n}``, for the files that are open. Once their footers
+    are read, it also has the ``bytes`` of all files, which must be the same when it is restored.
 
     With ``mp_prefetch``, each worker reads the row groups of the rows that it produces: all row groups, if there are
     several workers.

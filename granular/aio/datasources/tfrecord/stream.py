@@ -9,6 +9,7 @@ from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.tfrecord.index import Records, compression_of
 from granular.aio.execution.prefetch import END
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hosts
 from granular.aio.pipeline.streams.flow import Flow, number_of
@@ -37,10 +38,12 @@ class TFRecordIterDataset(IterDataset[bytes]):
     compressed by gzip or zlib; the next 32 MiB are prefetched. Both checksums of each record are checked. Shuffle a
     stream with ``window_shuffle``; a ``TFRecordDataSource`` reads files that are not compressed at random.
 
-    A state is ``{'file': f, 'offset': o, 'record': r, 'position': p}``: of the next record, its file, its first byte
-    there, decompressed, and the numbers of records before it in that file and in all. Resuming reads from that byte on,
-    or decompresses the file up to it. A shard takes every ``shard_count``-th record, but reads them all; its state is
-    ``{'at': state, 'hosts': shard_count, 'turn': t}``, with the number of records from which shards take turns.
+    A state is ``{'file': f, 'offset': o, 'record': r, 'position': p, 'bytes': b}``: of the next record, its file, its
+    first byte there, decompressed, the numbers of records before it in that file and in all, and the bytes of the file,
+    if it is open. Resuming reads from that byte on, or decompresses the file up to it; the next record is a
+    ``StateError`` if the file has other bytes now. A shard takes every ``shard_count``-th record, but reads them all;
+    its state is ``{'at': state, 'hosts': shard_count, 'turn': t}``, with the number of records from which shards take
+    turns.
 
     Memory: 64 MiB of read-ahead and records, or the largest record.
 
@@ -98,6 +101,7 @@ class _Reading(Flow):
     def _seek(self, state: Mapping[str, int], turn: int) -> None:
         self._turn = turn  # the position from which the hosts take the next turn
         self._file, self._offset, self._record, self._position = (state[key] for key in _START)
+        self._size: int | None = state.get('bytes')  # of the file, once it is known
         self._parser: Records | None = None
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields above are of the last one
 
@@ -130,7 +134,7 @@ class _Reading(Flow):
                 if piece is None:
                     self._parser.finish()
                     await self._stop()
-                    self._file, self._offset, self._record = self._file + 1, 0, 0
+                    self._file, self._offset, self._record, self._size = self._file + 1, 0, 0, None
                     return
                 data = piece
             self._rest = (await offload(self._parser.feed, data))[::-1]
@@ -149,6 +153,8 @@ class _Reading(Flow):
         if size:
             reply = await path.store.read(path.key, 0, min(size, 16))
             head, size, version = reply.data, reply.size, reply.version
+        check_size(self._size, size, f'{path}', self.strict)
+        self._size = size
         compressed = bool(compression_of(head))
         start = 0 if compressed else self._offset
         if start > size:
@@ -161,14 +167,20 @@ class _Reading(Flow):
         if pieces is not None:
             await pieces.aclose()
 
+    async def begin(self) -> None:
+        if self._parser is None and not self._rest and self._file < len(self._paths):
+            await self._read()
+
     def state(self) -> Any:
         at = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
+        if self._size is not None:
+            at['bytes'] = self._size
         state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         at = self.turns.at(state, terms)
-        valid = isinstance(at, Mapping) and at.keys() == _START.keys()
+        valid = isinstance(at, Mapping) and at.keys() - {'bytes'} == _START.keys()
         if not valid or not all(type(value) is int and value >= 0 for value in at.values()):
             raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
         if at['file'] > len(self._paths):

@@ -52,8 +52,7 @@ class Held:
 
     async def _read(self) -> Any:
         if not self._count:
-            if self.adapts:
-                await self._parent.begin()  # so that its state names the hosts
+            await self._parent.begin()  # so that its state names the hosts, and the bytes of files
             self.before = self._parent.state()
         if self._last:
             self._previous = self._parent.state()
