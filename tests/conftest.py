@@ -4,12 +4,10 @@ import asyncio
 import contextlib
 import gc
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import hypothesis
 import pyarrow
@@ -66,22 +64,6 @@ os.environ |= {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'GOMAXPROCS'
 # Ray ends the whole process if a request to a cluster that was shut down has waited for so many seconds, 60 by default.
 os.environ['RAY_gcs_rpc_server_reconnect_timeout_s'] = '86400'
 sys.dont_write_bytecode = False
-
-_crashed: list[str] = []
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """Note how a process of pytest-xdist that crashed has ended."""
-    if error:
-        with contextlib.suppress(AttributeError, subprocess.TimeoutExpired):  # what it keeps of a process is its own
-            _crashed.append(f'{node.gateway.id}: exit status {node.gateway._io.popen.wait(10)}')
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for line in _crashed:
-        terminalreporter.write_line(line)
-
 
 # A busy machine takes longer for an example: pytest limits the time of a whole test.
 hypothesis.settings.register_profile(
