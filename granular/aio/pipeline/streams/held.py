@@ -34,6 +34,7 @@ class Held:
         self.before: Any = parent.state()
         self._previous: Any = self.before  # before the last element
         self._after: Any = None  # after the last element; None until it is requested
+        self._begun = False
         self._count, self._ended = 0, False  # elements since ``before``, and True if the parent ended after them
         self._changes: list[list[Any]] = []  # after how many, with the end, it went on from which other state
         self._again: deque[Any] = deque()  # those that were read again, and not taken since
@@ -52,7 +53,9 @@ class Held:
 
     async def _read(self) -> Any:
         if not self._count:
-            await self._parent.begin()  # so that its state names the hosts, and the bytes of files
+            if self.adapts or not self._begun:
+                await self._parent.begin()  # so that its state names the hosts, and the bytes of files
+                self._begun = True
             self.before = self._parent.state()
         if self._last:
             self._previous = self._parent.state()
@@ -103,6 +106,7 @@ class Held:
     async def restore(self, state: Mapping[str, Any], holds: bool, terms: Terms) -> None:
         """Continue before the elements of a state. Those from a mix by name are read again now."""
         self._terms = terms.of(self._stage, self._kind, holds)
+        self._begun = False
         await self._parent.restore(state['parent'], self._terms)
         # What is held is read again on as many hosts as before; otherwise hosts and weights are those of this pipeline.
         self.before = state['parent'] if holds else self._parent.state()
