@@ -62,7 +62,7 @@ os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 # Their threads would wait in loops for each other, on cores that other tests need.
 os.environ |= {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1', 'GOMAXPROCS': '1'}
 # Ray ends the whole process if a request to a cluster that was shut down has waited for so many seconds, 60 by default.
-os.environ['RAY_gcs_rpc_server_reconnect_timeout_s'] = '86400'
+os.environ |= {'RAY_gcs_rpc_server_reconnect_timeout_s': '86400'}
 sys.dont_write_bytecode = False
 
 # A busy machine takes longer for an example: pytest limits the time of a whole test.

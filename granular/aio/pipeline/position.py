@@ -63,7 +63,8 @@ def same_position(one: Any, other: Any) -> bool:
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
     the host, and what a cache has read beyond its place. One of them may not know yet how many hosts there are, or the
-    bytes of its files, and one of an earlier release does not name streams that wait. Hosts that share rows may stand in different packs.
+    bytes of its files, and one of an earlier release does not name streams that wait. Hosts that share rows may stand
+    in different packs.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if _shares_rows(one) and _shares_rows(other) and one.get('rows') != other.get('rows'):
