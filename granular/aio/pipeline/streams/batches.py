@@ -10,7 +10,7 @@ from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.stacking import combine, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
-from granular.aio.pipeline.streams.held import Held
+from granular.aio.pipeline.streams.held import Held, Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.user_functions import refuse_coroutine_function
 from granular.errors import DatapointError, StateError
@@ -88,7 +88,7 @@ class Batching(Flow):
         await self._parent.restore(state, terms)
 
 
-class Rebatching(Flow):
+class Rebatching(Holding):
     """Batches of another size, cut out of the batches of a stream."""
 
     kind = 'rebatch'

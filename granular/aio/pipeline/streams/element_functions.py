@@ -12,7 +12,7 @@ from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
-from granular.aio.pipeline.streams.held import Held
+from granular.aio.pipeline.streams.held import Held, Holding
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
@@ -146,7 +146,7 @@ class Applying(Flow):
             self._count = count
 
 
-class FlatMapping(Flow):
+class FlatMapping(Holding):
     """Several elements for each one."""
 
     kind = 'flat_map'

@@ -47,6 +47,11 @@ class Held:
         """Whether any element is held."""
         return self._count > 0 or self._ended
 
+    def begun(self) -> None:
+        """Take the state of the parent again, which has begun to read: it names the hosts, and the bytes of files."""
+        if not self.holds:
+            self.before = self._parent.state()
+
     async def next(self) -> Any:
         """Return the next element of the parent, or ``END``; it is held until ``release`` is called."""
         return self._again.popleft() if self._again else await self._read()
@@ -54,9 +59,9 @@ class Held:
     async def _read(self) -> Any:
         if not self._count:
             if self.adapts or not self._begun:
-                await self._parent.begin()  # so that its state names the hosts, and the bytes of files
+                await self._parent.begin()
                 self._begun = True
-            self.before = self._parent.state()
+            self.begun()
         if self._last:
             self._previous = self._parent.state()
         self._after = None
@@ -129,8 +134,8 @@ class Held:
             if changed is not None:
                 await restore_checked(self._parent, changed, self._terms)
                 self._changes.append([count, changed])
-        found = self._parent.state()
-        if self._count != held['count'] or self._ended != held['ended'] or not same_position(found, after):
+        found, strict = self._parent.state(), self._parent.strict
+        if self._count != held['count'] or self._ended != held['ended'] or not same_position(found, after, strict):
             raise StateError(
                 f'{self._stage}: the elements that it held could not be read again: {self._count} of '
                 f'{held["count"]} were found, and then {found!r:.200}, not {after!r:.200}: continue with the weights '
@@ -139,5 +144,15 @@ class Held:
         self._again, self._terms = again, terms
         await restore_checked(self._parent, after, terms)
         self._after = self._parent.state()
-        if not same_position(self._after, after):
+        if not same_position(self._after, after, strict):
             self._changes.append([len(again), self._after])
+
+
+class Holding(Flow):
+    """A stage that holds elements back."""
+
+    _held: Held
+
+    async def begin(self) -> None:
+        await super().begin()
+        self._held.begun()

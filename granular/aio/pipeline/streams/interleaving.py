@@ -187,18 +187,18 @@ class Interleaving(Flow):
         flow: Flow | None
         if number in self._saved or number != self._ahead.position:
             flow = await self._made_now(number)
-            if flow is not None and number in self._saved:
-                flow.set_strict(self.strict)
+        else:
+            flow = await self._ahead.take()
+        if flow is not None:
+            flow.set_strict(self.strict)
+            if number in self._saved:
                 try:
                     await restore_checked(flow, self._saved[number], self._terms)
                 except StateError as error:
                     raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
-        else:
-            flow = await self._ahead.take()
-        self._saved.pop(number, None)
-        if flow is not None:
             self._flows[number] = flow
             self._hosts = max(self._hosts, flow.hosts)
+        self._saved.pop(number, None)
         return flow
 
     async def _made_now(self, number: int) -> Flow | None:

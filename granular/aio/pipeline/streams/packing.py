@@ -11,7 +11,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.held import Held
+from granular.aio.pipeline.streams.held import Held, Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
@@ -22,7 +22,7 @@ _LONG: Final = 100  # rows that a document fills above which it is packed in a t
 _TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
 
-class Packing(Flow):
+class Packing(Holding):
     """Sequences packed into rows of fixed lengths.
 
     A pack is computed as a whole, and its rows are built one by one. The state is the state before the pack, and the

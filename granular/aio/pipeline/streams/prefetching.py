@@ -132,6 +132,8 @@ class Prefetching(Flow):
         await ensure_event_loop()
         if self._task is None:
             await self._parent.begin()
+            if not self._taken:
+                self._after = self._parent.state()
         if self._size and self._task is None:
             self._ready = asyncio.Queue()
             self._set_room()

@@ -6,7 +6,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
-from granular.aio.pipeline.streams.held import Held
+from granular.aio.pipeline.streams.held import Held, Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 
@@ -137,7 +137,7 @@ class Limiting(Flow):
         self._count = count
 
 
-class Caching(Flow):
+class Caching(Holding):
     """The elements of a stream, kept in memory. The stream only ever moves on: its elements come once."""
 
     kind = 'cache'
@@ -190,7 +190,7 @@ class Caching(Flow):
         place, own = number_of(state, 'place'), self._held.before
         rewinds = not place and not terms.held
         keeps = rewinds or not self._parent.adapts or state['parent'] is own or state == self.state()
-        if not keeps or not same_position(state['parent'], own):
+        if not keeps or not self._held.holds or not same_position(state['parent'], own):
             cached = state.get('cached')
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
             self._cached, self._complete = self._held.take_again()

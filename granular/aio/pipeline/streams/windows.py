@@ -7,7 +7,7 @@ import numpy as np
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
-from granular.aio.pipeline.streams.held import Held
+from granular.aio.pipeline.streams.held import Held, Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 from granular.shuffle import permute
@@ -43,7 +43,7 @@ class WindowShuffled(Stream):
         return f'window_shuffle({self._size}, seed={self._seed})'
 
 
-class WindowShuffling(Flow):
+class WindowShuffling(Holding):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     kind = 'window_shuffle'
