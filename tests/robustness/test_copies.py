@@ -124,8 +124,8 @@ FORKED = """
 import gc, json, os, sys
 import granular
 
-kind, action, flush = json.loads(sys.argv[3])
-path = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
+kind, action = sys.argv[3:]
+root = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
 WRITERS = {
     'refs': lambda: granular.DatasetWriter(path / 'data', {'x': 'utf8'}),
     'columns': lambda: granular.DatasetWriter(path / 'data', {'x': 'utf8'}, layout='columns'),
@@ -186,14 +186,17 @@ def act():
         fork(lambda: None)
 
 
-writer = WRITERS[kind]()
-fork(act)
-add(writer, 'first ')
-fork(act)
-add(writer, 'second ' * 9)
-fork(act)
-writer.close()
-assert contents() == 'first ' + 'second ' * 9, contents()
+for flush in (True, False):
+    path = root / f'{flush}'
+    path.mkdir()
+    writer = WRITERS[kind]()
+    fork(act)
+    add(writer, 'first ')
+    fork(act)
+    add(writer, 'second ' * 9)
+    fork(act)
+    writer.close()
+    assert contents() == 'first ' + 'second ' * 9, contents()
 print('done')
 """
 
@@ -206,8 +209,5 @@ ACTIONS = ['exit', 'drop', 'abort', 'append', 'close', 'fork']
 def test_writers_outlive_what_forked_children_do_with_them(interpreter, request, tmp_path, store, kind, action):
     server = request.getfixturevalue('fakegcs') if store == 'bucket' else None
     place, options = (tmp_path, {}) if server is None else (server.place(), server.options)
-    for flush in (True, False):
-        text = json.dumps((kind, action, flush))
-        (folder := granular.Path(place, **options) / f'{flush}').mkdir()
-        done = interpreter.run(FORKED, f'{folder}', json.dumps(options), text)
-        assert (done.returncode, done.stdout, done.stderr) == (0, 'done\n', ''), done.stderr
+    done = interpreter.run(FORKED, f'{place}', json.dumps(options), kind, action)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'done\n', ''), done.stderr
