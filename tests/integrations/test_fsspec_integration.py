@@ -12,7 +12,6 @@ import tomllib
 import fsspec
 import gcsfs.core
 import numpy as np
-import pyarrow.dataset
 import pytest
 import s3fs
 from pyarrow import parquet
@@ -155,6 +154,7 @@ def test_what_is_not_supported_is_an_error(fs, folder, url):
 
 def test_pandas_and_pyarrow_read_tables(server, fs, folder, url, tmp_path):
     import pandas
+    import pyarrow.dataset
 
     frame = pandas.DataFrame({'x': range(1000), 'y': np.arange(1000) / 7})
     frame.to_parquet(tmp_path / 'table.parquet', row_group_size=100)
