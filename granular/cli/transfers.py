@@ -44,7 +44,7 @@ def copy_to_local(
         return
     notes = ', '.join(name for name, was in (('cleared', copy.was_deleted), ('unpacked', copy.was_unpacked)) if was)
     copied = f'{counted(copy.files, "file")}, {counted(copy.bytes, "byte")}, {copy.seconds:,.1f} s'
-    summary = copied if copy.was_copied else 'was there'
+    summary = copied if copy.was_copied else 'was there, and is left as it is'
     typer.echo(printable(f'{copy.path}: {summary}{f" ({notes})" if notes else ""}'))
 
 

@@ -192,7 +192,8 @@ def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     assert (code, err) == (0, '')
     assert out.startswith(f'{tmp_path}/local/train: 1 file, 3 bytes, ')
     assert out.endswith(' s (unpacked)\n')
-    assert 'was there' in granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')[1]
+    again = granular_cli('copy-to-local', tmp_path, tmp_path / 'local', 'train')[1]
+    assert again == f'{tmp_path}/local/train: was there, and is left as it is\n'
     done = json.loads(granular_cli('copy-to-local', path, tmp_path / 'ds2', '--json')[1])
     assert (done['was_copied'], done['source_format']) == (True, 'folder')
     assert json.loads(granular_cli('info', tmp_path / 'ds2', '--json')[1])['datapoints'] == 5

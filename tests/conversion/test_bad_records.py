@@ -33,6 +33,7 @@ def test_bad_files_of_the_sample_are_named_before_anything_is_written(spec, tmp_
         granular.convert(tmp_path / 'images', tmp_path / 'out', spec=spec)
     assert all(f'{path} ' in str(caught.value) for path in bad)
     assert ('was inferred' in str(caught.value)) == (spec is None)
+    assert "skip it (on_error='skip', or --on-error skip)" in str(caught.value)
     assert (caught.value.key, caught.value.path) == ('image', f'{bad[0]}')
     assert os.listdir(tmp_path) == ['images']
 

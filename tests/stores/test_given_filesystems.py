@@ -219,6 +219,14 @@ def test_given_keys_sign_requests_and_are_not_renewed(server, options):
     assert not PLANTED.search(str(caught.value).encode())
 
 
+@pytest.mark.parametrize('pays', [False, True])
+def test_s3fs_without_the_attribute_requester_pays_is_honoured(server, pays):
+    fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, requester_pays=pays, **KEY)
+    vars(fs).pop('requester_pays', None)  # as in releases before 2026.9
+    assert granular.Path('s3://bucket/x', fs=fs, config=QUICK).read_range(1, 5) == DATA[1:5]
+    assert ('requester' in server.heads[0].values()) == pays
+
+
 def test_a_session_without_keys_is_an_error(server):
     fs = s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True)
     with pytest.raises(AccessDeniedError, match='no AWS credentials'):

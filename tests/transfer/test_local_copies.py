@@ -180,6 +180,35 @@ def test_folder_of_the_user_is_left_unchanged(tmp_path, local):
     assert json.loads((local / 'again' / MARKER).read_text())['source'] == str(local / 'empty')
 
 
+@pytest.mark.parametrize('store', ['local', 'fakegcs'])
+def test_folder_is_not_copied_onto_a_file_nor_a_file_onto_a_folder(store, request, tmp_path, local):
+    root = granular.Path(tmp_path / 'root') if store == 'local' else request.getfixturevalue(store).place()
+    if store == 'local':
+        (root / 'data').mkdir(parents=True)
+    (root / 'data' / 'x').write_bytes(b'1')
+    (root / 'train.zip').write_bytes(zipped({'x': b'1'}))
+    (local / 'empty').mkdir(parents=True)
+    (local / 'file').write_bytes(b'mine')
+    for name, kind in (('data', 'folder'), ('train.zip', 'zip archive to unpack')):
+        with pytest.raises(AlreadyExistsError, match=rf'/file: is a file, and .*/{name} is a {kind}: remove the file'):
+            granular.copy_to_local(root / name, local / 'file')
+    with pytest.raises(AlreadyExistsError, match=r'/empty: is a folder, and .*/x is a file: .*, such as .*/empty/x$'):
+        granular.copy_to_local(root / 'data' / 'x', local / 'empty')
+    assert contents(local) == {'file': b'mine'}
+    # A file is used, also after its source is gone.
+    assert not granular.copy_to_local(root / 'data' / 'x', local / 'file').was_copied
+    assert not granular.copy_to_local(root / 'gone', local / 'file').was_copied
+
+
+def test_file_is_not_copied_onto_a_folder_of_the_user(tmp_path, local):
+    (tmp_path / 'x').write_bytes(b'1')
+    local.mkdir()
+    (local / 'file').write_bytes(b'mine')
+    with pytest.raises(AlreadyExistsError, match=r'is a folder, and .*/x is a file: pass the path of the copy, such'):
+        granular.copy_to_local(tmp_path / 'x', local)
+    assert contents(local) == {'file': b'mine'}
+
+
 def test_copy_of_another_server_is_refused(fakegcs, local):
     with FakeGCSServer() as other:
         sources = [granular.Path('gs://twin/data', **server.options) for server in (fakegcs, other)]

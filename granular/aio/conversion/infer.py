@@ -236,7 +236,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 def _hint(key: str, kind: str, is_given: bool) -> str:
     reason = '' if is_given else f': {kind!r} was inferred from a sample'
     other = f'{key}=bytes' if kind in ('jpg', 'png') else 'another type'
-    return f"{reason}: repair or remove it, skip it (on_error='skip'), or pass {other} (spec)"
+    return f"{reason}: repair or remove it, skip it (on_error='skip', or --on-error skip), or pass {other} (spec)"
 
 
 def _type_of(counts: Mapping[str, int], is_image: bool) -> str:

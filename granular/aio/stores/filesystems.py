@@ -116,7 +116,7 @@ def _s3_options(fs: Any, given: Mapping[str, Any], name: str) -> dict[str, Any]:
         'endpoint_url': fs.endpoint_url or client.get('endpoint_url'),
         'region': region,
         'profile': fs.kwargs.get('profile') or getattr(given.get('session'), 'profile', None),
-        'requester_pays': fs.requester_pays,
+        'requester_pays': bool(fs.req_kw),  # releases before 2026.9 have no attribute requester_pays
         's3_additional_kwargs': fs.s3_additional_kwargs,
         'config_kwargs': config,
         'tls_verify': client.get('verify'),

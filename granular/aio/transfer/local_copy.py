@@ -89,7 +89,8 @@ async def copy_to_local(
 
     A folder has a ``.granular-copy.json`` before its first file is written; it names the source and finally marks the
     copy as complete, from within the first shard of a sharded dataset. A folder with files but without this marker was
-    made by other means, and is used as it is; so is an existing file, because files appear whole.
+    made by other means, and is used as it is, without a request; so is an existing file if the source is a file or
+    gone, because files appear whole.
 
     Args:
       src: the file, folder or archive. If it does not exist, an archive of that name is used.
@@ -103,7 +104,8 @@ async def copy_to_local(
 
     Raises:
       NotFoundError: if there is nothing to copy.
-      AlreadyExistsError: if ``dst`` is a copy of another source, or of archives with another ``unpack``.
+      AlreadyExistsError: if ``dst`` is a copy of another source, or of archives with another ``unpack``; a file where
+        a folder is to be copied; or a folder where a file is.
       InvalidArgumentError: if ``dst`` is not on a disk, or if a name in the source leads out of it.
       CorruptDatasetError: if ``dst`` holds shards, but not the first one; or if a shard of the source is missing or
         unfinished.
@@ -173,10 +175,11 @@ async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
 async def _done(source: Path, target: Path, unpack: bool) -> LocalCopy | None:
     """Return the result if there is nothing to copy; otherwise None."""
     try:
-        if not (await target.stat()).is_dir:
-            return LocalCopy(f'{target}')
+        is_file = not (await target.stat()).is_dir
     except NotFoundError:
         return None
+    if is_file:
+        return await _used(source, target, unpack)
     state = await _state(target)
     if state is None:
         if not await offload(_is_used, target.key):
@@ -185,7 +188,7 @@ async def _done(source: Path, target: Path, unpack: bool) -> LocalCopy | None:
             rest = ', and with it the record of the copy: remove the folder, and copy again'
             raise missing_shard(f'{target}', 0, rest)
         logger.info('%s: was not created by copy_to_local: used as it is', target)
-        return LocalCopy(f'{target}')
+        return await _used(source, target, unpack) if source.store.local else LocalCopy(f'{target}')
     remedy = 'remove it, or copy to another path'
     own = source.store.server
     requested, copied = _origin(_address(source), own), _origin(state['source'], state.get('server', own))
@@ -195,6 +198,23 @@ async def _done(source: Path, target: Path, unpack: bool) -> LocalCopy | None:
         return None
     if (unpacked := state.get('unpacked', unpack)) != unpack:
         raise AlreadyExistsError(f'{target}: was copied with unpack={unpacked}, not {unpack}: {remedy}')
+    return LocalCopy(f'{target}')
+
+
+async def _used(source: Path, target: Path, unpack: bool) -> LocalCopy:
+    """Return the result for a target that is used as it is, unless one of the two is a file, the other a folder."""
+    try:
+        form = (await _find(source, unpack))[1]
+    except NotFoundError:
+        return LocalCopy(f'{target}')
+    is_folder = await target.is_dir()
+    if is_folder and form == 'file':
+        raise AlreadyExistsError(
+            f'{target}: is a folder, and {source} is a file: pass the path of the copy, such as {target / source.name}'
+        )
+    if not is_folder and form != 'file':
+        kind = 'folder' if form == 'folder' else f'{form} archive to unpack'
+        raise AlreadyExistsError(f'{target}: is a file, and {source} is a {kind}: remove the file, or copy elsewhere')
     return LocalCopy(f'{target}')
 
 
@@ -230,7 +250,7 @@ async def _copy_file(source: Path, target: Path, progress: Progress | None) -> L
     lock_folder = target.with_name(f'.{target.name}.copying')
     async with _locked(lock_folder, temporary=True):
         if await target.exists():
-            return LocalCopy(f'{target}')
+            return await _used(source, target, False)
         deleted = await offload(remove_leftovers, target.key)
         await source.copy(target, progress=progress)
     return LocalCopy(f'{target}', True, deleted, False, 1, (await target.stat()).size, 0.0, 'file')
