@@ -195,9 +195,10 @@ def test_folder_is_not_copied_onto_a_file_nor_a_file_onto_a_folder(store, reques
     with pytest.raises(AlreadyExistsError, match=r'/empty: is a folder, and .*/x is a file: .*, such as .*/empty/x$'):
         granular.copy_to_local(root / 'data' / 'x', local / 'empty')
     assert contents(local) == {'file': b'mine'}
-    # A file is used, also after its source is gone.
-    assert not granular.copy_to_local(root / 'data' / 'x', local / 'file').was_copied
-    assert not granular.copy_to_local(root / 'gone', local / 'file').was_copied
+    # A file is used, also after its source is gone, and where its store is not reached.
+    unreached = granular.Path('gs://bucket/x', endpoint_url='http://nowhere.invalid', token='anon')
+    for source in (root / 'data' / 'x', root / 'gone', unreached):
+        assert not granular.copy_to_local(source, local / 'file').was_copied
 
 
 def test_file_is_not_copied_onto_a_folder_of_the_user(tmp_path, local):

@@ -26,11 +26,13 @@ from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers, sync_all
 from granular.aio.transfer.archives import KINDS, split_name, unpack
 from granular.errors import (
+    AccessDeniedError,
     AlreadyExistsError,
     BucketNotFoundError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
+    StoreError,
 )
 from granular.formats.layout import shard_name
 
@@ -89,8 +91,8 @@ async def copy_to_local(
 
     A folder has a ``.granular-copy.json`` before its first file is written; it names the source and finally marks the
     copy as complete, from within the first shard of a sharded dataset. A folder with files but without this marker was
-    made by other means, and is used as it is, without a request; so is an existing file if the source is a file or
-    gone, because files appear whole.
+    made by other means, and is used as it is, without a request; so is an existing file, because files appear whole,
+    unless the source is found to be no file.
 
     Args:
       src: the file, folder or archive. If it does not exist, an archive of that name is used.
@@ -205,7 +207,7 @@ async def _used(source: Path, target: Path, unpack: bool) -> LocalCopy:
     """Return the result for a target that is used as it is, unless one of the two is a file, the other a folder."""
     try:
         form = (await _find(source, unpack))[1]
-    except NotFoundError:
+    except (NotFoundError, AccessDeniedError, StoreError):  # a copy is there for when its source is not
         return LocalCopy(f'{target}')
     is_folder = await target.is_dir()
     if is_folder and form == 'file':
