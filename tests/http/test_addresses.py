@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import urllib.parse
 
@@ -13,12 +14,15 @@ from tests.support.faults import DATA, FaultServer
 LIVE = '127.0.0.1'
 SILENT = ['127.0.0.7', '127.0.0.8', '127.0.0.9', '::1']  # these drop every packet
 REFUSING = '127.0.0.5'
+NUMBERS = itertools.count()
 
 
 @pytest.fixture
 def server():
     with FaultServer() as server:
         server.port = urllib.parse.urlsplit(server.endpoint).port
+        # The process remembers which servers it has reached, and ports are given out again.
+        server.name = f'data{next(NUMBERS)}.test'
         yield server
 
 
@@ -40,9 +44,10 @@ def silent(server):
 
 
 class Names:
-    """A resolver that knows ``data.test``, whose addresses may be set."""
+    """A resolver that knows one name, whose addresses may be set."""
 
-    def __init__(self):
+    def __init__(self, name):
+        self.name = name
         self.addresses = [LIVE]
         self.later = None  # the addresses from the second look-up on
         self.error = socket.EAI_NONAME  # without addresses
@@ -51,7 +56,7 @@ class Names:
 
     def __call__(self, host, *args, **kwargs):
         hosts = [host]
-        if host == 'data.test':
+        if host == self.name:
             hosts, self.addresses = self.addresses, self.later or self.addresses
         if not hosts:
             self.asked += 1
@@ -60,8 +65,8 @@ class Names:
 
 
 @pytest.fixture
-def names(monkeypatch):
-    names = Names()
+def names(server, monkeypatch):
+    names = Names(server.name)
     monkeypatch.setattr(socket, 'getaddrinfo', names)
     return names
 
@@ -70,7 +75,7 @@ async def read(server, count=8, **settings):
     """Read over that many new connections. Returns the number of retries."""
     before = granular.io_stats()['retries']
     config = granular.IOConfig(hedge=0, backoff=0.01, **settings)
-    path = granular.aio.Path(f'http://data.test:{server.port}/object', config=config)
+    path = granular.aio.Path(f'http://{server.name}:{server.port}/object', config=config)
     assert await asyncio.gather(*(path.read_range(10, 50) for _ in range(count))) == [DATA[10:50]] * count
     await granular.aio.aclose()
     return granular.io_stats()['retries'] - before
@@ -91,7 +96,7 @@ async def test_names_of_dead_hosts_are_looked_up_again(dead, server, silent, nam
 
 async def test_host_without_a_living_address_is_an_error(server, silent, names):
     names.addresses = [SILENT[0], REFUSING]
-    with pytest.raises(granular.errors.StoreError, match=r'no connection to data\.test'):
+    with pytest.raises(granular.errors.StoreError, match=r'no connection to data\d+\.test'):
         await read(server, connect_timeout=0.7, attempts=2)
 
 
@@ -106,7 +111,7 @@ async def test_host_name_that_does_not_exist_fails_soon(error, reached, attempts
     if reached:
         await read(server, 1)
     names.addresses, names.error = [], error
-    with pytest.raises(granular.errors.StoreError, match=r"'data\.test' cannot be resolved") as caught:
+    with pytest.raises(granular.errors.StoreError, match=r"'data\d+\.test' cannot be resolved") as caught:
         await read(server, 1, attempts=6, connect_timeout=100)
     assert names.asked == attempts
     assert ('check its address' in str(caught.value)) is not reached
