@@ -159,7 +159,7 @@ class ParquetRows(Source):
 
     # --- states
 
-    def start(self) -> Any:
+    def start(self) -> dict[str, Any]:
         """Return the state before the first row."""
         if len(self.data.paths) == 1:
             return _file_state(0, 0)
@@ -170,15 +170,16 @@ class ParquetRows(Source):
         """Return the state of a ``Reading`` with the position in each file in place of the row."""
         if isinstance(state, Mapping):
             return {**state, 'at': self.state_of(layout, state['at'])}
-        position: int = state
+        return {**self._place_of(layout, state), 'bytes': layout.size}
+
+    def _place_of(self, layout: _FileLayout, position: int) -> dict[str, Any]:
         if not position:
-            return {**self.start(), 'bytes': layout.size}
+            return self.start()
         taken, unopened = layout.order.consumed(position)
         if len(layout.stops) == 1:
-            row = min(position, layout.order.lengths[0])
-            return {**_position_in_file(layout.stops[0], row), 'bytes': layout.size}
+            return _position_in_file(layout.stops[0], min(position, layout.order.lengths[0]))
         files = {str(number): _position_in_file(layout.stops[number], row) for number, row in taken.items()}
-        return {'files': files, 'next_file': unopened, 'bytes': layout.size}
+        return {'files': files, 'next_file': unopened}
 
     def position_of(self, layout: _FileLayout, state: Any, strict: bool) -> int:
         """Return the row that follows a state; raise ``StateError`` if it is not a state, or belongs to other files.
@@ -372,8 +373,8 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     iterated; then all footers are read.
 
     A state is ``{'row_group': r, 'index_within_row_group': i}`` of the next row; for several files ``{'files': {'0':
-    state of the first, ...}, 'next_file': n}``, for the files that are open. Once their footers
-    are read, it also has the ``bytes`` of all files, which must be the same when it is restored.
+    state of the first, ...}, 'next_file': n}``, for the files that are open. Once their footers are
+    read, it also has the ``bytes`` of all files, which must be the same when it is restored.
 
     With ``mp_prefetch``, each worker reads the row groups of the rows that it produces: all row groups, if there are
     several workers.

@@ -34,7 +34,7 @@ class Held:
         self.before: Any = parent.state()
         self._previous: Any = self.before  # before the last element
         self._after: Any = None  # after the last element; None until it is requested
-        self._begun = False
+        self._begun = False  # True if the parent has begun to read since it was restored
         self._count, self._ended = 0, False  # elements since ``before``, and True if the parent ended after them
         self._changes: list[list[Any]] = []  # after how many, with the end, it went on from which other state
         self._again: deque[Any] = deque()  # those that were read again, and not taken since
