@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import socket
 import ssl
 import subprocess
@@ -27,13 +28,11 @@ from tests.support.loop_server import LoopServer, read_head
 KEY, SECRET = 'granular-key', 'granular-secret'
 
 
-def free_ports(count: int, within: range = range(20000, 50000)) -> list[int]:
-    """Return free ports whose gRPC ports, 10000 above, are free as well."""
+def free_ports(count: int) -> list[int]:
+    """Return free ports, below those that the system gives out, whose gRPC ports, 10000 above, are free as well."""
     found: list[int] = []
-    # Those who run tests beside this look elsewhere, as a port is free until a server has come up there.
-    worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))
-    start = within.start + worker % 5 * 1000 + os.getpid() % 1000
-    for port in range(start, within.stop):
+    # At random, as a port is free until a server has come up there, and other tests start servers at the same time.
+    for port in random.SystemRandom().sample(range(15000, 22000), 1000):
         with contextlib.ExitStack() as stack:
             try:
                 for candidate in (port, port + 10000):
@@ -124,7 +123,7 @@ class SeaweedServer(ContextServer):
     @contextlib.contextmanager
     def context(self) -> Iterator[dict[str, Any]]:
         binary = pathlib.Path(sys.executable).parent / 'weed'
-        master, volume, filer, s3 = free_ports(4, range(15000, 25000))
+        master, volume, filer, s3 = free_ports(4)
         identity = {
             'name': 'tests',
             'credentials': [{'accessKey': KEY, 'secretKey': SECRET}],

@@ -247,32 +247,30 @@ class _WritersLock:
     def __init__(self, fd: int) -> None:
         self._file = fd
         self._locks: RangeLocks | None = None  # on a separate open file, because forked processes share the others
-        self._threads = threading.Lock()
+        self._threads = threading.RLock()  # a thread whose interrupt left it locked may end it nevertheless
+        self._taken = False
         self._ended = False  # by now, the descriptor may be that of another file
 
     @contextlib.contextmanager
     def held(self, seconds: float) -> Iterator[bool]:
         """Hold the lock for the block. Yields whether it was acquired in time."""
         until = time.monotonic() + seconds
-        if not self._threads.acquire(timeout=seconds):
-            yield False
-            return
-        try:
+        with self._threads:  # not by a call, after which an interrupt may come
             if self._locks is None and not self._ended:
                 with contextlib.suppress(OSError):  # as many files are open as may be: values are counted as not kept
                     self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
-            if self._locks is None:
+            locks = self._locks
+            if locks is None or self._taken:  # by this thread, which a signal interrupted
                 yield False
                 return
-            while not (acquired := self._locks.lock(0, 1)) and time.monotonic() < until:
-                time.sleep(_POLL)
+            self._taken = True
             try:
+                while not (acquired := locks.lock(0, 1)) and time.monotonic() < until:
+                    time.sleep(_POLL)
                 yield acquired
             finally:
-                if acquired:
-                    self._locks.unlock(0, 1)
-        finally:
-            self._threads.release()
+                self._taken = False
+                locks.unlock(0, 1)
 
     def end(self) -> None:
         """Wait until no thread holds the lock, and grant it no more."""
@@ -281,7 +279,7 @@ class _WritersLock:
 
     def after_fork(self) -> None:
         """Reset the lock in a child process: the parent may hold it."""
-        self._threads, self._locks = threading.Lock(), None
+        self._threads, self._locks, self._taken = threading.RLock(), None, False
 
 
 _tables: Final = each_after_fork(Table.after_fork)

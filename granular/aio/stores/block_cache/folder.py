@@ -59,7 +59,7 @@ class CacheFolder:
         self.words: memoryview[int] = memoryview(self.table).cast('Q')
         self.block_locks: RangeLocks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
         os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # rejects a planted link now
-        self._thread_lock = threading.Lock()
+        self._thread_lock = threading.RLock()  # a thread whose interrupt left it locked may take it nevertheless
         self._last_warning = -_LOG_INTERVAL
 
     def _track(self, fd: int) -> int:
@@ -92,10 +92,8 @@ class CacheFolder:
           StoreTimeoutError: if another process keeps the lock, such as one that was stopped.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT
-        if not self._thread_lock.acquire(timeout=_LOCK_TIMEOUT):
-            raise self._lock_timeout()
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._thread_lock.release)
+        # Not by a call of acquire, after which an interrupt may come.
+        with self._thread_lock, contextlib.ExitStack() as stack:
             fd = open_file('lock', os.O_RDWR | os.O_CREAT, self._top)
             stack.callback(os.close, fd)
             self._acquire(fd, deadline)
