@@ -160,7 +160,7 @@ class _RawWriter(io.RawIOBase):
     def __init__(self, file: File) -> None:
         self.file = file
         self.dropped = False
-        self._interrupt: BaseException | None = None
+        self._interrupted = False  # True if an interrupt cut a write
         _writers.add(self)
 
     def writable(self) -> bool:
@@ -171,8 +171,8 @@ class _RawWriter(io.RawIOBase):
             return memoryview(data).nbytes  # type: ignore[arg-type]
         try:
             return run(self.file.write(bytes(memoryview(data))))  # type: ignore[arg-type]
-        except KeyboardInterrupt as error:
-            self._interrupt = error
+        except KeyboardInterrupt:
+            self._interrupted = True
             raise
 
     def tell(self) -> int:
@@ -183,8 +183,8 @@ class _RawWriter(io.RawIOBase):
             if not self.closed and not self.dropped:
                 run(self.file.aclose())
         except ClosedError:
-            if self._interrupt is not None:  # the interrupt has cut a write
-                raise self._interrupt from None
+            if self._interrupted:
+                raise KeyboardInterrupt from None
             raise
         finally:  # Close even if interrupted, so that garbage collection does not flush.
             super().close()

@@ -319,6 +319,26 @@ def test_interrupted_program_is_resumed(name: str, kind: Any, place: str, origin
         assert place == 'bucket' or descriptors() <= before + 2  # a bucket's connections stay open
 
 
+@pytest.mark.filterwarnings('ignore')  # writers that were not closed
+@pytest.mark.parametrize(
+    'name', ['file, streamed', 'dataset, refs', 'copy of a folder', 'reader', 'loader', 'shared memory']
+)
+def test_interrupt_is_freed_with_all_that_its_frames_hold(name: str, originals) -> None:
+    root = originals['disk'] / f'freed, {name}'
+    with MainThread() as counted:
+        PROGRAMS[name](root)
+    gc.collect()
+    gc.disable()  # a reference cycle would keep files and memory until the next collection
+    try:
+        for at in range(1, counted.count + 1, max(1, counted.count // (500 if FULL_TABLES else 90))):
+            remove(root)
+            with contextlib.suppress(KeyboardInterrupt, AlreadyExistsError), MainThread(at):
+                PROGRAMS[name](root)
+        assert not [found for found in gc.get_objects() if isinstance(found, KeyboardInterrupt)]
+    finally:
+        gc.enable()
+
+
 @pytest.mark.filterwarnings('ignore')  # coroutines that were not awaited
 def test_no_interrupt_of_a_program_that_opens_small_files_is_missed(tmp_path: Any, monkeypatch: Any) -> None:
     path = granular.Path(tmp_path) / 'x'

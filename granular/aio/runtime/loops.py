@@ -101,8 +101,10 @@ def end_coroutine(coro: Coroutine[Any, Any, Any], error: BaseException) -> None:
     ``close`` would leave asynchronous generators that it awaits running, before Python 3.13.
     """
     if inspect.getcoroutinestate(coro) == inspect.CORO_SUSPENDED:
+        trace = error.__traceback__
         with contextlib.suppress(BaseException):  # the caller raises the error
             coro.throw(error)
+        error.__traceback__ = trace  # without this frame, which refers to the error and so would keep all of them
     coro.close()
 
 

@@ -47,9 +47,12 @@ def is_of_signal(error: BaseException) -> bool:
 
 def raise_control(error: BaseException) -> NoReturn:
     """Raise the ``FunctionError`` for an exception of ``CONTROL``, or the exception itself if it may be of a signal."""
-    if is_of_signal(error):
+    if not is_of_signal(error):
+        raise function_error(error)
+    try:
         raise error
-    raise function_error(error)
+    finally:
+        del error  # this frame would keep it alive, by its own traceback
 
 
 def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
