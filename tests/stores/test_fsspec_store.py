@@ -1,9 +1,15 @@
 """Stores that are used through threads: file systems of fsspec, and path objects of other libraries."""
 
+import asyncio
+import contextlib
+import gc
 import threading
 import time
+import weakref
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 import granular
 from granular.errors import AlreadyExistsError, NotFoundError
@@ -50,6 +56,100 @@ async def test_a_new_file_that_is_given_up_is_removed(folder):
     assert not await (folder / 'x').exists()
     await write(folder / 'x', b'new', True)
     assert await (folder / 'x').read_bytes() == b'new'
+
+
+class UploadedFile(AbstractBufferedFile):
+    """A file that appears when it is closed, also by the garbage collector."""
+
+    def _initiate_upload(self):
+        self.parts = []
+
+    def _upload_chunk(self, final=False):
+        self.parts.append(self.buffer.getvalue())
+        if final:
+            self.fs.stop_at('close')
+            with MemoryFileSystem._open(self.fs, self.path, 'wb') as file:
+                file.write(b''.join(self.parts))
+
+    def write(self, data):
+        self.fs.stop_at('write')
+        return super().write(data)
+
+
+class StoppedFileSystem(MemoryFileSystem):
+    """A file system of which one operation begins, and goes on when it is told to."""
+
+    cachable = False
+    stopped = ''
+    opened = None
+
+    def stop_at(self, operation):
+        if operation == self.stopped:
+            self.begun.set()
+            self.go_on.wait(30)
+
+    def _open(self, path, mode='rb', **options):
+        if mode == 'rb':
+            return super()._open(path, mode, **options)
+        self.stop_at('open')
+        file = UploadedFile(self, path, mode)
+        self.opened = weakref.ref(file)
+        return file
+
+    def cp_file(self, path1, path2, **options):
+        self.stop_at('copy')
+        super().cp_file(path1, path2, **options)
+
+
+async def cancelled(coro, fs, operation):
+    """Cancel a coroutine during an operation of its file system, which goes on a moment later."""
+    fs.stopped, fs.begun, fs.go_on, fs.opened = operation, threading.Event(), threading.Event(), None
+    task = asyncio.create_task(coro)
+    await asyncio.to_thread(fs.begun.wait, 30)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, fs.go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    fs.stopped = ''
+
+
+@pytest.mark.parametrize('new', [False, True])
+@pytest.mark.parametrize('operation', ['open', 'write', 'close'])
+async def test_a_cancelled_write_publishes_no_part_of_its_bytes(operation, new):
+    fs = StoppedFileSystem()
+    path = granular.aio.Path(f'memory://cancelled-{time.time_ns()}/x', fs=fs)
+    if not new:
+        await path.write_bytes(b'old')
+
+    async def write_parts():
+        writer = await path.store.open_writer(path.key, new)
+        try:
+            await writer.write(bytes(2 << 20))
+            await writer.write(bytes(1 << 20))
+            await writer.close()
+        except BaseException:
+            await writer.abort()
+            raise
+
+    await cancelled(write_parts(), fs, operation)
+    while fs.opened is None or ((file := fs.opened()) is not None and not file.closed):
+        file = None
+        gc.collect()  # closes the file, unless it was discarded
+        await asyncio.sleep(0.01)
+    content = None
+    with contextlib.suppress(NotFoundError):
+        content = await path.read_bytes()
+    assert content in ((None,) if new else (b'old', bytes(3 << 20)))
+
+
+async def test_a_cancelled_copy_does_not_replace_what_is_written_afterwards():
+    fs = StoppedFileSystem()
+    folder = granular.aio.Path(f'memory://cancelled-{time.time_ns()}', fs=fs)
+    await (folder / 'x').write_bytes(b'copied')
+    await cancelled((folder / 'x').copy(folder / 'y'), fs, 'copy')
+    await (folder / 'y').write_bytes(b'written')
+    await asyncio.to_thread(fs.go_on.wait, 30)
+    assert await (folder / 'y').read_bytes() == b'written'
 
 
 @pytest.mark.parametrize('name', ['x*', 'x[ab]', '?', '{q,r}'])

@@ -131,7 +131,7 @@ class FsspecStore(ThreadedStore):
             self._fs.rmdir(self._path(key))
             return True
 
-        return await self.call(key, call_now)
+        return await self.change(key, call_now)
 
     async def delete_tree(self, key: str) -> None:
         def call_now() -> None:
@@ -142,7 +142,7 @@ class FsspecStore(ThreadedStore):
             else:  # which rm would take for a pattern
                 self._delete_each(self._path(key))
 
-        await self.call(key, call_now)
+        await self.change(key, call_now)
 
     def _delete_each(self, path: str) -> None:
         """Delete a folder and everything in it, one by one."""
@@ -157,7 +157,7 @@ class FsspecStore(ThreadedStore):
                 self._fs.rmdir(name)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        await self.call(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
+        await self.change(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
         return True
 
 

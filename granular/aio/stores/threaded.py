@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from granular._redact import hidden
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.threads import offload
+from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.stores.errors import translated
@@ -35,12 +35,16 @@ class ThreadedStore(Store):
     async def call(self, key: str, call_now: Callable[[], T]) -> T:
         """Run a blocking call in a thread, and convert its exceptions to ``GranularError`` subclasses."""
         await ensure_event_loop()
+        return await offload(self._translating, key, call_now)
 
-        def guarded() -> T:
-            with translated(self.url(key), third_party_error):
-                return call_now()
+    async def change(self, key: str, call_now: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Run a call that changes files, as ``call`` does, but so that it never outlives its caller."""
+        await ensure_event_loop()
+        return await offload_whole(self._translating, key, call_now, undo=undo)
 
-        return await offload(guarded)
+    def _translating(self, key: str, call_now: Callable[[], T]) -> T:
+        with translated(self.url(key), third_party_error):
+            return call_now()
 
     # --- blocking calls, with the meaning and errors of those of ``Store``
 
@@ -74,13 +78,10 @@ class ThreadedStore(Store):
             yield entry
 
     async def open_writer(self, key: str, new: bool = False) -> ObjectWriter:
-        def create() -> Any:
-            if self.exists_now(key):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            return self.open_now(key)
-
-        # A new file is opened now: most file systems then show it to other writers.
-        return ThreadedWriter(self, key, await self.call(key, create) if new else None)
+        writer = ThreadedWriter(self, key, new)
+        if new:
+            await self.change(key, writer.create_now, undo=lambda _: writer.discard_now())
+        return writer
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         def call_now() -> None:
@@ -89,7 +90,7 @@ class ThreadedStore(Store):
             elif not exist_ok:
                 raise FileExistsError(key)
 
-        await self.call(key, call_now)
+        await self.change(key, call_now)
 
     async def delete(self, keys: Sequence[str]) -> None:
         def call_now() -> None:
@@ -97,7 +98,7 @@ class ThreadedStore(Store):
                 with contextlib.suppress(FileNotFoundError):
                     self.remove_now(key)
 
-        await self.call(keys[0] if keys else '', call_now)
+        await self.change(keys[0] if keys else '', call_now)
 
     def check_unchanged(self, key: str, before: str, now: str) -> None:
         """Check that a file still has its earlier version."""
@@ -120,10 +121,17 @@ class ThreadedWriter(ObjectWriter):
     A file that is to be replaced is opened with the first megabyte, or the end, because opening may empty it.
     """
 
-    def __init__(self, store: ThreadedStore, key: str, file: Any) -> None:
-        self._store, self._key, self._file = store, key, file
+    def __init__(self, store: ThreadedStore, key: str, new: bool) -> None:
+        self._store, self._key, self._new = store, key, new
+        self._file: Any = None  # while there is something to discard
         self._buffer = bytearray()
         self._size = 0
+
+    def create_now(self) -> None:
+        """Open a new file: most file systems then show it to other writers."""
+        if self._store.exists_now(self._key):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._key)
+        self._file = self._store.open_now(self._key)
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._buffer += data
@@ -139,39 +147,42 @@ class ThreadedWriter(ObjectWriter):
                 self._file = self._store.open_now(self._key)
             self._file.write(data)
             if last:
-                uploads = _uploads(self._file)
-                try:
-                    self._file.close()
-                except BaseException:
-                    # Nothing appeared, so there is nothing to remove but what the file was to replace.
-                    self._file = None if uploads else self._file
-                    raise
+                self._publish_now()
 
-        await self._store.call(self._key, call_now)
+        await self._store.change(self._key, call_now)
+
+    def _publish_now(self) -> None:
+        uploads = _uploads(self._file)
+        try:
+            self._file.close()
+        except BaseException:
+            # Nothing appeared, so there is nothing to remove but what the file was to replace.
+            self._file = None if uploads else self._file
+            raise
+        if (size := self._store.stat_now(self._key).size) != self._size:
+            raise StoreError(f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}')
+        if not self._new:
+            self._file = None  # it has replaced another one: removing it would leave neither
 
     async def close(self) -> None:
         await self._drain(last=True)
-        if (size := (await self._store.stat(self._key)).size) != self._size:
-            raise StoreError(
-                f'{self._store.url(self._key)}: expected {self._size} bytes after writing, got {size}',
-                path=self._store.url(self._key),
-            )
 
     async def abort(self) -> None:
-        def call_now() -> None:
-            if hasattr(self._file, 'discard'):
-                self._file.discard()
-            if _uploads(self._file):
-                self._file.closed = True  # closing would publish what was written
-                return
-            with contextlib.suppress(OSError):
-                self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                self._store.remove_now(self._key)
-
         self._buffer.clear()
         if self._file is not None:
-            await self._store.call(self._key, call_now)
+            await self._store.change(self._key, self.discard_now)
+
+    def discard_now(self) -> None:
+        """Close the file, and remove what was written."""
+        if hasattr(self._file, 'discard'):
+            self._file.discard()
+        if _uploads(self._file):
+            self._file.closed = True  # closing would publish what was written
+            return
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._store.remove_now(self._key)
 
 
 def _uploads(file: Any) -> bool:
