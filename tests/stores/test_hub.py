@@ -1,6 +1,7 @@
 """Repositories of the Hugging Face Hub: listings, reads at one commit, throttling, gated repositories, tokens."""
 
 import asyncio
+import hashlib
 import logging
 import multiprocessing
 import pickle
@@ -121,6 +122,23 @@ def test_datasets_are_read(server, tmp_path, shards):
     target = granular.Path(tmp_path) / 'copied'
     granular.Path('hf://datasets/me/ds').copy(target)
     assert granular.verify(target).datapoints == 30
+
+
+def test_files_are_read_through_the_block_cache(server, tmp_path):
+    config = granular.IOConfig(tail=4096, cache_dir=str(tmp_path / 'cache'))
+    with granular.BagWriter(tmp_path / 'x.bag') as writer:
+        for i in range(20_000):
+            writer.append(b'%d' % i)
+    content = (tmp_path / 'x.bag').read_bytes()
+    server.commit('me/bag', {'x.bag': content})
+    path = granular.Path('hf://datasets/me/bag/x.bag', config=config)
+    version = f'"{hashlib.sha256(content).hexdigest()}"'
+    assert path.read_ranges([7], [9], version=version) == [content[7:9]]  # of a version that no reply has told before
+    with granular.BagReader(path) as reader:  # whose table is larger than what is read first
+        assert reader.fetch([19_999, 0, 7000]) == [b'19999', b'0', b'7000']
+    server.calls()
+    assert path.read_ranges([7], [9], version=version) == [content[7:9]]
+    assert 'GET contents' not in server.calls()
 
 
 def test_parquet_is_read(server, tmp_path):

@@ -175,9 +175,10 @@ class HubStore(RemoteStore['HubClient']):
     # --- reading
 
     async def _pinned(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests with pinned keys, whose files were looked up."""
+        """Return the requests with pinned keys, whose files were looked up; the block cache requests pinned keys."""
         commit, client = await self._pin(), await self.client()
-        pinned = [request._replace(key=f'@{commit}/{request.key}') for request in requests]
+        start = f'@{commit}/'
+        pinned = [request._replace(key=f'{start}{request.key.removeprefix(start)}') for request in requests]
         await client.look_up({request.key for request in pinned})
         return pinned
 
