@@ -98,6 +98,13 @@ def test_pickled_path_has_no_credentials():
         assert word not in repr(path)
 
 
+def test_paths_whose_options_have_names_that_are_no_text_are_pickled():
+    path = granular.Path('memory://folder/x', levels={1: 'low', 'token': 'MYTOKEN'})
+    content = pickle.dumps(path)
+    assert b'MYTOKEN' not in content
+    assert pickle.loads(content).store.options == {'levels': {1: 'low'}}
+
+
 @pytest.mark.parametrize(
     ('remote', 'error'),
     [('nosuch://x/y', UnknownSchemeError), ('s3://', InvalidArgumentError), ('s3:///key', InvalidArgumentError),
@@ -243,6 +250,18 @@ def tree(root):
 
 def names(root, paths):
     return sorted(str(path.relative_to(root)) for path in paths)
+
+
+@pytest.mark.parametrize(
+    'pattern', ['x[!a]y', 'x[+-0]y', '[z-a]*', '[a--b]*', '[]a]*', '[!]a]*', '[[]', '[]', '[^a]*', r'[\d]*', '[!!]*']
+)
+def test_classes_of_characters_match_as_in_pathlib(tmp_path, pattern):
+    (tmp_path / 'x').mkdir()
+    for name in ('x/y', 'xby', '^a', 'a-b', ']a', '[', 'd', '!c'):
+        (tmp_path / name).touch()
+    for prefix in ('', '**/'):
+        expected = sorted(str(path) for path in tmp_path.glob(prefix + pattern))
+        assert sorted(map(str, granular.Path(tmp_path).glob(prefix + pattern))) == expected
 
 
 def test_iterdir_glob_and_walk_list_a_tree(root):

@@ -1,5 +1,6 @@
 """The part of ``Path`` that needs no I/O: joining, parts, names, matching. The sync and the async ``Path`` share it."""
 
+import fnmatch
 import os
 import pathlib
 import re
@@ -231,8 +232,7 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
         elif char == '?':
             out += '[^/]'
         elif char == '[' and (end := pattern.find(']', i + 1 + (pattern[i : i + 1] == '!'))) > 0:
-            inside = pattern[i:end].replace('\\', r'\\').replace('[', r'\[')
-            out += '[' + ('^' + inside[1:] if inside.startswith('!') else inside.replace('^', r'\^')) + ']'
+            out += '(?!/)' + fnmatch.translate(pattern[i - 1 : end + 1])[len('(?s:') : -len(r')\Z')]
             i = end + 1
         else:
             out += re.escape(char)

@@ -397,7 +397,7 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without possible credentials, judged by name at any depth, and without users in URLs."""
     clean: dict[str, Any] = {}
     for name, value in options.items():
-        if _SECRET.search(name):
+        if _SECRET.search(str(name)):
             continue
         if isinstance(value, Mapping):
             value = without_secrets(value)
