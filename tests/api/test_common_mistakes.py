@@ -34,6 +34,14 @@ MISTAKES = {
         lambda: granular.Path(' gs://bucket'),
         "' gs://bucket': expected an address that",
     ),
+    'number_as_a_header': (
+        lambda: granular.Path('http://localhost/x', headers={'X-Tenant': 5}),
+        "http://localhost: expected text for header 'X-Tenant', got int$",
+    ),
+    'text_for_headers': (
+        lambda: granular.Path('http://localhost/x', headers='X-Tenant: 5'),
+        r'http://localhost: expected headers=\{name: value\}, got str$',
+    ),
     'fractional_index': (lambda: dataset.fetch([1.5]), 'expected a 1-D sequence of integers, got float64 of shape'),
     'mask_in_fetch': (
         lambda: dataset.fetch([True] * 10),

@@ -6,7 +6,7 @@ import html
 import re
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from granular._redact import hidden
 from granular.aio.http.messages import http_date, shown
@@ -14,8 +14,8 @@ from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
-from granular.config import MiB
-from granular.errors import BadReplyError, NotFoundError, OutOfRangeError, StoreError
+from granular.config import IOConfig, MiB
+from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
 
 _MAX_PAGE: Final = 16 * MiB
 # Possessive, so that no page is read twice.
@@ -32,9 +32,18 @@ class HTTPStore(RemoteStore['HTTPClient']):
 
     option_names = ('headers', 'tls_verify')
 
+    def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
+        super().__init__(root, config, options)
+        self.headers: Mapping[str, str] = self.options.get('headers') or {}
+        if not isinstance(self.headers, Mapping):
+            raise InvalidArgumentError(f'{root}: expected headers={{name: value}}, got {type(self.headers).__name__}')
+        for name, value in self.headers.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise InvalidArgumentError(f'{root}: expected text for header {name!r}, got {type(value).__name__}')
+
     def _space(self) -> str:
         # Headers may select the content; they are hashed, because they may contain credentials.
-        headers = sorted((str(name).lower(), value) for name, value in (self.options.get('headers') or {}).items())
+        headers = sorted((name.lower(), value) for name, value in self.headers.items())
         return hashlib.sha256(repr(headers).encode()).hexdigest() if headers else ''
 
     def url(self, key: str) -> str:
@@ -93,10 +102,12 @@ class HTTPStore(RemoteStore['HTTPClient']):
 class HTTPClient(Client):
     """Client of a host under one event loop."""
 
+    store: HTTPStore
+
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
         path, mark, query = key.partition('?')
         url = f'{self.store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
-        return url, self.store.options.get('headers', {})
+        return url, self.store.headers
 
     async def call(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
         """Send a request other than a range read, with the redirects, retries and limits of reads."""
