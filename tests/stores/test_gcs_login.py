@@ -131,6 +131,22 @@ def test_missing_credentials_are_an_error_and_not_anonymous(monkeypatch, tmp_pat
         log_in('gs://bucket', {}, True, 1.0)
 
 
+async def test_a_failed_login_is_repeated_although_its_caller_was_cancelled(server, tmp_path):
+    file = tmp_path / 'token.json'
+    os.mkfifo(file)
+    remote = aio.Path('gs://bucket/object', config=QUICK, endpoint_url=server.endpoint, token=str(file))
+    reading = asyncio.create_task(remote.read_bytes())
+    writer = await asyncio.to_thread(open, file, 'wb')  # once it is read
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    writer.close()
+    while asyncio.all_tasks() != {asyncio.current_task()}:
+        await asyncio.sleep(0.01)  # the login fails, as its file is empty
+    account(tmp_path, server)[0].replace(file)
+    assert await remote.read_range(1, 5) == DATA[1:5]
+
+
 def test_missing_google_auth_is_named_in_the_error(monkeypatch):
     monkeypatch.setitem(sys.modules, 'google.auth', None)
     with pytest.raises(MissingExtraError, match=r'pip install .*\[gcs\]'):

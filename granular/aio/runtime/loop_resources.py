@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
@@ -36,18 +37,21 @@ class Scope:
         future = self._opened.get(key)
         if future is None:
             future = self._opened[key] = asyncio.ensure_future(create(self))
+            future.add_done_callback(functools.partial(self._drop_failed, key))
         elif future.done():
             return cast(T, future.result())
         try:
             # A caller that is cancelled must not cancel the resource for the others.
             return cast(T, await result_of(future))
-        except BaseException as error:
-            if future.done() and (future.cancelled() or future.exception()) and self._opened.get(key) is future:
-                del self._opened[key]
-            closed = isinstance(error, asyncio.CancelledError) and future.cancelled()
-            if closed and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+        except asyncio.CancelledError:
+            if future.cancelled() and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
                 raise ClosedError('the connections of its event loop were closed meanwhile') from None
             raise
+
+    def _drop_failed(self, key: Hashable, future: asyncio.Future[Any]) -> None:
+        """Let the next caller create the resource again, also if the caller that began was cancelled meanwhile."""
+        if (future.cancelled() or future.exception()) and self._opened.get(key) is future:
+            del self._opened[key]
 
     def peek(self, key: Hashable) -> Any | None:
         """Return the resource of that key if it is open, else None."""
