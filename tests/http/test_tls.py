@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import shutil
 import ssl
 import urllib.parse
 import warnings
@@ -101,11 +102,25 @@ def test_other_tls_options_are_refused(scheme, options):
         granular.Path(f'{scheme}://place/x', **options)
 
 
-def test_invalid_ca_bundle_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    'address', ['https://unverified.test', 's3://unverified', 'gs://unverified', 'hf://un/verified']
+)
+def test_the_warning_of_unverified_certificates_names_the_line_that_asks_for_it(address):
+    with pytest.warns(RuntimeWarning, match='not verified') as caught:
+        granular.Path(f'{address}/x', tls_verify=False)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_invalid_ca_bundle_is_an_error_until_it_is_there(certified, bundle, tmp_path):
     (tmp_path / 'x.pem').write_text('nothing')
-    for file in ('x.pem', 'missing.pem'):
-        with pytest.raises(GranularError, match='CA bundle'):
-            granular.Path('https://127.0.0.1:1/x', config=QUICK, tls_verify=str(tmp_path / file)).read_bytes()
+    with FaultServer(certified) as server:
+        for file in ('x.pem', 'missing.pem'):
+            remote = granular.Path(f'{server.endpoint}/object', config=QUICK, tls_verify=str(tmp_path / file))
+            for _ in range(2):
+                with pytest.raises(GranularError, match='CA bundle'):
+                    remote.read_bytes()
+            shutil.copy(bundle, tmp_path / file)
+            assert remote.read_bytes() == DATA
 
 
 def test_pickled_path_keeps_tls_verify():

@@ -248,13 +248,13 @@ class Pool:
     def _forget_names(self, origin: Origin, addresses: list[str]) -> None:
         """Let the next connection look up the addresses of a host again, unless one has done so since."""
         _, future = self._names.get(origin, (0.0, None))
-        if future is not None and future.done() and not future.cancelled() and future.result() is addresses:
+        if future is not None and future.done() and not _has_failed(future) and future.result() is addresses:
             del self._names[origin]
 
     def _addresses(self, origin: Origin) -> asyncio.Future[list[str]]:
         """Return the addresses of a host, resolved once for all callers that wait."""
         until, future = self._names.get(origin, (0.0, None))
-        if future is None or now() > until or (future.done() and (future.cancelled() or future.exception())):
+        if future is None or now() > until or _has_failed(future):
             future = asyncio.ensure_future(self._look_up(origin))
             self._names[origin] = (now() + _NAMES_FOR, future)
         return future
@@ -281,7 +281,7 @@ class Pool:
 
     def _tls(self) -> asyncio.Future[ssl.SSLContext]:
         # Loading all CA certificates takes tens of milliseconds: do it in a thread, and once.
-        if self._context is None:
+        if self._context is None or _has_failed(self._context):
             self._context = asyncio.ensure_future(offload(context_of, self._tls_verify))
         return self._context
 
@@ -372,6 +372,10 @@ class Pool:
         if self.connections:
             with contextlib.suppress(TimeoutError):  # a TLS peer may not confirm the close
                 await asyncio.wait_for(self._empty.wait(), 1.0)
+
+
+def _has_failed(future: asyncio.Future[Any]) -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
 
 
 async def _abort(opening: Collection[asyncio.Task[Connection | OSError]]) -> None:

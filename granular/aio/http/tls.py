@@ -1,6 +1,7 @@
 """TLS verification settings of connections to stores."""
 
 import ssl
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -29,11 +30,14 @@ def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
         )
     if verify is False and root not in _warned:
         _warned.add(root)
+        level, frame = 1, sys._getframe()
+        while frame.f_back is not None and frame.f_globals.get('__name__', '').startswith('granular.'):
+            level, frame = level + 1, frame.f_back
         warnings.warn(
             f'{root}: tls_verify=False: certificates are not verified, so that anyone between may read and change '
             f'what is read and written, and the credentials sent with it',
             RuntimeWarning,
-            stacklevel=5,
+            stacklevel=level,  # of the user's code
         )
     return verify
 
