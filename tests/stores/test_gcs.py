@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import itertools
+import random
 import threading
 import time
+import tracemalloc
 
 import pytest
 
@@ -27,7 +29,7 @@ from granular.errors import (
 from tests.support.credentials import google_key
 from tests.support.faults import FaultServer
 from tests.support.gcs_faults import GCSFaultProxy, contents, rewritten
-from tests.support.small_parts import small_parts
+from tests.support.small_parts import PART, small_parts
 from tests.support.tables import cover
 from tests.support.uploads import publish
 
@@ -451,6 +453,18 @@ def test_attempts_without_progress_are_bounded(proxy, root):
     with pytest.raises(StoreError, match='no progress after 4 attempts'):
         (root / 'x').write_bytes(LARGE)
     assert len(proxy.calls) < 20
+
+
+async def test_large_write_takes_the_memory_of_a_few_parts(fakegcs):
+    file = granular.aio.Path(str(fakegcs.place() / 'x'), config=CONFIG, **fakegcs.options)
+    data = random.Random(0).randbytes(64 * PART + 1)
+    tracemalloc.start()
+    try:
+        await file.write_bytes(data)
+        assert tracemalloc.get_traced_memory()[1] < 16 * PART
+    finally:
+        tracemalloc.stop()
+    assert await file.read_bytes() == data
 
 
 def test_upload_without_a_location_is_an_error(proxy, root):

@@ -53,12 +53,14 @@ class PartWriter(ObjectWriter):
         """Publish an object that is small enough for one request."""
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._buffer += data
+        rest = memoryview(data)
         # Hold at least one byte back, so that the last part is known as such when it is sent.
-        while len(self._buffer) > self._part_size:
-            part = bytes(memoryview(self._buffer)[: self._part_size])
-            del self._buffer[: self._part_size]
+        while len(self._buffer) + len(rest) > self._part_size:
+            count = self._part_size - len(self._buffer)
+            part, rest = b''.join((self._buffer, rest[:count])), rest[count:]
+            self._buffer.clear()
             await self._send_part(part, last=False)
+        self._buffer += rest
 
     async def close(self) -> None:
         await ensure_event_loop()
