@@ -1,10 +1,12 @@
-"""More requests in flight than the process may open files."""
+"""More requests in flight than the process may open files, and more stores than there is memory for buffers."""
 
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
+import granular
 from tests.support.faults import FaultServer
 
 PROGRAM = """
@@ -43,3 +45,15 @@ def test_requests_leave_descriptors_to_the_program(limit, concurrency):
     assert (done.stdout, done.returncode) == ('1 0\n', 0), done.stderr
     warned = 'concurrency=10000 needs more open files than `ulimit -n` allows' in done.stderr
     assert warned == bool(concurrency)
+
+
+async def test_stores_of_an_event_loop_share_their_buffers():
+    with FaultServer() as server:
+        tracemalloc.start()
+        try:
+            for i in range(40):
+                path = granular.aio.Path(f'{server.endpoint}/object', headers={'X-Number': str(i)})
+                assert len(await path.read_range(10, 26)) == 16
+            assert tracemalloc.get_traced_memory()[0] < 40 * (100 << 10)
+        finally:
+            tracemalloc.stop()

@@ -128,7 +128,7 @@ class ConnectionPool(Protocol):
     """The interface of a pool that its connections use."""
 
     scratch: bytearray
-    """Memory into which all connections receive heads, one after the other."""
+    """Memory into which all connections of a loop receive heads, one after the other."""
     latencies: collections.deque[float]
     """Seconds from each recent request to the head of its reply."""
     first_byte: Histogram

@@ -8,6 +8,7 @@ import itertools
 import logging
 import socket
 import ssl
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
@@ -44,6 +45,11 @@ _reached: Final[dict[Origin, None]] = {}
 """Servers to which this process has connected, the last ``_MOST_REACHED`` of them: their failures are temporary."""
 
 
+_Buffers = tuple[bytearray, memoryview]
+_buffers: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Buffers]] = weakref.WeakKeyDictionary()
+"""Memory into which all connections of a loop receive heads, and that for TLS: a process may read from many hosts."""
+
+
 class UnreachableError(ConnectionError):
     """A server to which no connection could be established, or whose name could not be resolved.
 
@@ -73,8 +79,6 @@ class Pool:
         self._spare = 0.0  # hedged requests still permitted
         self._judged = 0.0  # time of the last evaluation of latencies
         self._hedging: dict[Exchange, asyncio.Task[None]] = {}  # opens a connection for another request
-        self.scratch = bytearray(SCRATCH)
-        self._received = memoryview(bytearray(RECEIVED))
         self.connections: dict[Connection, None] = {}  # by age: the order of hedged requests
         self._idle: dict[Origin, list[Connection]] = {}
         self._names: dict[Origin, tuple[float, asyncio.Future[list[str]]]] = {}
@@ -83,6 +87,8 @@ class Pool:
         self._late: set[str] = set()  # addresses that failed, or did not answer soon: the others are tried before them
         self._context: asyncio.Future[ssl.SSLContext] | None = None
         self._loop = asyncio.get_running_loop()
+        buffers = bytearray(SCRATCH), memoryview(bytearray(RECEIVED))
+        self.scratch, self._received = _buffers.setdefault(self._loop, buffers)
         self._ticking: asyncio.TimerHandle | None = None
         self._closed = False
         self._empty = asyncio.Event()
