@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 import granular
-from granular.errors import AlreadyExistsError, NotFoundError
+from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StoreError
 
 
 @pytest.fixture(params=['memory', 'elements'])
@@ -150,6 +150,34 @@ async def test_a_cancelled_copy_does_not_replace_what_is_written_afterwards():
     await (folder / 'y').write_bytes(b'written')
     await asyncio.to_thread(fs.go_on.wait, 30)
     assert await (folder / 'y').read_bytes() == b'written'
+
+
+async def test_a_failed_deletion_names_its_file():
+    class Guarded(MemoryFileSystem):
+        def rm_file(self, path):
+            if path.endswith('y'):
+                raise PermissionError
+            super().rm_file(path)
+
+    folder = granular.aio.Path(f'memory://guarded-{time.time_ns()}', fs=Guarded())
+    for name in 'xy':
+        await (folder / name).write_bytes(b'')
+    with pytest.raises(AccessDeniedError) as caught:
+        await folder.store.delete([(folder / name).key for name in ('x', 'missing', 'y', 'z')])
+    assert caught.value.path == f'{folder}/y'
+
+
+async def test_a_file_of_unknown_size_is_an_error():
+    class Unmeasured(MemoryFileSystem):
+        def info(self, path, **options):
+            return super().info(path) | {'size': None}
+
+    path = granular.aio.Path(f'memory://unmeasured-{time.time_ns()}/x', fs=Unmeasured())
+    MemoryFileSystem().pipe_file(path.key, b'x')
+    for operation in (path.stat, path.open, path.read_bytes):
+        with pytest.raises(StoreError, match='/x: its size is unknown') as caught:
+            await operation()
+        assert caught.value.path == f'{path}'
 
 
 @pytest.mark.parametrize('name', ['x*', 'x[ab]', '?', '{q,r}'])

@@ -83,9 +83,7 @@ class FsspecStore(ThreadedStore):
         info = self._fs.info(path)
         if info['type'] == 'directory':
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
-        size = info.get('size')
-        if size is None:
-            raise StoreError(f'{self.url(key)}: its size is unknown', path=self.url(key))
+        size = self._size_of(key, info)
         fields = [f'{name} {info[name]}' for name in _VERSION_FIELDS if info.get(name) is not None]
         return size, stand_in(size, *fields)
 
@@ -93,7 +91,12 @@ class FsspecStore(ThreadedStore):
         info = self._fs.info(self._path(key))
         if info['type'] == 'directory':
             return Stat(0, is_dir=True)
-        return Stat(info['size'], _modified_of(info))
+        return Stat(self._size_of(key, info), _modified_of(info))
+
+    def _size_of(self, key: str, info: Mapping[str, Any]) -> int:
+        if (size := info.get('size')) is None:
+            raise StoreError(f'{self.url(key)}: its size is unknown')
+        return int(size)
 
     def list_now(self, key: str) -> list[Entry]:
         infos = self._fs.ls(self._path(key), detail=True)

@@ -95,7 +95,7 @@ class ThreadedStore(Store):
     async def delete(self, keys: Sequence[str]) -> None:
         def call_now() -> None:
             for key in keys:
-                with contextlib.suppress(FileNotFoundError):
+                with translated(self.url(key), third_party_error), contextlib.suppress(FileNotFoundError):
                     self.remove_now(key)
 
         await self.change(keys[0] if keys else '', call_now)

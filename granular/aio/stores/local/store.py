@@ -106,7 +106,7 @@ class LocalStore(Store):
         def call() -> Stat:
             with translated(key):
                 info = os.stat(key)
-            is_dir = os.path.isdir(key)
+            is_dir = stat.S_ISDIR(info.st_mode)
             return Stat(0 if is_dir else info.st_size, info.st_mtime, version_of(info), is_dir)
 
         return await offload(call)
