@@ -41,7 +41,7 @@ def _find_crc64nvme() -> None:
         _DIGESTS['crc64nvme'] = lambda data: checksums.crc64nvme(bytes(data)).to_bytes(8, 'big')
 
 
-def checksum_in(headers: Mapping[str, str], ranged: bool = False) -> tuple[str, str] | None:
+def checksum_in(headers: Mapping[str, str], ranged: bool) -> tuple[str, str] | None:
     """Return the kind and base64 value of an object's checksum, if a reply has one that this library supports.
 
     GCS sends ``x-goog-hash: crc32c=...,md5=...``, S3 ``x-amz-checksum-crc32c`` and others, which may cover an upload's
@@ -80,7 +80,7 @@ async def digest(kind: str, data: Data) -> bytes:
     return _DIGESTS[kind](data) if len(data) < _OFFLOADED else await offload(_DIGESTS[kind], data)
 
 
-async def check_reported(headers: Mapping[str, str], data: Data, name: str, ranged: bool = False) -> bool:
+async def check_reported(headers: Mapping[str, str], data: Data, name: str, ranged: bool) -> bool:
     """Compare an object with the checksum in a reply's headers. Returns False if there is none."""
     checksum = checksum_in(headers, ranged)
     if checksum is None:

@@ -71,7 +71,7 @@ class Pool:
     share of the requests, less those that the store throttles.
     """
 
-    def __init__(self, config: IOConfig, metrics: StoreMetrics, tls_verify: bool | str = True) -> None:
+    def __init__(self, config: IOConfig, metrics: StoreMetrics, tls_verify: bool | str) -> None:
         self._config, self._metrics, self._tls_verify = config, metrics, tls_verify
         self.first_byte = metrics.first_byte
         self.latencies: collections.deque[float] = collections.deque(maxlen=512)  # seconds until a reply began

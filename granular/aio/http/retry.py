@@ -47,7 +47,6 @@ _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttli
 _COST: Final = 5.0  # tokens of the retry budget for a retry
 _COST_AFTER_TIMEOUT: Final = 10.0
 _ATTEMPTS_OF_NO_NAME: Final = 2  # for a host name that does not exist: the first answer of a resolver may be wrong
-_CODE: Final = re.compile(rb'<Code>(\w+)</Code>')
 
 RecoverableKind = Literal['expired', 'region', 'skewed']
 """A recoverable request error reported by the store: expired credentials, wrong region, or clock skew."""
@@ -312,6 +311,12 @@ def no_such_bucket(name: str, reason: str, status: int | None = None) -> BucketN
     return BucketNotFoundError(f'{name}: no such bucket ({reason}): {remedy}', status=status)
 
 
+def code_of(body: bytes | bytearray) -> str:
+    """Return the code of an error document of S3; empty if there is none."""
+    match = re.search(rb'<Code>(\w+)</Code>', body)
+    return '' if match is None else match[1].decode()
+
+
 def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
     """Return the error for a reply that is neither a success nor about ranges."""
     refused = _refusal(head, body, name)
@@ -322,8 +327,7 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
 
 def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | RecoverableError | RetryableError:
     status = head.status
-    code = _CODE.search(body)
-    detail = hidden(code[1].decode()[:80] if code else _text(body) or _text(head.reason.encode()))
+    detail = hidden(code_of(body)[:80] or _text(body) or _text(head.reason.encode()))
     if status in (404, 410) and 'NoSuchBucket' in detail:
         return no_such_bucket(name, f'status {status}')
     if status in (404, 410):

@@ -44,7 +44,7 @@ async def wait_shared(tasks: 'set[asyncio.Task[Any]]') -> bool:
     for error in errors:
         if isinstance(error, StoreError):
             raise error
-    return not any(errors)
+    return all(error is None for error in errors)
 
 
 async def cancel_idle(tasks: 'set[asyncio.Task[Any]]') -> None:

@@ -218,7 +218,7 @@ def _filesystem_class(root: str) -> Any:
         ) from error
 
 
-def fsspec_root(url: str, fs: Any = None) -> str:
+def fsspec_root(url: str, fs: Any) -> str:
     """Return the part of a URL that names its file system: the scheme, with the host if the scheme has one."""
     protocol, _, rest = url.partition('://')
     with translated(hidden(url), _construction_error):

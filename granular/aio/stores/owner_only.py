@@ -45,7 +45,7 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
     return fd
 
 
-def open_file(path: str, flags: int, dir_fd: int | None = None) -> int:
+def open_file(path: str, flags: int, dir_fd: int) -> int:
     """Open a cache file, which must be a regular file of this user with one link, and set its mode to 0600.
 
     Raises:

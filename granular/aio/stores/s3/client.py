@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
-from granular.aio.http.retry import no_such_bucket
+from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.listing import Listing, Page
@@ -22,7 +22,7 @@ from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.credentials import botocore_errors, credentials_of
-from granular.aio.stores.s3.documents import bucket_body, code_of, delete_body
+from granular.aio.stores.s3.documents import bucket_body, delete_body
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
 from granular.errors import AccessDeniedError, AlreadyExistsError, BadReplyError, GranularError, NotFoundError

@@ -8,6 +8,7 @@ from typing import Final
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from granular.aio.http.retry import code_of
 from granular.aio.stores.errors import quote_body
 from granular.errors import BadReplyError
 
@@ -36,12 +37,6 @@ def parse(body: bytes, name: str, tag: str) -> ElementTree.Element:
     if root.tag != tag:
         raise BadReplyError(f'{expected}, got {quote(body)}')
     return root
-
-
-def code_of(body: bytes) -> str:
-    """Return the code of an error document; empty if there is none."""
-    match = re.search(rb'<Code>(\w+)</Code>', body)
-    return '' if match is None else match[1].decode()
 
 
 def quote(body: bytes) -> str:

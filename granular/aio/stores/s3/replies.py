@@ -12,12 +12,11 @@ from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
 from granular.aio.http.messages import Head, http_date
-from granular.aio.http.retry import no_such_bucket
+from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import ContentInfo, Entry
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.s3.documents import (
-    code_of,
     is_truncated,
     name_decoder,
     number_of,

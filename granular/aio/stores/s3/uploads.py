@@ -4,13 +4,14 @@ import dataclasses
 import functools
 from collections.abc import AsyncIterator
 
+from granular.aio.http.retry import code_of
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Upload
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
-from granular.aio.stores.s3.documents import code_of, is_truncated, name_decoder, number_of, parse, text_of, time_of
+from granular.aio.stores.s3.documents import is_truncated, name_decoder, number_of, parse, text_of, time_of
 from granular.config import MiB
 from granular.errors import BadReplyError
 

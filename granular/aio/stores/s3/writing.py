@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from granular.aio.http.messages import http_date
-from granular.aio.http.retry import no_such_bucket
+from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.multipart import PartWriter, encode_crc, extend_crc
 from granular.aio.stores.s3 import replies as s3replies
 from granular.aio.stores.s3.client import S3Client
 from granular.aio.stores.s3.conditions import NEW, creates_once, note_replaced
-from granular.aio.stores.s3.documents import code_of, complete_body
+from granular.aio.stores.s3.documents import complete_body
 from granular.aio.stores.s3.replies import WRITER, ObjectMetadata, Part
 from granular.aio.stores.s3.uploads import abort
 from granular.config import MiB
