@@ -185,6 +185,37 @@ def test_stat_gives_the_uncompressed_size(server):
     assert granular.Path(f'{server.endpoint}/object', config=QUICK).stat().size == len(DATA)
 
 
+@pytest.mark.parametrize('status', [403, 405, 501])
+def test_servers_that_permit_only_get_have_stats(server, status):
+    path = granular.Path(f'{server.endpoint}/object', config=QUICK)
+    for _ in range(2):
+        server.script.append(('raw', b'HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n' % status))
+        assert path.stat().size == len(DATA)
+    assert path.stat() == granular.Path(f'{server.endpoint}/object').stat()
+    server.script.extend(('raw', b'HTTP/1.1 403 X\r\nContent-Length: %d\r\n\r\nx' % i) for i in range(2))
+    with pytest.raises(AccessDeniedError):
+        path.stat()
+
+
+def test_presigned_addresses_are_opened_and_copied(seaweed, tmp_path):
+    import botocore.session
+
+    file = seaweed.place() / 'file'
+    options = seaweed.options
+    for content in (b'content', b''):
+        file.write_bytes(content)
+        client = botocore.session.Session().create_client(
+            's3', 'us-east-1', endpoint_url=options['endpoint_url'], aws_access_key_id=options['key'],
+            aws_secret_access_key=options['secret'],
+        )  # fmt: skip
+        _, _, bucket, key = str(file).split('/', 3)
+        path = granular.Path(client.generate_presigned_url('get_object', Params={'Bucket': bucket, 'Key': key}))
+        assert path.stat().size == len(content)
+        with path.open() as opened:
+            assert opened.read() == content
+        assert path.copy(granular.Path(tmp_path / 'copy')).read_bytes() == content
+
+
 async def test_large_pages_do_not_block_the_loop(server):
     server.script.append(page(*(f'file-{i:06}' for i in range(60_000))))
     path = granular.aio.Path(f'{server.endpoint}/folder', config=QUICK)

@@ -11,13 +11,22 @@ from typing import Any, Final
 from granular._redact import hidden
 from granular.aio.http.messages import http_date, shown
 from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.reply import stands_in
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
-from granular.errors import BadReplyError, InvalidArgumentError, NotFoundError, OutOfRangeError, StoreError
+from granular.errors import (
+    BadReplyError,
+    GranularError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    StoreError,
+)
 
 _MAX_PAGE: Final = 16 * MiB
+_NO_HEAD: Final = (403, 405, 501)  # answers to HEAD where only GET is permitted, as by a presigned address
 # Possessive, so that no page is read twice.
 _TAG: Final = re.compile(r'<(/?)([a-zA-Z][^\s/>]*+)')
 _ATTRIBUTE: Final = re.compile(
@@ -58,6 +67,11 @@ class HTTPStore(RemoteStore['HTTPClient']):
             answer = await client.call('HEAD', key, name, lambda answer: answer)
         except NotFoundError:
             answer = None
+        except GranularError as error:
+            if error.status not in _NO_HEAD:
+                raise
+            reply = await client.read(key, -1, None, None)
+            return _stat_of(reply.size, reply.modified, None if stands_in(reply.version) else reply.version)
         # A server's HTML page for a folder, with or without the trailing slash, is its listing.
         if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
             with contextlib.suppress(NotFoundError):
@@ -74,8 +88,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
                 size = None
         if size is None:
             raise StoreError(f'{name}: the server does not report its size', path=name)
-        modified = http_date(headers.get('last-modified', ''))
-        return Stat(size, None if modified is None else modified.timestamp(), headers.get('etag') or None)
+        return _stat_of(size, headers.get('last-modified', ''), headers.get('etag') or None)
 
     async def _entries(self, key: str) -> list[Entry]:
         """Return the files and folders directly in a folder, sorted. The server must list it."""
@@ -116,6 +129,11 @@ class HTTPClient(Client):
             return Outgoing(await self.prepare(key), method)
 
         return await self.transport.call(make, self.recover, name, check, limit=_MAX_PAGE)
+
+
+def _stat_of(size: int, modified: str, version: str | None) -> Stat:
+    time = http_date(modified)
+    return Stat(size, None if time is None else time.timestamp(), version)
 
 
 def _check_page(answer: Answer, name: str) -> Answer:
