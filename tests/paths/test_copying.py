@@ -209,6 +209,32 @@ def test_copy_of_a_single_file(source, root, written):
         (source / 'nothing').copy(root / 'other')
 
 
+@pytest.mark.parametrize('place', ['memory', 'local', 'fakegcs'])
+def test_copy_onto_itself_is_refused_whatever_its_settings(request, tmp_path, place):
+    memory = f'memory://{uuid.uuid4().hex}'
+    root = request.getfixturevalue('fakegcs').place() if place == 'fakegcs' else granular.Path(memory)
+    root = granular.Path(tmp_path) if place == 'local' else root
+    content = os.urandom(1 << 20) * 9
+    (root / 'folder' / 'file').parent.mkdir(parents=True)
+    (root / 'folder' / 'file').write_bytes(content)
+    twin = granular.Path(str(root), config=granular.IOConfig(attempts=2), **root.store.options)
+    for name, target in (('folder', 'folder'), ('folder', 'folder/inner'), ('folder/file', 'folder/file')):
+        with pytest.raises(InvalidArgumentError, match='cannot be copied'):
+            (twin / name).copy(root / target)
+    assert [path.name for path in (root / 'folder').iterdir()] == ['file']
+    assert (root / 'folder' / 'file').read_bytes() == content
+
+
+def test_folder_is_copied_to_the_same_address_on_another_server(moto, seaweed):
+    address = f's3://same-{uuid.uuid4().hex}/folder'
+    source, target = (granular.Path(address, **server.options) for server in (moto, seaweed))
+    for folder in (source, target):
+        folder.parent.mkdir()
+    (source / 'file').write_bytes(b'content')
+    source.copy(target)
+    assert (target / 'file').read_bytes() == b'content'
+
+
 @pytest.mark.parametrize('change', ['grows', 'shrinks', 'is rewritten'])
 def test_file_changed_while_it_is_copied_is_an_error(tmp_path, bucket, change):
     source, size = tmp_path / 'file', 20 << 20

@@ -32,12 +32,14 @@ _PARALLEL: Final = 16  # files copied concurrently
 async def copy(source: PurePath, target: PurePath, progress: Progress | None) -> None:
     """Copy a file, or a folder with everything in it. See ``Path.copy``."""
     stat = await source.store.stat(source.key)
+    # Other settings make another store of the same files, and another server may have a bucket of the same name.
+    same = source.store == target.store or source.store.fingerprint == target.store.fingerprint
     if stat.is_dir:
-        if target.is_relative_to(source):
+        if same and target.is_relative_to(source):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
         await FolderCopy(source, target, progress).copy()
         return
-    if source == target:
+    if same and source.key == target.key:
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
     existing = await stat_of(target)
     target_size = None if existing is None else existing.size
