@@ -9,10 +9,10 @@ import weakref
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 import granular
-from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StoreError
+from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StoreError, UnsupportedError
 
 
 @pytest.fixture(params=['memory', 'elements'])
@@ -150,6 +150,33 @@ async def test_a_cancelled_copy_does_not_replace_what_is_written_afterwards():
     await (folder / 'y').write_bytes(b'written')
     await asyncio.to_thread(fs.go_on.wait, 30)
     assert await (folder / 'y').read_bytes() == b'written'
+
+
+async def test_files_are_copied_where_the_file_system_cannot():
+    class WithoutCopies(MemoryFileSystem):
+        cp_file = AbstractFileSystem.cp_file
+
+    folder = granular.aio.Path(f'memory://streamed-{time.time_ns()}', fs=WithoutCopies())
+    await (folder / 'x').write_bytes(b'content')
+    await (folder / 'x').copy(folder / 'y')
+    assert await (folder / 'y').read_bytes() == b'content'
+
+
+async def test_operations_that_a_file_system_lacks_are_unsupported():
+    class ReadOnly(MemoryFileSystem):
+        rm_file = _rm = AbstractFileSystem._rm
+
+        def _open(self, path, mode='rb', **options):
+            if mode != 'rb':
+                raise NotImplementedError
+            return super()._open(path, mode, **options)
+
+    file = granular.aio.Path(f'memory://read-only-{time.time_ns()}/x', fs=ReadOnly())
+    MemoryFileSystem().pipe_file(file.key, b'content')
+    for operation in (file.unlink(), file.write_bytes(b'')):
+        with pytest.raises(UnsupportedError, match='/x: its file system does not support this operation'):
+            await operation
+    assert await file.read_bytes() == b'content'
 
 
 async def test_a_failed_deletion_names_its_file():

@@ -160,8 +160,14 @@ class FsspecStore(ThreadedStore):
                 self._fs.rmdir(name)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        await self.change(source, lambda: self._fs.cp_file(self._path(source), self._path(target)))
-        return True
+        def call_now() -> bool:
+            try:
+                self._fs.cp_file(self._path(source), self._path(target))
+            except NotImplementedError:  # as sftp does
+                return False
+            return True
+
+        return await self.change(source, call_now)
 
 
 class _Recipe:

@@ -16,7 +16,7 @@ from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.config import MiB
-from granular.errors import GranularError, StoreError
+from granular.errors import GranularError, StoreError, UnsupportedError
 from granular.metrics import counters
 
 T = TypeVar('T')
@@ -26,6 +26,8 @@ def third_party_error(name: str, error: Exception) -> GranularError | None:
     """Convert an exception of another library's file system, which may be of any class."""
     if isinstance(error, OSError | MemoryError):
         return None  # by its class
+    if isinstance(error, NotImplementedError):
+        return UnsupportedError(f'{name}: its file system does not support this operation')
     return StoreError(f'{name}: {hidden(summary(error))}')
 
 
