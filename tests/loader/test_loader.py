@@ -187,6 +187,7 @@ def test_errors_name_the_step_of_the_loader_and_the_index_in_the_stage(caplog):
         ({'x': np.int32(1)}, 'int32'),
         ({'y': 1}, 'keys'),
         ({'x': 1, 'y': 2}, 'keys'),
+        ({'x': 1, 2: 2}, 'keys'),
         (7, 'dict'),
         ({'x': object()}, 'an array of numbers'),
         ({'x': np.ma.masked_array(1, True)}, 'without a mask'),
@@ -209,6 +210,26 @@ def test_memory_is_recycled():
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2) as loader:
         retained = [next(loader) for _ in range(12)]
         assert [batch['x'].tolist() for batch in retained[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize('change', [lambda batch: batch.pop('x'), lambda batch: batch.update(y=batch['y'] / 2)])
+def test_recycled_batches_are_whole_and_as_they_were_loaded(change):
+    """A batch that misses datapoints is too small for others, and a consumer may change the dict that it got."""
+    source = Numbers(60, fail=9)
+    with granular.Loader(source, 4, prefetch=2, recycle_after=1, on_error='skip') as loader:
+        found = []
+        for batch in loader:
+            assert batch['y'].dtype == np.float32
+            found += batch['y'][:, 0, 0].tolist()
+            assert batch['x'].tolist() == found[-len(batch['x']) :]
+            change(batch)
+    assert found == [i for i in range(60) if i != 9]
+
+
+def test_recycling_keeps_no_batch_of_worker_processes():
+    with granular.Loader(Numbers(80), 4, prefetch=1, workers=1, recycle_after=1, mp='fork') as loader:
+        batches = [weakref.ref(batch['y']) for batch in loader]
+    assert sum(batch() is not None for batch in batches) <= 1
 
 
 @pytest.fixture

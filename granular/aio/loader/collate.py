@@ -191,7 +191,9 @@ def check_keys(datapoint: Any, step: int, spec: Spec) -> None:
     if not isinstance(datapoint, Mapping):
         raise DatapointError(f'step {step}: expected a dict, got {type(datapoint).__name__}')
     if datapoint.keys() != spec.keys():
-        raise DatapointError(f'step {step}: keys are {sorted(datapoint)}, those of the first {sorted(spec)}')
+        raise DatapointError(
+            f'step {step}: keys are {sorted(datapoint, key=str)}, those of the first {sorted(spec, key=str)}'
+        )
 
 
 def differing(

@@ -152,6 +152,7 @@ class Loader(LoaderHandle):
       workers: threads that decode and transform; with ``mp``, processes, of which at most ``prefetch + 1`` are started,
         as each computes a whole batch. Reads run on the event loop and need no threads.
       recycle_after: reuse the memory of a batch after this many more batches were returned; False for fresh memory.
+        With ``mp``, memory is reused as soon as no array uses it.
       shard_id, num_shards: number of this loader and number of loaders; each gets its own part of every global batch.
       mp: a start method ('spawn', 'forkserver', 'fork') or context of :mod:`multiprocessing`, to load batches in worker
         processes, which return them in shared memory. Unless forked, source and functions must be picklable.
@@ -303,6 +304,7 @@ class RunningLoader(Running):
         super().__init__()
         self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
         self._recycle_after = recycle_after
+        self._recycles = bool(recycle_after) and mp is None  # worker processes have memory of their own
         self.turns = Turns(shard_id, num_shards, batch, whole=True)
         self._start = 0  # the step from which shards take turns
         self._ended = False  # True once the consumer was told the end of the epoch
@@ -438,8 +440,8 @@ class RunningLoader(Running):
             self._set_stop()
             if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
                 return END
-            spec, recycles = await self._learned_spec(), bool(self._recycle_after)
-            self._assembly = Assembly(self.source, self.batch, spec, self.errors.on_error, recycles)
+            spec = await self._learned_spec()
+            self._assembly = Assembly(self.source, self.batch, spec, self.errors.on_error, self._recycles)
             if self._mp is not None:
                 from granular.aio.execution.workers import Workers
 
@@ -458,8 +460,8 @@ class RunningLoader(Running):
         size = sum(array.nbytes for array in batch.values())
         added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
         self.counts = {name: number + added[name] for name, number in self.counts.items()}
-        if self._recycle_after:
-            self._last = batch
+        if self._recycles and all(len(array) == self.batch for array in batch.values()):
+            self._last = batch.copy()  # the consumer may change its own
         if self.counts['batches'] == _JUDGED and self._mp is None:
             self.ahead.judge_interpreter()
         return batch
