@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
+from granular.aio.execution.failures import without_failures
 from granular.aio.runtime.bridge import run
 from granular.sync.base import Batched, Blocking, blocking, constructing
 
@@ -41,7 +42,7 @@ class Source(Blocking, Batched):
 
     def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the datapoints at many steps, in the order requested, read concurrently."""
-        return run(self.aio.fetch(indices))
+        return without_failures(run(self.aio.fetch(indices)))
 
 
 class Epochs(Source):

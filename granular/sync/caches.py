@@ -4,6 +4,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 
 from granular.aio.caches import redis_cache, shared_cache
 from granular.aio.caches.base import Cache as Core
+from granular.aio.execution.failures import without_failures
 from granular.aio.runtime.bridge import run
 from granular.sync.base import Batched, SyncObject, blocking, constructing, documented_by, passed_on, wrapping
 
@@ -24,7 +25,10 @@ class Cache(SyncObject[A], Batched, Generic[A]):
         return run(self.aio.get(index))
 
     get = blocking(Core.get)
-    fetch = blocking(Core.fetch)
+
+    @documented_by(Core.fetch)
+    def fetch(self, indices: Any) -> list[Any]:
+        return without_failures(run(self.aio.fetch(indices)))
 
 
 class SharedMemoryCache(Cache[shared_cache.SharedMemoryCache]):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular._typing import Element_co
+from granular.aio.execution.failures import without_failures
 from granular.aio.pipeline import map_dataset as core
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.nodes import selection
@@ -93,10 +94,10 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return run(self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
+        return without_failures(run(self._node.fetch(np.array([check_index(index, 'MapDataset')]))))[0]
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
-        return run(self._node.fetch(integers_of(indices, 'fetch')))
+        return without_failures(run(self._node.fetch(integers_of(indices, 'fetch'))))
 
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
         return self._derive(run(selection.filtered(self._node, field, valid_classes, invalid_classes)))

@@ -103,3 +103,49 @@ def test_on_error_does_not_apply_to_later_operations(name, replaces):
     stream = MapDataset.source(SHUFFLED).to_iter_dataset(on_error='skip')
     with pytest.raises(LookupError, match='a later operation'):
         list(LATER[name](stream))
+
+
+class Doubled(MapDataset):
+    def __getitem__(self, index):
+        return self._parent[index] * 2
+
+
+OTHER = MapDataset.source(range(LENGTH)).map(fail)
+OTHERS = {
+    'dataset': lambda: OTHER,
+    'subclass': lambda: Doubled(OTHER),
+    'source': lambda: granular.sources.Transform(OTHER, lambda x, seed: x),
+    'cache': lambda: granular.SharedMemoryCache(OTHER),
+    'fields': lambda: granular.ModeWrapper(OTHER.map(lambda x: {'x': x}), 'x'),
+}
+
+
+@pytest.mark.parametrize('name', OTHERS)
+@pytest.mark.parametrize('read', [lambda other, i: other[i], lambda other, i: other.fetch([i, 0])[0]])
+def test_functions_that_read_other_data_get_its_errors(name, read):
+    other = OTHERS[name]()
+    with iter(MapDataset.range(LENGTH).map(lambda i: (i, read(other, i))).to_iter_dataset(on_error='skip')) as iterator:
+        assert [i for i, _ in iterator] == [i for i in range(LENGTH) if i % 5 != 2]
+        assert iterator.errors == [(i, f'ValueError: {i} is bad') for i in range(2, LENGTH, 5)]
+
+
+def test_a_tuple_fails_with_any_of_its_parts():
+    pairs = MapDataset.zip([MapDataset.range(LENGTH), OTHER])
+    with iter(pairs.to_iter_dataset(on_error=lambda index, error: (index, None))) as iterator:
+        assert list(iterator) == [(i, None if i % 5 == 2 else i) for i in range(LENGTH)]
+        assert [i for i, _ in iterator.errors] == list(range(2, LENGTH, 5))
+
+
+def test_consumers_of_the_same_blocks_apply_their_own_on_error():
+    shuffled = OTHER.shuffle(seed=1, order=granular.shuffle.Blocks(block=4, window=2))
+    order = list(MapDataset.range(LENGTH).shuffle(seed=1, order=granular.shuffle.Blocks(block=4, window=2)))
+    for count in range(LENGTH - 5):
+        with iter(shuffled.to_iter_dataset(granular.ReadOptions(2, 0), on_error='skip')) as iterator:
+            for _ in range(count):
+                next(iterator)
+            for index, expected in enumerate(order):
+                if expected % 5 != 2:
+                    assert shuffled[index] == expected
+                    continue
+                with pytest.raises(ValueError, match=f'{expected} is bad'):
+                    shuffled[index]

@@ -8,7 +8,7 @@ from typing import Any, Final, SupportsIndex, TypeVar
 import numpy as np
 
 from granular._other_names import Awaited
-from granular.aio.execution.failures import Failure
+from granular.aio.execution.failures import Failure, without_failures
 from granular.aio.pipeline.data_source import DataSource, OpenedDataSource, as_data_source, identify
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.functions import method_of, name_of
@@ -98,7 +98,7 @@ class Cache(DataSource, Awaited, AsyncResource):
         """Return the value at an index, negative from the end."""
         if self._state != 'open':
             await self._ensure_open()
-        return (await self.fetch([index_of(index, self._length, repr(self))]))[0]
+        return without_failures(await self.fetch([index_of(index, self._length, repr(self))]))[0]
 
     async def fetch(self, indices: Any) -> list[Any]:
         """Return the values at many indices, in the order requested. Missing ones are read from the source in one

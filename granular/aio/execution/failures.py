@@ -9,12 +9,14 @@ import pickle
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 from granular._words import counted
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
+
+T = TypeVar('T')
 
 logger: Final = logging.getLogger('granular')
 
@@ -71,6 +73,17 @@ def of_datapoint(error: Exception) -> bool:
 def ends_program(error: BaseException) -> bool:
     """Return whether a function of the user raised an error that is no ``Exception``, to which no policy applies."""
     return not isinstance(error.__cause__ if isinstance(error, FunctionError) else error, Exception)
+
+
+def without_failures(datapoints: list[T]) -> list[T]:
+    """Return datapoints to the user, who takes no ``Failure``; raise the error of the first one that failed.
+
+    A function that is called under an ``on_error`` may read another dataset.
+    """
+    for datapoint in datapoints:
+        if type(datapoint) is Failure:
+            raise datapoint.error
+    return datapoints
 
 
 def portable(error: BaseException) -> tuple[list[bytes], str]:

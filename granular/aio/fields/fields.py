@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 
 from granular._other_names import Elementless
 from granular._words import counted
-from granular.aio.execution.failures import Failure
+from granular.aio.execution.failures import without_failures
 from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields
 from granular.aio.fields.navigation import Nested, dispose_of
 from granular.aio.pipeline.nodes.elements import selected
@@ -196,10 +196,7 @@ class Keys(Adapter):
         source = self._selected.get(keys)
         if source is None:
             source = self._selected[keys] = selected(self.parents[0], keys)
-        datapoints = await source.fetch(indices)
-        for datapoint in datapoints:
-            if type(datapoint) is Failure:
-                raise datapoint.error
+        datapoints = without_failures(await source.fetch(indices))
         return [[datapoint[field] for datapoint in datapoints] for field in fields]
 
     def describe(self) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from granular._other_names import Awaited, answering
 from granular._typing import Element_co
 from granular._words import counted
-from granular.aio.execution.failures import OnError
+from granular.aio.execution.failures import OnError, without_failures
 from granular.aio.pipeline import iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset
@@ -361,12 +361,12 @@ class MapDataset(Awaited, MapOperations[Element_co]):
 
     async def fetch(self, indices: ArrayLike) -> list[Element_co]:
         """Return the elements at the given indices, in the order of the indices, in one fan-out."""
-        return await self._node.fetch(integers_of(indices, 'fetch'))
+        return without_failures(await self._node.fetch(integers_of(indices, 'fetch')))
 
     async def get(self, index: SupportsIndex) -> Element_co:
         """Return the element at an index."""
-        element: Element_co = (await self._node.fetch(np.array([check_index(index, 'MapDataset')])))[0]
-        return element
+        fetched: list[Element_co] = await self._node.fetch(np.array([check_index(index, 'MapDataset')]))
+        return without_failures(fetched)[0]
 
     async def filter_classes(
         self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None

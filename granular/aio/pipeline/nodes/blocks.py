@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.execution.failures import Failure, capturing
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.loop_resources import PerLoop
@@ -99,10 +100,11 @@ class BlockBuffer(Node):
         if waiting := {block.task for block in blocks.values() if not block.task.done()}:
             await wait_shared(waiting)
         out: list[Any] = []
+        captures = capturing.get()
         again: list[int] = []
         for i, (key, position) in enumerate(zip(keys, within.tolist(), strict=True)):
             datapoint = blocks[key].take(position)
-            if datapoint is _TAKEN:
+            if datapoint is _TAKEN or (type(datapoint) is Failure and not captures):
                 again.append(i)
             out.append(datapoint)
         for key, block in blocks.items():
@@ -110,7 +112,8 @@ class BlockBuffer(Node):
                 buffer.nbytes -= block.freed()
                 if not block.left:
                     del buffer.blocks[key]
-        if again:  # taken already (a state was restored), dropped with their block, or read with others that failed
+        # Taken already (a state was restored), dropped with their block, or failed, for or beside another consumer.
+        if again:
             for i, datapoint in zip(again, await self.parents[0].fetch(steps[again]), strict=True):
                 out[i] = datapoint
         return out

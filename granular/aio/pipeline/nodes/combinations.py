@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, convert, length_of
 from granular.aio.runtime.loops import ensure_event_loop
@@ -210,7 +211,10 @@ class Zip(Node):
         if len(self.parents) > 1:
             await ensure_event_loop()
         fetched = await gather([parent.fetch(indices) for parent in self.parents])
-        return list(zip(*fetched, strict=True))
+        rows: list[Any] = list(zip(*fetched, strict=True))
+        if any(Failure in set(map(type, column)) for column in fetched):
+            rows = [next((part for part in row if type(part) is Failure), row) for row in rows]
+        return rows
 
     def describe(self) -> str:
         return f'zip of {len(self.parents)}'

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from granular._other_names import Elementless
 from granular._typing import Element_co
-from granular.aio.execution.failures import Failure, capturing, of_datapoint
+from granular.aio.execution.failures import Failure, capturing, of_datapoint, without_failures
 from granular.aio.pipeline.data_source import as_data_source, file_bytes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
@@ -95,7 +95,7 @@ class Source(abc.ABC):
 
     async def get(self, index: SupportsIndex) -> Any:
         """Return the datapoint at a step."""
-        return (await self.fetch([operator.index(index)]))[0]
+        return without_failures(await self.fetch([operator.index(index)]))[0]
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
