@@ -481,6 +481,14 @@ def test_rebatch_rejects_other_elements(element, message):
         list(MapDataset.source([element]).to_iter_dataset().rebatch(2))
 
 
+@pytest.mark.parametrize('other', [np.array(['a']), np.array(['2020-01-01'], 'datetime64[D]')])
+def test_rebatch_turns_no_numbers_into_text_or_dates(other):
+    with pytest.raises(
+        DatapointError, match=r"'x': datapoint 1 of a batch has dtype .*, the first int64: make them equal"
+    ):
+        list(MapDataset.source([{'x': np.array([1])}, {'x': other}]).to_iter_dataset().rebatch(2))
+
+
 def test_numpy_integers_are_integers():
     two = np.int64(2)
     dataset = MapDataset.range(two, np.int32(9)).shuffle(seed=two).repeat(two)

@@ -370,6 +370,20 @@ def test_padding_of_batches():
         granular.batch_and_pad([1, 2, 3, 4], batch_size=3)
 
 
+@pytest.mark.parametrize(
+    ('elements', 'pad_value', 'padded'),
+    [(['a', 'bc'], '<pad>', ['a', 'bc', '<pad>']), (['a', 'bc'], 0, ['a', 'bc', '0']),
+     ([b'a', b'b\0'], '<pad>', [b'a', b'b\0', b'<pad>']), ([np.array(['a'])] * 2, '<pad>', [['a'], ['a'], ['<pad>']]),
+     ([np.array([b'a'])] * 2, b'<pad>', [[b'a'], [b'a'], [b'<pad>']]), ([1.5, 2], np.nan, [1.5, 2, np.nan]),
+     ([True, False], 1, [True, False, True])],
+)  # fmt: skip
+def test_padding_is_the_value_that_was_passed(elements, pad_value, padded):
+    batch = granular.batch_and_pad(elements, batch_size=3, pad_value=pad_value)
+    np.testing.assert_array_equal(batch, np.array(padded, batch.dtype.kind))
+    whole = granular.batch_and_pad(elements, batch_size=2, pad_value=pad_value)
+    assert whole.dtype == MapDataset.source(elements).batch(2)[0].dtype
+
+
 def test_selection_map_is_checked():
     dataset = MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 2), (1, 0), (-1, 0)])
     for index, chosen in ((1, 1), (2, -1)):
@@ -434,5 +448,11 @@ def test_selection_map_must_return_pairs_of_integers(choice):
 
 def test_batches_keep_masks():
     values = [np.array([1, 2]), np.ma.masked_array([3, 4], [True, False])]
-    batch = MapDataset.source(values).batch(2)[0]
+    dataset = MapDataset.source(values)
+    batch = dataset.batch(2)[0]
     assert batch.data.tolist() == [[1, 2], [3, 4]] and batch.mask.tolist() == [[False, False], [True, False]]
+    pad = functools.partial(granular.batch_and_pad, batch_size=3)
+    (padded,) = dataset.to_iter_dataset().batch(2, batch_fn=pad)
+    assert padded.mask.tolist() == [[False, False], [True, False], [False, False]]
+    (joined,) = dataset.to_iter_dataset().batch(1).rebatch(2)
+    assert joined.data.tolist() == batch.data.tolist() and joined.mask.tolist() == batch.mask.tolist()

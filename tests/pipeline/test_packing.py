@@ -246,6 +246,7 @@ def test_error_names_the_element_and_leaves_the_state():
         (points(good, good[:, None]), r'element 1: .* got int64 of \(n, 1\)'),
         (points(good, [[1], [2, 3]]), "element 1: 't' is not an array"),
         (points(good, 'text'), r'element 1: .*expected int64'),
+        (points(good, np.ma.masked_array(good, good > 1)), "element 1: 't': expected an array without a mask"),
         (points('text'), r"element 0: 't': expected numbers, got dtype <U4"),
         (MapDataset.source([{'t': good}, {'u': good}]).to_iter_dataset(), r"element 1 has no 't', only \['u'\]"),
         (MapDataset.source([good]).to_iter_dataset(), "element 0 has no 't', only ndarray"),

@@ -111,6 +111,18 @@ def _check_dtypes(datapoints: Sequence[Any]) -> None:
             ) from None
 
 
+def concatenate(arrays: Sequence[NDArray[Any]]) -> Any:
+    """Concatenate arrays, with their masks; raise ``DatapointError`` if only some are text, or dates."""
+    try:
+        out = (np.ma.concatenate if any(map(is_masked, map(type, arrays))) else np.concatenate)(arrays)
+    except TypeError:  # of dtypes that have none in common
+        _check_dtypes(arrays)
+        raise
+    if out.dtype.kind in 'SU':
+        _check_dtypes(arrays)
+    return out
+
+
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
     """Stack elements to a batch of a fixed size, padded at its end: a ``batch_fn`` that keeps a smaller last batch.
 
@@ -140,15 +152,20 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
 
     def pad(leaves: Sequence[Any]) -> Any:
         rows = _stack_leaves(leaves)
-        padding = np.empty((batch_size - len(rows), *rows.shape[1:]), rows.dtype)
-        if isinstance(leaves[0], bytes | bytearray):
-            padding[:] = pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
-        elif padding.size:
+        if len(rows) == batch_size:
+            return rows
+        kind, value = rows.dtype.kind, pad_value
+        if kind == 'S' or isinstance(leaves[0], bytes | bytearray):
+            value = pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
+        elif kind == 'U':
+            value = str(pad_value)
+        else:
             with np.errstate(all='ignore'):
-                padding[:] = np.asarray(pad_value).astype(rows.dtype)
-            if rows.dtype.kind in 'biuf' and padding.flat[0] != pad_value and pad_value == pad_value:  # noqa: PLR0124
+                value = np.asarray(pad_value).astype(rows.dtype)
+            if kind in 'biuf' and value != pad_value and pad_value == pad_value:  # noqa: PLR0124
                 raise DatapointError(f'the padding {pad_value!r:.100} does not fit into {rows.dtype}')
-        return np.concatenate([rows, padding])
+        dtype = None if kind in 'SU' else rows.dtype  # a text may be longer than those of the rows
+        return concatenate([rows, np.full((batch_size - len(rows), *rows.shape[1:]), value, dtype)])
 
     return combine(values, pad)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.functions import name_of
-from granular.aio.pipeline.nodes.stacking import combine, stack, stacked
+from granular.aio.pipeline.nodes.stacking import combine, concatenate, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Held, Holding
@@ -160,4 +160,4 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 def _concatenate_leaves(leaves: Sequence[Any]) -> Any:
     if len({leaf.shape[1:] for leaf in leaves}) > 1:
         raise DatapointError(f'rebatch: expected rows of one shape, got {[leaf.shape[1:] for leaf in leaves]}')
-    return np.concatenate(leaves)
+    return concatenate(leaves)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from granular._lazy import is_masked
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment, aligned
@@ -132,7 +133,11 @@ class Packing(Holding):
             except (KeyError, TypeError, IndexError):
                 keys = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
                 raise DatapointError(f'pack: element {number} has no {feature.name!r}, only {keys!s:.200}') from None
-            if not isinstance(value, np.ndarray):
+            if type(value) is not np.ndarray:
+                if is_masked(type(value)):
+                    raise DatapointError(
+                        f'pack: element {number}: {feature.name!r}: expected an array without a mask: call its filled()'
+                    )
                 try:
                     value = np.asarray(value)
                 except ValueError as error:
