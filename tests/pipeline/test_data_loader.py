@@ -89,7 +89,9 @@ def test_load_takes_a_reader_and_checks_its_arguments(tmp_path):
     with granular.DatasetReader(tmp_path / 'x', granular.decoders) as reader:
         batches = list(granular.load(reader, num_epochs=1, batch_size=4))
         assert [batch['label'].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    for wrong in ({'shuffle': True}, {'batch_size': 0}, {'num_epochs': -1}, {'worker_count': -1}):
+    for wrong in (
+        {'shuffle': True}, {'batch_size': 0}, {'num_epochs': -1}, {'worker_count': -1}, {'transformations': str},
+    ):  # fmt: skip
         with pytest.raises(InvalidArgumentError):
             granular.load([1, 2], **wrong)
 
@@ -292,6 +294,31 @@ def test_states_of_samplers_without_a_shard_fit_any_number_of_hosts(before, afte
             iterator.set_state(state)
             seen += list(iterator)
     assert sorted(seen) == list(range(20))
+
+
+class Forwards:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return granular.RecordMetadata(index, record_key=index)
+
+
+@pytest.mark.parametrize('filtered', [True, False], ids=['data source', 'operations'])
+def test_operations_and_states_are_the_same_wherever_a_filter_is(filtered):
+    source = granular.MapDataset.range(12)
+    source, operations = (source.filter(Even()), [Add()]) if filtered else (source, [Even(), Add()])
+
+    def loader(host, hosts):
+        shard = ShardOptions(host, hosts)
+        return DataLoader(data_source=source, sampler=Forwards(), operations=operations, shard_options=shard)
+
+    assert list(loader(0, 1)) == [1, 3, 5, 7, 9, 11]
+    with iter(loader(0, 3)) as iterator:
+        assert next(iterator) == 1
+        state = iterator.get_state()
+    with iter(loader(0, 2)) as iterator, pytest.raises(StateError, match='hosts do not advance equally'):
+        iterator.set_state(state)
 
 
 def test_samplers_may_have_a_shard_as_those_of_grain():

@@ -41,13 +41,16 @@ class _Applied(Element):
         super().__init__(parent)
         self._operations, self._sampler = tuple(singles), sampler
         self._random = any(name == 'random_map' for name, _ in singles)
-        self.sparse = any(name == 'filter' for name, _ in singles)
+        self._parent_sparse: bool = self.sparse
+        self.sparse = self.sparse or any(name == 'filter' for name, _ in singles)
 
     def _call(self, datapoint: Any, index: int) -> Any:
         metadata: RecordMetadata
         metadata, data = datapoint
         if type(data) is Failure:
             return data.at(metadata.index, data.counts)
+        if data is None and self._parent_sparse:
+            return None
         rng = metadata.rng
         if self._random and rng is None and isinstance(self._sampler, IndexSampler):
             rng = self._sampler.rng(metadata.index)
@@ -142,10 +145,8 @@ class DataLoader:
         count = CORES if worker_count is None else check_integer('worker_count', worker_count, 0)
         buffer = max(1, check_integer('worker_buffer_size', worker_buffer_size, 0))
         workers = MultiprocessingOptions(count, buffer, start_method)
-        if isinstance(operations, str) or not isinstance(operations, Iterable):
-            raise InvalidArgumentError(f'operations: expected a sequence of transformations, got {operations!r:.100}')
         singles: list[tuple[str, Any]] = []
-        rest = list(operations)
+        rest = _listed(operations, 'operations')
         while rest and (name := operation_of(rest[0])) not in ('batch', 'flat_map'):
             singles.append((name, method_of(rest.pop(0), name)))
         seed = getattr(sampler, 'seed', None)
@@ -171,6 +172,12 @@ class DataLoader:
 
     def __str__(self) -> str:
         return format_pipeline(stream_of(self._dataset))
+
+
+def _listed(transformations: Any, name: str) -> list[Any]:
+    if isinstance(transformations, str) or not isinstance(transformations, Iterable):
+        raise InvalidArgumentError(f'{name}: expected a sequence of transformations, got {transformations!r:.100}')
+    return list(transformations)
 
 
 def dataset_of(loader: DataLoader) -> IterDataset[Any]:
@@ -210,7 +217,7 @@ def load(
       worker_count: processes that read and compute; 0 or None to use threads of this process.
       read_options: limits of the read-ahead.
     """
-    operations = list(transformations)
+    operations = _listed(transformations, 'transformations')
     if batch_size is not None:
         operations.append(Batch(batch_size, drop_remainder=drop_remainder))
     sampler = IndexSampler(len(convert(source)), shard_options, shuffle=shuffle, num_epochs=num_epochs, seed=seed)

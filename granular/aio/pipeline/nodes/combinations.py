@@ -98,13 +98,12 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
     if weights is None:
         return (1,) * count
     try:
-        valid = len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights)
-    except TypeError:  # no sequence, or not of numbers
-        valid = False
-    if not valid:
-        raise InvalidArgumentError(f'expected {count} weights > 0, got {weights!r:.200}')
-    scale = 100 / min(weights)
-    return tuple(int(weight * scale) for weight in weights)
+        if len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights):
+            scale = 100 / min(weights)
+            return tuple(int(weight * scale) for weight in weights)
+    except (TypeError, OverflowError):  # no sequence, not of numbers, or too far apart
+        pass
+    raise InvalidArgumentError(f'expected {count} weights > 0, got {weights!r:.200}')
 
 
 def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
