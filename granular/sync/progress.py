@@ -55,6 +55,7 @@ def _close(reference: 'weakref.ref[Generator[Any, None, None]]') -> None:
 def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator[T, None, None]:
     from rich.console import Console
 
+    timed = timing.on  # by the program, or a stream with stage_timing
     timing.on |= summary
     if total is None and isinstance(items, LoaderHandle):
         total = remaining_batches(items)
@@ -74,8 +75,8 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
                 asked = time.perf_counter()
     finally:
         if summary:
-            timing.on = False
-            console.print(_summary(items))
+            timing.on = timed
+            console.print(_summary(items, iterator))
             console.print('\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items()), highlight=False)
 
 
@@ -131,18 +132,14 @@ def _figures(stats: dict[str, float], count: int, seconds: float, waited: float)
     return '  '.join(parts)
 
 
-def _summary(items: Any) -> Any:
+def _summary(items: Any, iterator: Any) -> Any:
     """Return a table of the stages: the elements that each produced, and the time that it took, over all threads."""
     from rich.table import Table
 
     table = Table('stage', 'elements', 'seconds in threads', 'us each')
-    stages: list[Any] = []
-    core = getattr(items, 'aio', items)
-    if isinstance(source := getattr(core, 'source', None), Source):
-        stages = [source]
-    elif (stream := getattr(getattr(items, '_dataset', items), '_stream', None)) is not None:
-        stages = list(stream.roots()) if stream.merged() is None else [stream.merged()]
-    for stage in stages:
+    source = getattr(getattr(items, 'aio', items), 'source', None)  # of a Loader
+    stream = getattr(getattr(iterator, '_cursor', items), '_stream', None)
+    for stage in [source] if isinstance(source, Source) else [] if stream is None else stream.roots():
         for description, count, seconds in times(stage):
             table.add_row(description, f'{count:,}', f'{seconds:,.3f}', f'{seconds / count * 1e6:,.1f}')
     return table

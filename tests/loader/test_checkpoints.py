@@ -111,10 +111,28 @@ def test_progress_shows_the_waiting_stage(capsys):
         stats = loader.stats()
     assert stats['batches'] == 8
     assert {'wait_seconds', 'consumer_seconds', 'bytes_per_second', 'in_flight', 'errors'} <= stats.keys()
-    assert list(granular.progress(stream(), summary=True)) == list(stream())
     shown = capsys.readouterr().err
     assert 'waiting' in shown
-    assert 'map(abs)' in shown  # the duration
+    assert 'list of 100' in shown  # the duration
+
+
+@pytest.mark.parametrize(
+    'items_of',
+    [lambda dataset: dataset, lambda dataset: dataset.to_iter_dataset().map(str),
+     lambda dataset: iter(dataset.to_iter_dataset().batch(2)),
+     lambda dataset: granular.DataLoader(data_source=dataset, sampler=granular.SequentialSampler(20))],
+    ids=['MapDataset', 'IterDataset', 'iterator', 'DataLoader'],
+)  # fmt: skip
+def test_progress_shows_the_time_of_each_stage_and_leaves_timing_as_it_was(items_of, capsys):
+    options = granular.DatasetOptions(stage_timing=True)
+    other = granular.MapDataset.range(100).map(abs).to_iter_dataset(granular.ReadOptions(2, 0)).with_options(options)
+    with iter(other) as iterator:
+        next(iterator)
+        assert list(granular.progress(items_of(granular.MapDataset.range(20).map(abs)), summary=True))
+        assert 'map(abs)' in capsys.readouterr().err
+        assert len(list(iterator)) == 99
+        assert {stage.stage: stage.elements for stage in iterator.execution_summary()}['map(abs)'] == 100
+    granular.metrics.time_stages(False)
 
 
 def test_progress_shows_totals_of_finite_loaders_only(capsys, monkeypatch):
