@@ -9,7 +9,7 @@ import pytest
 
 import granular
 from granular import aio, shuffle, sources
-from granular.errors import InvalidArgumentError
+from granular.errors import DatapointError, InvalidArgumentError
 
 DATA = list(range(100, 117))
 
@@ -164,3 +164,27 @@ async def test_async_api():
     source = aio.sources.Transform(aio.sources.Epochs(DATA, seed=3), transform)
     assert await source.fetch([5]) == sources.Transform(sources.Epochs(DATA, seed=3), transform).fetch([5])
     assert await source.get(5) == (await source.fetch([5]))[0]
+
+
+@pytest.mark.parametrize('name', ['fetch', 'async fetch', '__getitems__', '_getitems'])
+@pytest.mark.parametrize(
+    ('returned', 'got'),
+    [(lambda indices: [i for i in indices if i != 3], '0 datapoints'), (lambda indices: [*indices, 0], '2 datapoints'),
+     (lambda indices: {'x': indices}, 'a dict'), (lambda indices: None, 'a NoneType')],
+    ids=['too few', 'too many', 'columns', 'nothing'],
+)  # fmt: skip
+def test_a_source_returns_a_datapoint_for_each_index(name, returned, got):
+    """Otherwise batches would be smaller, and datapoints would have the indices of others."""
+
+    def fetch(self, indices):
+        return returned(indices)
+
+    async def fetch_async(self, indices):
+        return returned(indices)
+
+    name, method = ('fetch', fetch_async) if name == 'async fetch' else (name, fetch)
+    source = type('Source', (), {'__len__': lambda self: 8, name: method})()
+    with pytest.raises(DatapointError, match=rf'Source: its {name} returned {got}, expected a list of 1, for .* \[3\]'):
+        granular.MapDataset.source(source)[3]
+    with pytest.raises(DatapointError, match='Source: its'):
+        granular.MapDataset.source(source).fetch(range(8))

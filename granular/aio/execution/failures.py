@@ -81,7 +81,7 @@ def without_failures(datapoints: list[T]) -> list[T]:
     A function that is called under an ``on_error`` may read another dataset.
     """
     for datapoint in datapoints:
-        if type(datapoint) is Failure:
+        if isinstance(datapoint, Failure):
             raise datapoint.error
     return datapoints
 

@@ -7,7 +7,7 @@ import inspect
 import operator
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from granular._other_names import Elementless
 from granular._typing import Element_co
+from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint, without_failures
 from granular.aio.pipeline.data_source import as_data_source, file_bytes
 from granular.aio.runtime.loops import ensure_event_loop
@@ -28,7 +29,7 @@ from granular.aio.runtime.user_functions import (
     is_of_signal,
     refuse_coroutine_function,
 )
-from granular.errors import ClosedError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 from granular.indexing import Ints, indices_of
 from granular.metrics import counters, timing
 
@@ -253,6 +254,18 @@ class _Adapter(Source):
     def _metrics_label(self) -> str:
         return type(self.root).__name__  # its description may have an address, or data
 
+    def _one_for_each(self, indices: Any, datapoints: Any) -> list[Any]:
+        """Return what a user's method returned for many indices; raise ``DatapointError`` for another number."""
+        several = isinstance(datapoints, Iterable) and not isinstance(datapoints, Mapping)
+        found = list(datapoints) if several else []
+        if not several or len(found) != len(indices):
+            shown = counted(len(found), 'datapoint') if several else f'a {type(datapoints).__name__}'
+            raise DatapointError(
+                f'{self.describe()}: its {self._method} returned {shown}, expected a list of {len(indices)}, '
+                f'for the indices {np.asarray(indices).tolist()!s:.100}'
+            )
+        return found
+
     @abc.abstractmethod
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]: ...
 
@@ -278,21 +291,18 @@ class _Adapter(Source):
 class Fetching(_Adapter):
     """An object with an async ``fetch``, such as a reader."""
 
-    def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
+    def __init__(self, source: Any, method: str = 'fetch', mask: Sequence[str] | None = None) -> None:
         super().__init__(source, method, mask)
         self._is_own = type(source).fetch.__module__.startswith('granular.')
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
         fetch = self.root.fetch
-        return fetch(indices, **options) if self._is_own else _awaited(fetch, indices, options)
+        return fetch(indices, **options) if self._is_own else self._awaited(indices, options)
 
-
-async def _awaited(
-    fetch: Callable[..., Awaitable[list[Any]]], indices: ArrayLike, options: dict[str, Any]
-) -> list[Any]:
-    await ensure_event_loop()  # most awaits of a user's coroutine need one
-    return await await_user(fetch(indices, **options))
+    async def _awaited(self, indices: ArrayLike, options: dict[str, Any]) -> list[Any]:
+        await ensure_event_loop()  # most awaits of a user's coroutine need one
+        return self._one_for_each(indices, await await_user(self.root.fetch(indices, **options)))
 
 
 class _Blocking(_Adapter):
@@ -302,7 +312,8 @@ class _Blocking(_Adapter):
         method = getattr(self.root, self._method)
         if self._mask is not None:
             method = functools.partial(method, mask=self._mask)
-        return list(await offload(method, np.asarray(indices).tolist()))
+        steps = np.asarray(indices).tolist()
+        return self._one_for_each(steps, await offload(method, steps))
 
     def select(self, fields: Sequence[str]) -> Self | None:
         if takes_mask(self.root):
