@@ -38,6 +38,14 @@ class Order(Protocol):
         ...
 
 
+class _Ready:
+    """An order whose lookups are always fast enough for an event loop: about 20 million a second."""
+
+    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
+        """Return True."""
+        return True
+
+
 class Permutation:
     """numpy's permutation, the order of granular 0.21. Takes 8 bytes per datapoint, for each of the last two epochs.
 
@@ -69,7 +77,7 @@ class Permutation:
         return (length, seed, epoch) in self._cached
 
 
-class Sequential:
+class Sequential(_Ready):
     """The order in which the datapoints are stored."""
 
     def __repr__(self) -> str:
@@ -79,12 +87,8 @@ class Sequential:
         """Return the positions unchanged."""
         return positions
 
-    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Return True."""
-        return True
 
-
-class Index:
+class Index(_Ready):
     """The order of Google Grain's ``shuffle``, in O(1) memory: each index is computed independently.
 
     Four rounds of the Simon block cipher (https://eprint.iacr.org/2013/404) over as many bits as an index has, with
@@ -100,12 +104,8 @@ class Index:
         """Return the indices at these positions of an epoch."""
         return permute(positions, length, seed + epoch)
 
-    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Return True: about 20 million lookups a second."""
-        return True
 
-
-class Blocks:
+class Blocks(_Ready):
     """An order for buckets: blocks of neighbours are read together, and datapoints from all of the dataset are mixed.
 
     ::
@@ -166,10 +166,6 @@ class Blocks:
             mask = windows == window
             indices[mask] = strata.indices(window)[positions[mask] - strata.start(window)]
         return indices
-
-    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
-        """Return True."""
-        return True
 
     def group_ahead(self, step: int, length: int) -> int:
         """Return the number of the last group of blocks to prefetch when a step is read: one window ahead of it.

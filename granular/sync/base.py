@@ -165,13 +165,10 @@ class Batched:
         """Return the elements at many indices, in the order requested, with concurrent reads."""
         raise NotImplementedError
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        # PyTorch's DataLoader calls this method to get a batch.
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:  # PyTorch's DataLoader gets a batch by it
         return self.fetch(indices)
 
-    def _getitems(self, indices: Sequence[int]) -> list[Any]:
-        # Grain's loaders call this one.
-        return self.fetch(indices)
+    _getitems = __getitems__  # and Grain's loaders by this
 
 
 def reopened(kind: type[S], counterpart: Any) -> S:

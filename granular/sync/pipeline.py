@@ -100,12 +100,12 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         return without_failures(run(self._node.fetch(integers_of(indices, 'fetch'))))
 
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
-        return self._derive(run(selection.filtered(self._node, field, valid_classes, invalid_classes)))
+        return self._of(run(selection.filtered(self._node, field, valid_classes, invalid_classes)))
 
     def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
-        return self._derive(run(selection.oversampled(self._node, field, strategy, unlabeled)))
+        return self._of(run(selection.oversampled(self._node, field, strategy, unlabeled)))
 
     def __iter__(self) -> DatasetIterator[Element_co]:
         return iter(self.to_iter_dataset())

@@ -13,7 +13,7 @@ from granular.aio.pipeline.data_source import DataSource, OpenedDataSource, as_d
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.identities import identity_of
-from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import convert, length_of, map_in_threads, stages_of
 from granular.aio.pipeline.transforms import MapTransform
 from granular.aio.reply import stands_in
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
@@ -163,12 +163,12 @@ class Cache(DataSource, Awaited, AsyncResource):
                 await identify(root)
 
     def _file_bytes(self, mask: Any) -> int | None:
-        sizes = [stage.file_bytes() for stage in _stages(self._upstream) if getattr(stage, 'measures_root', False)]
+        sizes = [stage.file_bytes() for stage in stages_of(self._upstream) if getattr(stage, 'measures_root', False)]
         return sum(filter(None, sizes)) if sizes and None not in sizes else None
 
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
-        functions = [fn for stage in _stages(self._upstream) for fn in stage.user_functions()]
+        functions = [fn for stage in stages_of(self._upstream) for fn in stage.user_functions()]
         functions += [] if self._pack is None else [self._pack]
         for root in _roots(self._upstream):
             source = as_data_source(root)
@@ -195,16 +195,9 @@ class Cache(DataSource, Awaited, AsyncResource):
             raise InvalidArgumentError(f'{self!r}: {error}: pass fingerprint=') from error
 
 
-def _stages(stage: Any) -> Iterator[Any]:
-    """Yield the stages of a pipeline, from the sources to the output."""
-    for parent in stage.parents:
-        yield from _stages(parent)
-    yield stage
-
-
 def _roots(stage: Any) -> Iterator[Any]:
     """Yield the data sources that a pipeline reads."""
-    for root in [root for stage in _stages(stage) if (root := getattr(stage, 'root', None)) is not None]:
+    for root in [root for stage in stages_of(stage) if (root := getattr(stage, 'root', None)) is not None]:
         yield getattr(root, 'aio', root)
 
 

@@ -157,9 +157,7 @@ class Errors:
         return self.on_error == 'raise'
 
     def resolve(self, failure: Failure) -> Any:
-        """Return the replacement of a failed datapoint; None to skip it."""
-        if self.on_error == 'raise':
-            raise failure.error
+        """Return the replacement of a failed datapoint that is not raised; None to skip it."""
         if not failure.counts:
             return None
         on_error, error = self.on_error, cast(Exception, failure.error)  # to others, no policy applies

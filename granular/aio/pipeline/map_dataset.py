@@ -77,9 +77,6 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     def _of(cls, node: Source) -> Self:
         """Return the MapDataset of a source; not of a subclass, whose constructor has other arguments."""
 
-    def _derive(self, node: Source) -> Self:
-        return self._of(node)
-
     @property
     def node(self) -> Source:
         """The source of the dataset."""
@@ -95,7 +92,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """Return the dataset of a source: the same one as before, if it still exists."""
         dataset = _datasets.get(id(node))
         same_api = isinstance(dataset, type(self)) or isinstance(self, type(dataset))
-        return cast(Self, dataset) if dataset is not None and same_api else self._derive(node)
+        return cast(Self, dataset) if dataset is not None and same_api else self._of(node)
 
     # --- constructors
 
@@ -146,7 +143,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         Args:
           seed: integer >= 0 of any size, or a sequence of such integers.
         """
-        return self._derive(nodes.Seeded(self._node, check_seed(seed)))
+        return self._of(nodes.Seeded(self._node, check_seed(seed)))
 
     @answering(buffer_size='nothing: all elements are shuffled; window_shuffle(n, seed) shuffles windows')
     def shuffle(self, seed: int | None = None, order: Order | None = None) -> Self:
@@ -159,7 +156,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             reads many records with one request.
         """
         seed = check_integer('seed', nodes.seed_of(seed, self._node, 'shuffle'), 0, MAX_SEED)
-        return self._derive(nodes.Shuffle(self._node, order or Index(), seed))
+        return self._of(nodes.Shuffle(self._node, order or Index(), seed))
 
     def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
         """Shuffle the elements within each window of consecutive elements.
@@ -169,11 +166,11 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           seed: as for :meth:`shuffle`. Each window has an order of its own.
         """
         seed = check_integer('seed', nodes.seed_of(seed, self._node, 'window_shuffle'), 0, MAX_SEED)
-        return self._derive(nodes.WindowShuffle(self._node, window_size, seed))
+        return self._of(nodes.WindowShuffle(self._node, window_size, seed))
 
     def slice(self, sl: builtins.slice | Sequence[int] | Ints) -> Self:
         """Select a part of the dataset, by a slice or by indices of elements."""
-        return self._derive(nodes.Slice(self._node, sl))
+        return self._of(nodes.Slice(self._node, sl))
 
     def subset(self, indices: Sequence[int] | Ints) -> Self:
         """Select elements by indices, in that order. They may repeat; negative ones count from the end."""
@@ -208,7 +205,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         if num_epochs is None and not len(self._node):
             shown = self._node.describe()
             raise InvalidArgumentError(f'repeat: the dataset is empty, and so would be its endless repetition: {shown}')
-        return self._derive(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
+        return self._of(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
 
     @abc.abstractmethod
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Any:
@@ -242,18 +239,18 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     @answering(**MAP_ARGUMENTS)
     def map(self, transform: MapFunction[Any, Any]) -> Any:
         """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
-        return self._derive(elements.Map(self._node, transform))
+        return self._of(elements.Map(self._node, transform))
 
     def map_with_index(self, transform: IndexedFunction[Any, Any]) -> Any:
         """Apply a function to each index and element: ``transform(index, element)``."""
-        return self._derive(elements.MapWithIndex(self._node, transform))
+        return self._of(elements.MapWithIndex(self._node, transform))
 
     def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
         """Apply a function to each element and a random generator: ``transform(element, rng)``.
 
         The random numbers depend only on seed and index.
         """
-        return self._derive(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
+        return self._of(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
 
     def flat_map(self, transform: FlatMapFunction[Any, Any], *, max_fan_out: int | None = None) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
@@ -275,16 +272,16 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             raise InvalidArgumentError(
                 'flat_map of a MapDataset requires max_fan_out: pass it, or call to_iter_dataset() first'
             )
-        return self._derive(elements.FlatMap(self._node, transform, max_fan_out))
+        return self._of(elements.FlatMap(self._node, transform, max_fan_out))
 
     def filter(self, transform: Predicate[Any]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
-        return self._derive(elements.Filter(self._node, transform))
+        return self._of(elements.Filter(self._node, transform))
 
     def select(self, fields: Sequence[str]) -> Self:
         """Keep some fields of each element, a dict. A reader reads only these fields."""
         fields = [fields] if isinstance(fields, str) else list(fields)
-        return self._derive(elements.selected(self._node, fields))
+        return self._of(elements.selected(self._node, fields))
 
     @answering(**BATCH_ARGUMENTS)
     def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Any = None) -> Any:
@@ -298,7 +295,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         Raises:
           InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
         """
-        return self._derive(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
+        return self._of(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
 
     @answering(
         batch_size='nothing, and call batch(64) of the stream',
@@ -371,12 +368,12 @@ class MapDataset(Awaited, MapOperations[Element_co]):
     async def filter_classes(
         self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None
     ) -> Self:
-        return self._derive(await selection.filtered(self._node, field, valid_classes, invalid_classes))
+        return self._of(await selection.filtered(self._node, field, valid_classes, invalid_classes))
 
     async def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
-        return self._derive(await selection.oversampled(self._node, field, strategy, unlabeled))
+        return self._of(await selection.oversampled(self._node, field, strategy, unlabeled))
 
     def __aiter__(self) -> iterator.DatasetIterator[Element_co]:
         return aiter(self.to_iter_dataset())

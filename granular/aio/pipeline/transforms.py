@@ -432,10 +432,8 @@ class Chain:
             if isinstance(transformation, Batch):
                 options = {'drop_remainder': transformation.drop_remainder, 'batch_fn': transformation.batch_fn}
                 dataset = dataset.batch(transformation.batch_size, **options)
-            elif hasattr(dataset, name):
-                dataset = getattr(dataset, name)(transformation)
             else:
-                raise InvalidArgumentError(f'{name} requires a stream: call to_iter_dataset() first')
+                dataset = getattr(dataset, name)(transformation)
         return dataset
 
     def pipe(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

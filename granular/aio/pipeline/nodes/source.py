@@ -7,7 +7,7 @@ import inspect
 import operator
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
@@ -139,6 +139,13 @@ class Source(abc.ABC):
         """Cancel read-ahead that has no consumer left, when a consumer ends."""
         for parent in self.parents:
             await parent.release()
+
+
+def stages_of(stage: Any) -> Iterator[Any]:
+    """Yield a stage and those before it, from the sources on; one that is read by several comes as many times."""
+    for parent in stage.parents:
+        yield from stages_of(parent)
+    yield stage
 
 
 def all_stages(source: Source) -> list[Source]:

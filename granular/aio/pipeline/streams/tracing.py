@@ -10,7 +10,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element, Handled
 from granular.aio.pipeline.nodes.indices import Wrapped
-from granular.aio.pipeline.nodes.source import Node, Source
+from granular.aio.pipeline.nodes.source import Node, Source, stages_of
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.interleaving import InterleavedSource
@@ -87,7 +87,7 @@ class Tracing(Flow):
         self._before: list[tuple[Source, int, float]] = []
         if isinstance(stage, Read):
             timing.on = True  # for the rest of the program: it costs little
-            self._before = [(node, *node.spent_times()) for node in _nodes(stage.source)]
+            self._before = [(node, *node.spent_times()) for node in stages_of(stage.source)]
 
     async def next(self) -> Any:
         began = time.perf_counter()
@@ -141,12 +141,6 @@ def _tracings(flow: Flow) -> Iterator[Tracing]:
             yield parent
         else:
             yield from _tracings(parent)
-
-
-def _nodes(source: Source) -> Iterator[Source]:
-    for parent in source.parents:
-        yield from _nodes(parent)
-    yield source
 
 
 class _Logged(Element):
