@@ -91,7 +91,7 @@ def test_results_equal_those_of_grain(grain):
         else:
             assert ours == expected, (name, ours, expected)
             equal += 1
-    assert equal > 390
+    assert equal > 380
     assert failed > 60
 
 
@@ -122,8 +122,8 @@ def different(name):
         return "the last window of Grain's window_shuffle repeats some elements and drops others"
     if operation == 'select':
         return 'Grain asks the selection map for indices beyond its length, in epochs after the first'
-    if source == 'bytes' and operation in BATCHES:
-        return 'bytes become objects: the dtype of Grain drops zeros at their end'
+    if source in ('bytes', 'texts') and operation in BATCHES:
+        return 'bytes, and texts with zeros, become objects: the dtypes of Grain drop zeros at their end'
     return DIFFERENT.get(name)
 
 

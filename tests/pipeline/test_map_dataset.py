@@ -358,6 +358,14 @@ def test_none_leaves_of_a_batch_stay_none():
     assert (batch['b'][0].tolist(), batch['b'][1]) == ([1, 2], None)
 
 
+@pytest.mark.parametrize('elements', [['a', 'b\0', 'c'], [b'a', b'b\0', b'c']])
+def test_texts_of_batches_keep_trailing_zeros(elements):
+    stream = MapDataset.source(elements).to_iter_dataset()
+    for batches in (stream.batch(3), stream.batch(1).rebatch(3), stream.batch(2).rebatch(1).batch(3)):
+        (batch,) = batches
+        assert batch.ravel().tolist() == elements
+
+
 def test_padding_of_batches():
     pad = functools.partial(granular.batch_and_pad, batch_size=3)
     batches = MapDataset.source([{'x': np.full(2, i, np.uint8), 'n': None} for i in range(4)]).batch(3, batch_fn=pad)
@@ -373,6 +381,7 @@ def test_padding_of_batches():
 @pytest.mark.parametrize(
     ('elements', 'pad_value', 'padded'),
     [(['a', 'bc'], '<pad>', ['a', 'bc', '<pad>']), (['a', 'bc'], 0, ['a', 'bc', '0']),
+     (['a', 'b\0'], 0, ['a', 'b\0', '0']),
      ([b'a', b'b\0'], '<pad>', [b'a', b'b\0', b'<pad>']), ([np.array(['a'])] * 2, '<pad>', [['a'], ['a'], ['<pad>']]),
      ([np.array([b'a'])] * 2, b'<pad>', [[b'a'], [b'a'], [b'<pad>']]), ([1.5, 2], np.nan, [1.5, 2, np.nan]),
      ([True, False], 1, [True, False, True])],

@@ -138,6 +138,11 @@ def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
             f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its '
             f'filled(), or return the mask as another key'
         )
+    if isinstance(value, str | bytes) and value[-1:] in ('\0', b'\0'):
+        raise DatapointError(
+            f'step {step}, key {key!r}: ends with a zero, which arrays of text and of bytes lose: return an array, by '
+            f'np.frombuffer(value, np.uint8), or remove the key in a transform'
+        )
     return np.asarray(value)
 
 

@@ -25,8 +25,8 @@ _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in 
 def stack(datapoints: Sequence[Any]) -> Any:
     """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
-    Bytes become an array of objects, because numpy's bytes dtype drops trailing zeros. A leaf that is None in every
-    datapoint stays None.
+    Bytes, and texts with zeros, become an array of objects, because numpy's dtypes of them drop trailing zeros. A leaf
+    that is None in every datapoint stays None.
 
     Raises:
       DatapointError: if structures or shapes differ.
@@ -70,11 +70,11 @@ def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
 
 def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     first = datapoints[0]
-    if isinstance(first, bytes | bytearray):
+    kinds = set(map(type, datapoints))
+    if isinstance(first, bytes | bytearray) or (kinds == {str} and '\0' in ''.join(datapoints)):
         out = np.empty(len(datapoints), object)
         out[:] = datapoints
         return out
-    kinds = set(map(type, datapoints))
     try:
         if type(first) in _NUMBERS:
             out = np.array(datapoints)
@@ -157,7 +157,7 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
         kind, value = rows.dtype.kind, pad_value
         if kind == 'S' or isinstance(leaves[0], bytes | bytearray):
             value = pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
-        elif kind == 'U':
+        elif kind == 'U' or isinstance(leaves[0], str):
             value = str(pad_value)
         else:
             with np.errstate(all='ignore'):
