@@ -358,6 +358,18 @@ def test_none_leaves_of_a_batch_stay_none():
     assert (batch['b'][0].tolist(), batch['b'][1]) == ([1, 2], None)
 
 
+@pytest.mark.parametrize(
+    ('element', 'message'),
+    [(3, r'index 1: select\(y\): expected a dict, got a int'), ((1, 2), 'expected a dict, got a tuple'),
+     ({'x': 1, 2: 3}, r"unknown field 'y': there are \['x', 2\]")],
+)  # fmt: skip
+def test_elements_without_a_selected_field_are_named(element, message):
+    dataset = MapDataset.source([{'y': 1}, element])
+    for read in (lambda: dataset.select('y').fetch([0, 1]), lambda: dataset.filter_classes('y', [1])):
+        with pytest.raises((DatapointError, UnknownKeyError), match=message):
+            read()
+
+
 @pytest.mark.parametrize('elements', [['a', 'b\0', 'c'], [b'a', b'b\0', b'c']])
 def test_texts_of_batches_keep_trailing_zeros(elements):
     stream = MapDataset.source(elements).to_iter_dataset()

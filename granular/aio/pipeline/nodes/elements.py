@@ -257,7 +257,10 @@ class Select(Element):
         try:
             return {field: datapoint[field] for field in self._fields}
         except KeyError as error:
-            raise UnknownKeyError(f'index {index}: unknown field {error}: there are {sorted(datapoint)}') from None
+            raise UnknownKeyError(f'index {index}: unknown field {error}: there are {list(datapoint)}') from None
+        except (TypeError, IndexError) as error:
+            kind = type(datapoint).__name__
+            raise DatapointError(f'index {index}: {self.describe()}: expected a dict, got a {kind}') from error
 
     def describe(self) -> str:
         return f'select({", ".join(map(str, self._fields))})'
