@@ -210,7 +210,7 @@ class _Strata:
     """
 
     def __init__(self, length: int, block: int, window: int, seed: int, epoch: int) -> None:
-        self.length, self.block, self.seed, self.epoch = length, block, seed, epoch % (1 << 64)
+        self.block, self.seed, self.epoch = block, seed, epoch % (1 << 64)
         self.count = -(-length // block)
         self.windows = -(-self.count // window)
         self.strata = -(-self.count // self.windows)

@@ -6,10 +6,11 @@ from typing import Any, Final, Generic, Self, SupportsIndex, overload
 from granular._typing import Datapoint_co
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets import reader as datasets
+from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.bridge import run
 from granular.formats.display import Samples, html_summary
-from granular.sync.base import A, B, Batched, SyncObject, documented_by, reopened, wrapping
+from granular.sync.base import A, B, Batched, SyncObject, documented_by, passed_on, reopened, wrapping
 from granular.sync.iteration import Iteration
 
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
@@ -71,10 +72,7 @@ class RecordReader(Reader[A, Datapoint_co]):
 class DatapointReader(Reader[A, Datapoint_co], Batched):
     """A reader of datapoints that are dicts, with access to single fields."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return self.aio.size  # type: ignore[no-any-return]
+    size: int = passed_on(IndexedFiles.size)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Datapoint_co: ...

@@ -175,7 +175,7 @@ class Receiver:
             if sent.closed:
                 self._items = {item: entry for item, entry in self._items.items() if entry[2] not in sent.closed}
             if sent.new:
-                self._items[item] = _nothing, -1, sent.file  # if it cannot be mapped, it is given back
+                self._items[item] = lambda: None, -1, sent.file  # if it cannot be mapped, it is given back
                 self._files[sent.file] = _map(fd, sent.new)
             # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last
             # base of its own type.
@@ -194,10 +194,6 @@ class Receiver:
             for item, _ in found:
                 del self._items[item]
         return found
-
-
-def _nothing() -> None:
-    return None
 
 
 def _load(head: bytes, memory: Any, sizes: Sequence[int]) -> Any:
