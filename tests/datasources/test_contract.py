@@ -352,6 +352,10 @@ def test_pickled_source_opens_its_files_or_fails(root, suffix, late):
         for data in copies:
             with pytest.raises(ObjectChangedError, match='was replaced since the reader was pickled'):
                 read(pickle.loads(data), range(9))
+        again = pickle.loads(copies[2])
+        for _ in range(2):  # another try does not read the other file either
+            with pytest.raises(ObjectChangedError, match='was replaced since the reader was pickled'):
+                asyncio.run(again.fetch(range(9)))
 
 
 @pytest.mark.parametrize('root', ['local', 'fakegcs'], indirect=True)

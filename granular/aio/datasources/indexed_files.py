@@ -72,7 +72,8 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         return (self.paths,)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {'_expected': self._opened_files() if self._state == 'open' else self._expected}
+        expected = self._identity_of(self._file_indices) if self._state == 'open' else self._expected
+        attributes: dict[str, Any] = {'_expected': expected}
         if pickling_for_worker.get():
             attributes['_file_indices'] = self._file_indices
         return restored, (type(self), self._arguments(), {}, attributes)
@@ -89,13 +90,14 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
         if not self._file_indices:
-            self._file_indices = await self._read_file_indices()
+            indices = await self._read_file_indices()
             if self._expected is not None:
-                self._expected.check(self._opened_files(), self._name)
+                self._expected.check(self._identity_of(indices), self._name)
+            self._file_indices = indices
         self._stops = np.cumsum([index.length for index in self._file_indices], dtype=np.int64)
 
-    def _opened_files(self) -> Identity:
-        opened = zip(self.paths, self._file_indices, strict=True)
+    def _identity_of(self, indices: Sequence[Index]) -> Identity:
+        opened = zip(self.paths, indices, strict=True)
         files = {f'{path}': FileIdentity(index.size, index.version) for path, index in opened}
         return Identity.of([path.store for path in self.paths], files)
 

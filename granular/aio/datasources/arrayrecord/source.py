@@ -5,7 +5,7 @@ import hashlib
 import operator
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -162,16 +162,21 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             path = part.path
             if path in new and part.stop > new[path].records:
                 raise OutOfRangeError(f'{path}: expected records up to {part.stop}, got {new[path].records}')
-        files.update(new)
         if self._expected is not None:  # of files that were opened then
-            opened = {f'{path}' for path in new} & self._expected.files.keys()
-            self._expected.check(self._known_files(), self._name, opened)
+            opened = self._identity_of(new)
+            self._expected.check(opened, self._name, opened.files.keys() & self._expected.files.keys())
+        files.update(new)
         return files
+
+    def _identity_of(self, files: Mapping[Path, Index]) -> Identity:
+        stores = [part.path.store for part in self._parts]
+        return Identity.of(
+            stores, {f'{path}': FileIdentity(index.size, index.version) for path, index in files.items()}
+        )
 
     def _known_files(self) -> Identity:
         """Return the files that were opened, here or by the source that this one was pickled from."""
-        files = {f'{path}': FileIdentity(index.size, index.version) for path, index in self._file_indices.items()}
-        opened = Identity.of([part.path.store for part in self._parts], files)
+        opened = self._identity_of(self._file_indices)
         return opened if self._expected is None else self._expected.updated(opened)
 
     async def _identify(self) -> None:
