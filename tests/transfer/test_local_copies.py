@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gzip
 import io
 import json
 import os
@@ -47,10 +48,10 @@ def zipped(files, compression=zipfile.ZIP_DEFLATED):
     return out.getvalue()
 
 
-def tarred(members, mode='w'):
+def tarred(members, mode='w', form=tarfile.DEFAULT_FORMAT):
     """A tar of files, given by name and content, or of members."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as file:
+    with tarfile.open(fileobj=out, mode=mode, format=form) as file:
         for name, data in members.items() if isinstance(members, dict) else members:
             info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
             if isinstance(data, bytes):
@@ -442,6 +443,34 @@ def test_broken_archives_are_corrupt(name, tmp_path, local):
         granular.copy_to_local(tmp_path / name, local / 'x')
     assert isinstance(broken.value, CorruptError)
     assert json.loads((local / 'x' / MARKER).read_text())['state'] == 'copying'
+
+
+@pytest.mark.parametrize('mode', ['w', 'w:gz'])
+@pytest.mark.parametrize('form', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_damaged_headers_of_tars_are_corrupt(form, mode, tmp_path, local):
+    """Python's tarfile takes a damaged or truncated header for the end of the archive."""
+    plain = bytes(tarred({f'{i:0120}/x': bytes([65 + i]) * 700 for i in range(3)}, form=form))
+    headers = [at for at in range(0, len(plain), 512) if plain[at + 257 : at + 262] == b'ustar']
+    broken = [plain[: at + 100] for at in headers[1:]]
+    broken += [plain[: at + 9] + bytes([plain[at + 9] ^ 1]) + plain[at + 10 :] for at in headers]
+    assert len(broken) >= 5
+    for number, data in enumerate(broken):
+        source = tmp_path / f'{number}.{"tar.gz" if mode == "w:gz" else "tar"}'
+        source.write_bytes(gzip.compress(data) if mode == 'w:gz' else data)
+        with pytest.raises(CorruptArchiveError, match=source.name):
+            granular.copy_to_local(source, local / f'{number}')
+        assert json.loads((local / f'{number}' / MARKER).read_text())['state'] == 'copying'
+
+
+def test_tar_without_an_end_marker_is_logged(tmp_path, local, caplog):
+    data = tarred({'a': bytes(700), 'b': bytes(700)})
+    (tmp_path / 'x.tar').write_bytes(data[: 2 * 3 * 512])
+    assert granular.copy_to_local(tmp_path / 'x.tar', local / 'x').files == 2
+    assert "x.tar: has no end marker: it may have been truncated after 'b'" in caplog.text
+    caplog.clear()
+    (tmp_path / 'y.tar').write_bytes(data)
+    assert granular.copy_to_local(tmp_path / 'y.tar', local / 'y').files == 2
+    assert not caplog.text
 
 
 def test_encrypted_and_unknown_archives_are_unsupported(tmp_path, local):

@@ -4,6 +4,7 @@ import bz2
 import contextlib
 import gzip
 import io
+import logging
 import lzma
 import os
 import shutil
@@ -11,12 +12,14 @@ import stat
 import tarfile
 import zipfile
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from granular._lazy import import_extra
 from granular.aio.stores.errors import translated
 from granular.config import MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
+
+logger: Final = logging.getLogger('granular')
 
 _CHUNK: Final = MiB
 _CHECK_INTERVAL: Final = 64 * MiB  # bytes written between two checks of the disk's free space
@@ -256,7 +259,17 @@ def _unzip_member(opened: zipfile.ZipFile, info: zipfile.ZipInfo, target: Unpack
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose declared header size is checked before its header is read into memory."""
+    """A member whose header is intact, and of which the declared size is checked before it is read into memory."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f'{error}') from error  # it would be taken for the end of the archive
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            tar.has_end = True  # type: ignore[attr-defined]
+            raise
 
     def _proc_member(self, tar: tarfile.TarFile) -> Any:
         if not self.isreg() and self.type in (*tarfile.GNU_TYPES, *_EXTENDED) and self.size > _HEADER:
@@ -275,6 +288,8 @@ def untar(file: io.RawIOBase, kind: str, target: UnpackFolder) -> None:
             opened.members = []  # type: ignore[attr-defined]  # which it would keep all of
             target.member = member.name
             _untar_member(opened, member, target)
+        if not hasattr(opened, 'has_end'):
+            logger.warning('%s: has no end marker: it may have been truncated after %r', target.archive, target.member)
     target.member = ''
     while stream.read(_CHUNK):  # after the end, because the checksum covers the whole file
         pass
