@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from granular._lazy import is_masked
 from granular.errors import EncodeError
 
 Encoder = Callable[[Any], bytes]
@@ -25,6 +29,13 @@ class Codec(NamedTuple):
     decode: Decoder
     family: Family
     light: bool = False
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Return a value as an array; raise ``EncodeError`` for one with a mask, which would be lost."""
+    if is_masked(type(value)):
+        raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
+    return np.asarray(value)
 
 
 def checked_file(value: Buffer, format: str, expected: str, fits: bool) -> bytes:

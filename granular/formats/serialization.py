@@ -48,7 +48,7 @@ def encode(value: Any) -> bytes:
         if type(item) is tuple:
             return msgpack.ExtType(_TUPLE, pack(list(item)))
         if isinstance(item, np.bytes_ | np.str_):
-            return item.item() if not isinstance(item, np.bytes_) else bytes(item)
+            return bytes(item) if isinstance(item, np.bytes_) else str.__str__(item)  # item() strips zeros
         if isinstance(item, np.ndarray | np.generic):
             if type(item) is not np.ndarray and not isinstance(item, np.generic):
                 raise EncodeError(f'a {type(item).__name__} would come back as an ndarray')

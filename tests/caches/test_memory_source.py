@@ -64,6 +64,11 @@ def test_decoded_arrays_are_writable_and_independent(value):
         assert not np.shares_memory(decoded, value)
 
 
+def test_text_of_numpy_keeps_its_zeros():
+    for value, plain in ((np.str_('a\0'), 'a\0'), (np.bytes_(b'a\0'), b'a\0')):
+        assert [decode(encode(value)), *decode(encode([value]))] == [plain, plain]
+
+
 def test_numpy_scalars_keep_their_type():
     for value in (np.float32(1.5), np.int8(-3), np.bool_(True), np.datetime64('2020-01-01')):
         decoded = decode(encode({'x': value}))['x']

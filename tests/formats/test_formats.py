@@ -76,6 +76,12 @@ def test_msgpack_round_trips(value):
     assert through('msgpack', value) == value
 
 
+@pytest.mark.parametrize('kind', ['msgpack', 'tree'])
+def test_keys_may_be_tuples(kind):
+    value = {(1, 'a'): [{((), 2): 3.5}, [4]], 'b': {None: 5, b'c': 6}}
+    assert through(kind, value) == value
+
+
 @given(st.floats() | st.integers(-(2**53), 2**53) | st.floats(width=32).map(np.float32))
 def test_floats_round_trip(value):
     assert struct.pack('<d', through('float', value)) == struct.pack('<d', float(value))
@@ -256,6 +262,25 @@ def test_videos_round_trip(kind, frames):
     assert abs(decoded.astype(int) - value).mean() < 8
 
 
+@pytest.mark.parametrize('kind', ['mp4', 'webm'])
+def test_truncated_videos_are_rejected(kind, tmp_path):
+    """FFmpeg reads a file as far as it goes, if its index is at the beginning, and the cut between two frames."""
+    import av
+
+    with av.open(tmp_path / f'x.{kind}', 'w', options={'movflags': 'faststart'} if kind == 'mp4' else {}) as container:
+        stream = container.add_stream({'mp4': 'h264', 'webm': 'vp9'}[kind], rate=20, width=16, height=16)
+        for i in range(5):
+            frame = av.VideoFrame.from_ndarray(np.full((16, 16, 3), 40 * i, np.uint8), format='rgb24')
+            frame.pts = i
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    video = (tmp_path / f'x.{kind}').read_bytes()
+    assert len(decoders[kind](video)) == 5
+    for size in range(len(video)):
+        with pytest.raises(DecodeError):
+            decoders[kind](video[:size])
+
+
 FORK = """
 import os, select, signal, threading
 import numpy as np
@@ -296,11 +321,22 @@ def test_processes_are_forked_after_another_thread_has_decoded_a_video():
      ('tree', {'a': object()}), ('tree', {'a': np.ma.array([1])}), ('tree', ['_', 1, 2, 3]),
      ('jpg', np.zeros((4, 4, 3), np.float32)), ('jpg', np.zeros((4, 4, 4), np.uint8)),
      ('png', np.zeros((0, 4), np.uint8)), ('png', np.zeros(4, np.uint8)), ('mp4', np.zeros((2, 5, 6, 3), np.uint8)),
-     ('mp4', np.zeros((0, 4, 4, 3), np.uint8)), ('webm', np.zeros((4, 4, 3), np.uint8))],
+     ('mp4', np.zeros((0, 4, 4, 3), np.uint8)), ('webm', np.zeros((4, 4, 3), np.uint8)),
+     ('tree', functools.reduce(lambda value, _: [value], range(9999), []))],
 )  # fmt: skip
 def test_encoders_reject_unsupported_values(kind, value):
     with pytest.raises(EncodeError):
         encoders[kind](value)
+
+
+def test_masks_are_refused():
+    image = np.ma.array(np.ones((4, 4), np.uint8), mask=np.eye(4))
+    video, sound = np.ma.zeros((2, 4, 4, 3), np.uint8), np.ma.zeros(9, np.int16)
+    values = {'array': image, 'tree': [image], 'jpg': image, 'png': image, 'mp4': video, 'webm': video}
+    values |= {'wav': (sound, 8000), 'flac': (sound, 8000)}
+    for encode, value in [*((encoders[kind], value) for kind, value in values.items()), (formats.pack_image, image)]:
+        with pytest.raises(EncodeError, match='expected an array without a mask'):
+            encode(value)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._lazy import import_if_installed, is_masked
+from granular._lazy import import_if_installed
 from granular.errors import DecodeError, EncodeError
-from granular.formats.base import Buffer, Codec
+from granular.formats.base import Buffer, Codec, as_array
 
 _ARRAY_KINDS: Final = 'biufcmMSUV'
 # The accepted values of `dtype.str`. numpy accepts far more: fields, sub-arrays, names, objects.
@@ -41,7 +41,7 @@ def decode_msgpack(buffer: Buffer) -> Any:
 
 
 def unpack(buffer: Buffer, **options: Any) -> Any:
-    """Unpack msgpack with memory in proportion to its bytes.
+    """Unpack msgpack with memory in proportion to its bytes. Tuples that are keys are decoded as tuples.
 
     The header of an array states its length, and the list is allocated before its items are read: of a thousand nested
     headers, each would allocate a list as long as the record. Skipping through the data first allocates nothing, and
@@ -52,7 +52,18 @@ def unpack(buffer: Buffer, **options: Any) -> Any:
         parser = msgpack.Unpacker(strict_map_key=False, max_buffer_size=len(data))
         parser.feed(data)
         parser.skip()
-    return msgpack.unpackb(data, strict_map_key=False, **options)
+    try:
+        return msgpack.unpackb(data, strict_map_key=False, **options)
+    except TypeError:  # a key is a list
+        return msgpack.unpackb(data, strict_map_key=False, object_pairs_hook=_with_tuples, **options)
+
+
+def _with_tuples(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    return {_as_key(key): value for key, value in pairs}
+
+
+def _as_key(value: Any) -> Any:
+    return tuple(map(_as_key, value)) if isinstance(value, list) else value
 
 
 UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
@@ -134,7 +145,7 @@ def encode_tree(value: Any) -> bytes:
     """
     try:
         packed: bytes = msgpack.packb(_pack_tree(value))
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(f'the tree contains a value that cannot be encoded: {error}') from error
     return packed
 
@@ -151,9 +162,7 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes. Raise ``EncodeError`` for
     arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
     """
-    if is_masked(type(value)):
-        raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
-    array = np.asarray(value)
+    array = as_array(value)
     text = dtype_text(array.dtype)
     if text == array.dtype.name:  # a name without a byte order
         array = array.astype(array.dtype.newbyteorder('='), copy=False)

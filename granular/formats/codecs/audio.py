@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
-from granular.formats.base import Buffer, Codec, checked_file, outline_of
+from granular.formats.base import Buffer, Codec, as_array, checked_file, outline_of
 from granular.indexing import check_integer
 
 # FFmpeg's codec and sample format for each dtype.
@@ -67,7 +67,7 @@ def encode_audio(value: Any, format: str = 'wav') -> bytes:
         return checked_file(value, format, format.upper(), audio_type(value) == format)
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise EncodeError(f'{format}: expected a pair of samples and rate, got {type(value).__name__}')
-    samples = np.asarray(value[0])
+    samples = as_array(value[0])
     samples = samples[:, None] if samples.ndim == 1 else samples
     dtypes = _CODECS[format]
     if samples.dtype.name not in dtypes or samples.ndim != 2 or 0 in samples.shape:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra, import_if_installed
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError
-from granular.formats.base import Buffer, Codec, checked_file, outline_of
+from granular.formats.base import Buffer, Codec, as_array, checked_file, outline_of
 from granular.formats.codecs.arrays import array_of
 from granular.indexing import check_integer
 
@@ -68,7 +68,7 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
             raise EncodeError(
                 f'{format}: expected an array or the bytes of a file, got the path {value!r:.200}: read it'
             )
-        array = np.asarray(value)
+        array = as_array(value)
         channels = array.shape[2:] if array.ndim == 3 else ()
         fits = channels in ((), (3,)) or (format == 'png' and channels == (4,))
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or not fits or 0 in array.shape:
@@ -198,7 +198,7 @@ def pack_image(value: Any) -> bytes:
     """
     head: tuple[Any, ...]
     if isinstance(value, np.ndarray) and value.dtype.kind in 'biufc':
-        head, pixels = ('array', value.dtype.str, value.shape), value.tobytes()
+        head, pixels = ('array', value.dtype.str, value.shape), as_array(value).tobytes()
     else:
         image_module = _pillow()
         if not isinstance(value, image_module.Image):

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from granular._lazy import import_extra
 from granular.errors import DecodeError, EncodeError
-from granular.formats.base import Buffer, Codec, checked_file
+from granular.formats.base import Buffer, Codec, as_array, checked_file
 
 _MATROSKA: Final = b'\x1aE\xdf\xa3'
+_SEGMENT: Final = b'\x18S\x80g'
 _MAX_VIDEO: Final = 4 << 30
 
 
@@ -33,7 +34,7 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
         container_format = 'webm' if value[:4] == _MATROSKA else 'mp4' if value[4:8] == b'ftyp' else ''
         return checked_file(value, format, 'video', container_format == format)
     av = _pyav()
-    array = np.asarray(value)
+    array = as_array(value)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
         raise EncodeError(
             f'expected a video of uint8 of shape (frames, height, width, 3), got {array.dtype} of shape {array.shape}'
@@ -64,7 +65,7 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
       max_bytes: maximum bytes of all frames, so that a small file cannot fill the memory.
 
     Raises:
-      DecodeError: if it is not such a file, or its frames have more bytes.
+      DecodeError: if it is not such a file, is damaged or truncated, or its frames have more bytes.
     """
     av = _pyav()
     to_rgb = rgb_converter()
@@ -73,6 +74,9 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
     # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
     container_format = 'matroska' if buffer[:4] == _MATROSKA else 'mp4'
     try:
+        length = (_length_of_webm if container_format == 'matroska' else _length_of_mp4)(buffer)
+        if length > len(buffer):
+            raise DecodeError(f'expected a video of {length} bytes, got {len(buffer)}: the file is truncated')
         options = {'max_pixels': str(max_bytes // 3)}
         with av.open(io.BytesIO(buffer), format=container_format, options=options) as container:
             for frame in container.decode(video=0):
@@ -88,6 +92,38 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
         raise
     except Exception as error:  # FFmpeg's, or for lack of a video stream
         raise DecodeError(f'{len(buffer)} bytes are not a video that PyAV supports: {error!r:.200}') from error
+
+
+# FFmpeg reads a truncated file as far as it goes, so these return the position at which its frames end.
+
+
+def _length_of_mp4(data: Buffer) -> int:
+    at = end = 0
+    while at + 16 <= len(data):
+        size = int.from_bytes(data[at : at + 4])
+        if size == 1:
+            size = int.from_bytes(data[at + 8 : at + 16])
+        if data[at + 4 : at + 8] == b'mdat':
+            end = at + size
+        if size < 8:  # 0: up to the end of the file
+            break
+        at += size
+    return end
+
+
+def _length_of_webm(data: Buffer) -> int:
+    size, at = _vint(data, len(_MATROSKA))
+    at += size
+    size, start = _vint(data, at + len(_SEGMENT))
+    return start + size if data[at : at + len(_SEGMENT)] == _SEGMENT else 0
+
+
+def _vint(data: Buffer, at: int) -> tuple[int, int]:
+    """Return the size of an EBML element, 0 if it is unknown, and the position behind it."""
+    width = 9 - data[at].bit_length()
+    most = (1 << 7 * width) - 1
+    size = int.from_bytes(data[at : at + width]) & most
+    return size % most, at + width
 
 
 def rgb_converter() -> Callable[[Any], Any]:
