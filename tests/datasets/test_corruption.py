@@ -141,6 +141,16 @@ def test_verify_names_the_datapoint_of_the_whole_dataset(tmp_path, layout):
     assert [problem.datapoint for problem in granular.verify(tmp_path / 'x').problems] == [None] * 3
 
 
+def test_verify_names_the_datapoints_of_many_records(tmp_path):
+    count = 600
+    with granular.DatasetWriter(tmp_path, {'texts': 'utf8[]'}, checksums=False) as writer:
+        for i in range(count // 2):
+            writer.append({'texts': ['a', 'b'] if i % 3 else ['a', '', 'b', 'c'][: 2 * (i % 2) + 1]}, flush=False)
+    problems = granular.verify(tmp_path, decoders={'utf8': int}).problems
+    owners = [i for i in range(count // 2) for _ in range(2 if i % 3 else 2 * (i % 2) + 1)]
+    assert [problem.datapoint for problem in problems] == owners
+
+
 def test_missing_references_of_sequences_are_named(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', LAYOUTS['refs'], granular.encoders) as writer:
         writer.append(point('refs', 1))

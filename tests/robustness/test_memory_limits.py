@@ -167,7 +167,7 @@ def memory_error(*args, **kwargs):
 def test_datapoints_are_not_skipped_for_lack_of_memory(kind, tmp_path, folder, monkeypatch):
     if kind == 'parquet':
         monkeypatch.setattr(parquet.ParquetFile, 'read_row_group', memory_error)
-        dataset = granular.MapDataset.source(granular.open(folder / 'data.parquet'))
+        path, decoders = folder / 'data.parquet', None
     else:
         encoded = io.BytesIO()
         PIL.Image.new('RGB', (8, 8)).save(encoded, 'png')
@@ -180,9 +180,11 @@ def test_datapoints_are_not_skipped_for_lack_of_memory(kind, tmp_path, folder, m
             decoders['bytes'] = memory_error
         else:
             monkeypatch.setattr(np, 'array', memory_error)
-        dataset = granular.MapDataset.source(granular.DatasetReader(path, decoders))
+    dataset = granular.MapDataset.source(granular.open(path, decoders))
     with pytest.raises((MemoryError, StoreError), match='no more'):
         list(dataset.to_iter_dataset(on_error='skip'))
+    with pytest.raises((MemoryError, StoreError), match='no more'):
+        granular.open(path, decoders)[0]
 
 
 # --- cores

@@ -154,6 +154,8 @@ class Columns:
                     record = bags[key].read_now(first)
             try:
                 datapoint[key] = field.fn(record) if records is None else [field.fn(record := item) for item in records]
+            except MemoryError:
+                raise
             except Exception as error:
                 raise decode_error(self.name, index, field, record, error) from error
             except CONTROL as error:

@@ -220,17 +220,17 @@ async def _verify_dataset(
 
 
 async def _datapoints_of(columns: Columns, key: str, records: Sequence[int]) -> dict[int | None, int]:
-    """Return the first datapoint of a shard that has a record, for each record of a key that any has."""
+    """Return the first datapoint of a shard that has a record, for each of some records of a key, in order."""
     if columns.refs is None or key not in columns.spec:
         return {record: record for record in records}
     number, owners = list(columns.spec).index(key), dict[int | None, int]()
     with contextlib.suppress(CorruptError):  # of references, which is a problem of its own
         for indices in _spans(columns.length):
             firsts, counts = (numbers[:, number] for numbers in (await read_references([(columns, indices)]))[0])
-            for record in records:
-                found = np.flatnonzero((firsts <= record) & (record < firsts + counts))
-                if record not in owners and len(found):
-                    owners[record] = int(indices[found[0]])
+            starts, stops = np.searchsorted(records, firsts), np.searchsorted(records, firsts + counts)
+            for i in np.flatnonzero(starts < stops).tolist():
+                for record in records[starts[i] : stops[i]]:
+                    owners.setdefault(record, int(indices[i]))
     return owners
 
 
