@@ -85,6 +85,16 @@ def test_bag_is_read_from_memory(tmp_path, cache_index):
     assert list(pickle.loads(pickle.dumps(granular.BagReader(content)))) == [b'ab', b'c']
 
 
+@pytest.mark.parametrize('cache_index', [True, False])
+def test_index_may_be_in_another_store(tmp_path, fakegcs, cache_index):
+    records, folders = [b'a', b'', b'bc'], (tmp_path, fakegcs.place())
+    for folder in folders:
+        fill(folder / 'x.bag', records, 3)
+    for one, other in itertools.permutations(folders):
+        with granular.BagReader(one / 'x.bag', cache_index, index=other / 'x.idx') as reader:
+            assert list(reader) == records
+
+
 @pytest.mark.parametrize('version', [1, 2, 3])
 @pytest.mark.parametrize('cache_index', [True, False])
 def test_bag_round_trips_in_every_store(root, version, cache_index):

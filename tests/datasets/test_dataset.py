@@ -396,7 +396,7 @@ def test_refs_is_an_ordinary_key_in_the_columns_layout(tmp_path):
 
 def test_datapoints_with_wrong_keys_are_refused(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', COLUMNS, granular.encoders) as writer:
-        for point in ({'data': b''}, {**datapoint(0, COLUMNS), 'more': 1}, [1], None):
+        for point in ({'data': b''}, {**datapoint(0, COLUMNS), 'more': 1}, {'data': b'', 7: 1, 'more': 2}, [1], None):
             with pytest.raises(DatapointError):
                 writer.append(point)
         assert len(writer) == 0
@@ -554,7 +554,7 @@ def test_missing_dataset_is_not_found(root):
 def test_unknown_cache_keys_are_refused(tmp_path):
     write(tmp_path / 'ds')
     with pytest.raises(UnknownKeyError, match='nope'):
-        granular.DatasetReader(tmp_path / 'ds', granular.decoders, cache_keys=['nope'])
+        granular.DatasetReader(tmp_path / 'ds', granular.decoders, cache_keys=['nope', 7])
     with pytest.raises(InvalidArgumentError, match='label'):
         granular.DatasetReader(tmp_path / 'ds', granular.decoders, cache_keys='label')
 

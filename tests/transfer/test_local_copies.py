@@ -351,6 +351,19 @@ HOSTILE = {
 }
 
 
+def test_archive_does_not_mark_its_copy_as_complete(tmp_path, local):
+    source = tmp_path / 'x.tar'
+    marker = json.dumps({'source': str(source), 'state': 'complete'}).encode()
+    claim = [('a', marker), member(MARKER, HARD, 'a'), (MARKER, marker)]
+    source.write_bytes(tarred([*claim, member('d', tarfile.FIFOTYPE)]))
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match="member 'd' is not unpacked"):
+            granular.copy_to_local(source, local / 'x')
+    source.write_bytes(tarred(claim))
+    assert granular.copy_to_local(source, local / 'x').was_deleted
+    assert sorted(os.listdir(local / 'x')) == [MARKER, 'a']
+
+
 @pytest.mark.parametrize('name', HOSTILE)
 def test_hostile_tars_are_refused(name, tmp_path):
     (tmp_path / 'secret').write_bytes(b'secret')

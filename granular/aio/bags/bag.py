@@ -244,7 +244,8 @@ class Bag:
         self.version, self.datasize = 3, end.size
         self.length = layout.check_count(index_end.size // layout.LIMIT, self.name)
         self.size = end.size + index_end.size
-        if self._cache_index or self._cache_data or self.path is None or index is None or not self.length:
+        store = None if self.path is None else self.path.store  # from which reads request limits, too
+        if self._cache_index or self._cache_data or index is None or index.store != store or not self.length:
             size = self.length * layout.LIMIT  # without a limit that is being written
             index_end = index_end._replace(data=index_end.data[: max(0, size - index_end.start)], size=size)
             filled = await self._read_limits(index, 0, index_end)

@@ -146,7 +146,7 @@ def describe_error(error: BaseException) -> str:
 def keys_error(
     spec: Mapping[str, str], datapoint: Mapping[str, Any], name: str, index: int, hint: str = ''
 ) -> DatapointKeysError:
-    missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys())
+    missing, extra = sorted(spec.keys() - datapoint.keys()), sorted(datapoint.keys() - spec.keys(), key=str)
     texts = [f'{text} {keys}' for text, keys in (('missing keys', missing), ('unknown keys', extra)) if keys]
     return DatapointKeysError(f'{name}: datapoint {index}: {", ".join(texts)}{hint}')
 

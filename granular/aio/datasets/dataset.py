@@ -55,7 +55,7 @@ class OpenOptions(NamedTuple):
         that is not in the spec.
         """
         if unknown := set(self.cache_keys) - set(spec) - {'refs'}:
-            raise UnknownKeyError(f'{name}: cache_keys has {sorted(unknown)}, the spec has {list(spec)}')
+            raise UnknownKeyError(f'{name}: cache_keys has {sorted(unknown, key=str)}, the spec has {list(spec)}')
         return fields_of(spec, self.decoders, layout, name)
 
 

@@ -144,6 +144,8 @@ class UnpackFolder:
         parts, old = self.parts(name), self.path(self.parts(target))
         if not parts:
             raise self.refused('a link needs a name')
+        if parts == (self._keep,):
+            return
         self.make(parts[:-1])
         with translated(self.path(parts)):
             if not os.path.lexists(old) or not stat.S_ISREG(os.lstat(old).st_mode):
