@@ -15,6 +15,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+import zlib
 
 import pytest
 
@@ -473,6 +474,28 @@ def test_damaged_headers_of_tars_are_corrupt(form, mode, tmp_path, local):
         with pytest.raises(CorruptArchiveError, match=source.name):
             granular.copy_to_local(source, local / f'{number}')
         assert json.loads((local / f'{number}' / MARKER).read_text())['state'] == 'copying'
+
+
+@pytest.mark.parametrize('kind', ['gz', 'zst'])
+def test_compressed_tars_that_are_cut_anywhere_are_corrupt(kind, tmp_path, local):
+    """Also between two members, and where a compressor has flushed."""
+    import zstandard
+
+    whole, data, cuts = tarred({'a': bytes(700), 'b': bytes(700), 'c': bytes(700)}), b'', []
+    for name in ('first', 'second'):  # frames, or members of gzip
+        compressor = zstandard.ZstdCompressor().compressobj() if kind == 'zst' else zlib.compressobj(wbits=31)
+        flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK if kind == 'zst' else zlib.Z_FULL_FLUSH
+        part = whole[:1536] if name == 'first' else whole[1536:]
+        for at in range(0, len(part), 512):
+            data += compressor.compress(part[at : at + 512]) + compressor.flush(flush)
+            cuts.append(len(data))
+        data += compressor.flush()
+    (tmp_path / f'x.tar.{kind}').write_bytes(data)
+    assert granular.copy_to_local(tmp_path / f'x.tar.{kind}', local / 'x').files == 3
+    for cut in cuts:
+        (tmp_path / f'{cut}.tar.{kind}').write_bytes(data[:cut])
+        with pytest.raises(CorruptArchiveError, match=f'{cut}.tar.{kind}'):
+            granular.copy_to_local(tmp_path / f'{cut}.tar.{kind}', local / f'{cut}')
 
 
 def test_tar_without_an_end_marker_is_logged(tmp_path, local, caplog):

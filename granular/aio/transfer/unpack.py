@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import functools
 import gzip
 import io
 import logging
@@ -16,12 +17,13 @@ from typing import Any, Final, Self
 
 from granular._lazy import import_extra
 from granular.aio.stores.errors import translated
-from granular.config import MiB
+from granular.config import KiB, MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
 
 logger: Final = logging.getLogger('granular')
 
 _CHUNK: Final = MiB
+_ZSTD_STEP: Final = 4 * KiB  # bytes that are decompressed at a time, to 128 MiB at most
 _CHECK_INTERVAL: Final = 64 * MiB  # bytes written between two checks of the disk's free space
 _HEADER: Final = MiB  # limit for the bytes of a name or an extended header, whose declared size is arbitrary
 _TARGET: Final = 4096  # limit for the bytes of a link's target
@@ -324,9 +326,36 @@ def _decompressed(file: io.BufferedReader, kind: str) -> Any:
         case 'tar.xz':
             return lzma.LZMAFile(file)
         case 'tar.zst':
-            zstandard = import_extra('zstandard', 'arrayrecord')
-            return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            return _ZstdFile(file)
     return file
+
+
+class _ZstdFile(io.RawIOBase):
+    """Decompresses frames of zstd. The reader of zstandard takes a frame that is cut off for a whole one."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file, self._left, self._output = file, b'', memoryview(b'')
+        decompressor = import_extra('zstandard', 'arrayrecord').ZstdDecompressor()
+        self._begin: Callable[[], Any] = functools.partial(decompressor.decompressobj, write_size=4 * _ZSTD_STEP)
+        self._frame = self._begin()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output:
+            data = self._left or self._file.read(_ZSTD_STEP)
+            if self._frame.eof:
+                if not data:
+                    return 0
+                self._frame = self._begin()
+            if not data:
+                raise EOFError('its last frame of zstd is truncated')
+            self._output = memoryview(self._frame.decompress(data))
+            self._left = self._frame.unused_data
+        size = min(len(buffer), len(self._output))
+        buffer[:size], self._output = self._output[:size], self._output[size:]
+        return size
 
 
 def _write(file: Any, data: bytes) -> None:
