@@ -60,7 +60,7 @@ def check_count(limits: int, name: str) -> int:
 
 
 def blank_limits(count: int, name: str) -> Ints:
-    """Return an array for ``count`` limits as in a file, after a zero: fill ``[1:]``, then call ``finish_limits``.
+    """Return an array for ``count`` limits as in a file, after a zero: fill ``[1:]``, then call ``check_limits``.
     Raise ``CorruptBagError`` if there are more than a bag may have, or than fit into memory.
     """
     try:
@@ -69,14 +69,6 @@ def blank_limits(count: int, name: str) -> Ints:
         raise CorruptBagError(f'{name}: not enough memory for its {count} limits') from error
     limits[0] = 0
     return limits
-
-
-def finish_limits(filled: Ints, datasize: int, name: str) -> tuple[int, Ints]:
-    """Return the version (1 or 2) and the checked limits of a single-file bag, or the limits of a version 3 bag, given
-    the array from ``blank_limits``, filled. A table that itself begins with a zero is of version 1.
-    """
-    version = 1 if len(filled) > 1 and filled[1] == 0 else 2
-    return version, check_limits(filled[1:] if version == 1 else filled, datasize, name)
 
 
 def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
@@ -88,11 +80,6 @@ def check_limits(limits: Ints, datasize: int, name: str) -> Ints:
     if limits[-1] > datasize:
         raise CorruptBagError(f'{name}: its last limit is {limits[-1]}, but it has only {datasize} bytes of records')
     return limits
-
-
-def view_of(limits: Ints) -> memoryview:
-    """Return a memoryview of the limits, which yields a Python int in a third of the time that an array takes."""
-    return memoryview(limits.data).cast('B').cast('q')
 
 
 def last_limit(tail: bytes, size: int) -> int:

@@ -85,7 +85,9 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
         raise NotFoundError(f'{root}: has no shards: expected folders such as {shard_name(0)}')
     check_complete(f'{root}', numbers)
     # Before the shards are opened, so that a later change never goes unnoticed.
-    times = {} if store.local or store.has_folders else await _times(root)
+    times = dict[str, int]()
+    if not store.local and not store.has_folders:
+        times = {entry.key: to_nanoseconds(entry.modified) async for entry in store.scan_tree(root.key)}
     path = index_path(root)
     file = await store.open_writer(path.key)
     report = ProgressReport(progress)
@@ -101,11 +103,6 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
         await file.abort()
         raise
     return IndexSummary(f'{path}', len(numbers), builder.datapoints, builder.records, size)
-
-
-async def _times(root: Path) -> dict[str, int]:
-    """Return the time of the last change of each object of a dataset, as listed."""
-    return {entry.key: to_nanoseconds(entry.modified) async for entry in root.store.scan_tree(root.key)}
 
 
 class _Shard(NamedTuple):

@@ -240,10 +240,7 @@ async def _verify_bag(
     sums = await _read_sums(path.with_suffix(SUFFIX), len(bag), report)
 
     def check(start: int, records: list[bytes]) -> list[tuple[int, str | None]]:
-        return [
-            (len(record), _difference(record, sums, i) or _refusal(record, decoder))
-            for i, record in enumerate(records, start)
-        ]
+        return [(len(record), _problem_of(record, sums, i, decoder)) for i, record in enumerate(records, start)]
 
     async def read(indices: range) -> list[tuple[int, str | None]]:
         return await offload(check, indices.start, await bag.fetch(indices))
@@ -272,15 +269,10 @@ async def _read_sums(path: Path, records: int, report: Report) -> Sums | None:
         return None
 
 
-def _difference(record: bytes, sums: Sums | None, index: int) -> str | None:
-    """Compare a record with its checksum; None if they agree or if there is no checksum."""
-    if sums is None or (checksum := crc32c(record)) == sums[index]:
-        return None
-    return f'its checksum is {checksum:08x}, not {int(sums[index]):08x}'
-
-
-def _refusal(record: bytes, decoder: Decoder | None) -> str | None:
-    """Decode a record; None if that succeeds, or if there is no decoder."""
+def _problem_of(record: bytes, sums: Sums | None, index: int, decoder: Decoder | None) -> str | None:
+    """Compare a record with its checksum, and decode it, as far as there are both; None if it is intact."""
+    if sums is not None and (checksum := crc32c(record)) != sums[index]:
+        return f'its checksum is {checksum:08x}, not {int(sums[index]):08x}'
     try:
         if decoder is not None:
             decoder(record)
