@@ -2,6 +2,7 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -279,6 +280,45 @@ def test_many_threads_read_concurrently(root):
         for thread in threads:
             thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize('kind', ['refs', 'columns', 'cached', 'indexed', 'bag'])
+def test_reader_that_another_thread_closes_is_a_closed_error(tmp_path, kind):
+    path = tmp_path / 'x'
+    layout = 'columns' if kind == 'columns' else 'refs'
+    with granular.ShardedDatasetWriter(path, {'x': 'utf8'}, shardlen=5, layout=layout, index=kind == 'indexed') as w:
+        for i in range(10):
+            w.append({'x': 'a' * i})
+
+    def opened():
+        if kind == 'indexed':
+            return granular.ShardedDatasetReader(path)
+        if kind == 'bag':
+            return granular.BagReader(path / '000000' / 'x.bag')
+        return granular.DatasetReader(path / '000000', cache_keys=('x', 'refs') if kind == 'cached' else ())
+
+    def read(reader, errors):
+        try:
+            while True:
+                reader[3], reader.fetch([3, 1])
+        except Exception as error:
+            errors.append(error)
+
+    errors, interval = [], sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            reader = opened()
+            threads = [threading.Thread(target=read, args=(reader, errors)) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            reader[4]
+            reader.close()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert {type(error) for error in errors} == {ClosedError}
 
 
 def test_indices_follow_sequences(reader):

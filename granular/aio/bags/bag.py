@@ -303,16 +303,24 @@ class Bag:
 
     def size_of(self, index: int) -> int:
         view: Any = self._view
-        return int(view[index + 1] - view[index])
+        try:
+            return int(view[index + 1] - view[index])
+        except TypeError:
+            self.check_open()  # another thread has closed it
+            raise
 
     def read_now(self, index: int) -> bytes:
-        view: Any = self._view
-        start, stop = view[index], view[index + 1]
-        if self._data is not None:
-            record = self._data[start:stop]
+        view, data = self._view, self._data
+        try:
+            start, stop = view[index], view[index + 1]  # type: ignore[index]
+            kept: Any = None if data is not None else self._kept[0]
+        except (TypeError, IndexError):
+            self.check_open()  # another thread has closed it
+            raise
+        if data is not None:
+            record = data[start:stop]
         else:
             handle: Any = self._handle
-            kept: Any = self._kept[0]
             try:
                 file = kept.get(handle[1]) or files.get(*handle)
                 record = os.pread(file.fd, stop - start, start) if stop - start <= IN_PLACE else b''
@@ -333,8 +341,9 @@ class Bag:
 
     def limits(self, indices: Ints) -> tuple[Ints, Ints] | None:
         """Return the starts and stops of records, if the table is in memory."""
+        limits = self._limits
         self.check_open()
-        return None if self._limits is None else (self._limits[indices], self._limits[indices + 1])
+        return None if limits is None else (limits[indices], limits[indices + 1])
 
     def all_limits(self) -> Ints:
         """Return the limits of all records, of a table in memory."""
@@ -348,6 +357,7 @@ class Bag:
 
     def limits_read(self, indices: Ints) -> Request:
         """Return the read of the table entries that hold the limits of records, if the table is not in memory."""
+        self.check_open()
         if self._table is None:
             raise InvalidArgumentError(f'{self.name}: its table is cached')
         path, start, version = self._table

@@ -96,9 +96,14 @@ async def read_limits(requests: Sequence[tuple[Bag, Ints]]) -> list[tuple[Ints, 
 
 async def _read_packed(requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[Ints, Ints] | None]) -> None:
     """Fill in the limits of the bags that have them in the index of their dataset."""
-    numbers = [i for i, (bag, _) in enumerate(requests) if bag.packed is not None and limits[i] is None]
-    packed = [(bag.packed, indices) for bag, indices in (requests[i] for i in numbers) if bag.packed is not None]
-    results = await read_tables(packed)
+    packed = {
+        i: (table, indices)
+        for i, (bag, indices) in enumerate(requests)
+        if limits[i] is None and (table := bag.packed) is not None
+    }
+    if not packed:
+        return  # another thread has closed their reader
+    numbers, results = list(packed), await read_tables(list(packed.values()))
     starts = np.concatenate([starts for starts, _ in results])
     stops = np.concatenate([stops for _, stops in results])
     most = np.repeat([requests[i][0].datasize for i in numbers], [len(starts) for starts, _ in results])

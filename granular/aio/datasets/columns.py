@@ -168,8 +168,8 @@ class Columns:
         return sum(self.bags[choice.field.key].size_of(index) for choice in choices) <= IN_PLACE
 
     def _references_now(self, refs: Bag, index: int) -> list[tuple[int, int]]:
-        if self.references is not None:
-            return self.references.at_one(index)
+        if (references := self.references) is not None:
+            return references.at_one(index)
         firsts, counts = unpack_refs([refs.read_now(index)], self.spec, refs.name)
         return list(zip(firsts[0].tolist(), counts[0].tolist(), strict=True))
 
@@ -341,25 +341,30 @@ async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
     """Return the first record and the number of records for each group, both of shape (datapoints, keys); in the
     columns layout, of shapes (datapoints, 1) and (1, 1).
     """
-    requests = [(columns.refs, indices) for columns, indices in groups if columns.refs and columns.references is None]
+    cached = [columns.references for columns, _ in groups]  # now, as another thread may close the reader
+    requests = [
+        (columns.refs, indices)
+        for (columns, indices), references in zip(groups, cached, strict=True)
+        if columns.refs and references is None
+    ]
     records = iter(await read_records(requests)) if requests else iter(())
     packed = [
         (table, indices)
-        for columns, indices in groups
-        if isinstance(columns.references, PackedReferences)
-        for tables in columns.references.tables
+        for (_, indices), references in zip(groups, cached, strict=True)
+        if isinstance(references, PackedReferences)
+        for tables in references.tables
         for table in tables
     ]
     numbers = iter(await read_tables(packed)) if packed else iter(())
     out = []
-    for columns, indices in groups:
+    for (columns, indices), references in zip(groups, cached, strict=True):
         if columns.refs is None:
             out.append((indices[:, None], np.ones((1, 1), np.int64)))
-        elif isinstance(columns.references, PackedReferences):
+        elif isinstance(references, PackedReferences):
             columns.refs.check_open()
-            out.append(columns.references.combine(indices, numbers))
-        elif columns.references is not None:
-            out.append(columns.references.at(indices))
+            out.append(references.combine(indices, numbers))
+        elif references is not None:
+            out.append(references.at(indices))
         else:
             out.append(unpack_refs(next(records), columns.spec, columns.refs.name))
     return out
