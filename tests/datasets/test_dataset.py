@@ -282,19 +282,22 @@ def test_many_threads_read_concurrently(root):
     assert not failed
 
 
-@pytest.mark.parametrize('kind', ['refs', 'columns', 'cached', 'indexed', 'bag'])
+@pytest.mark.parametrize('kind', ['refs', 'columns', 'cached', 'indexed', 'bag', 'windows'])
 def test_reader_that_another_thread_closes_is_a_closed_error(tmp_path, kind):
     path = tmp_path / 'x'
     layout = 'columns' if kind == 'columns' else 'refs'
-    with granular.ShardedDatasetWriter(path, {'x': 'utf8'}, shardlen=5, layout=layout, index=kind == 'indexed') as w:
+    with granular.ShardedDatasetWriter(path, {'x': 'array'}, shardlen=5, layout=layout, index=kind == 'indexed') as w:
         for i in range(10):
-            w.append({'x': 'a' * i})
+            w.append({'x': np.arange(i)})
+    whole = granular.ShardedDatasetReader(path)
 
     def opened():
         if kind == 'indexed':
             return granular.ShardedDatasetReader(path)
         if kind == 'bag':
             return granular.BagReader(path / '000000' / 'x.bag')
+        if kind == 'windows':
+            return granular.TokenWindows(whole, 'x', 1)
         return granular.DatasetReader(path / '000000', cache_keys=('x', 'refs') if kind == 'cached' else ())
 
     def read(reader, errors):

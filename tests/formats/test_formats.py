@@ -1,6 +1,7 @@
 """Encoders and decoders: round trips, exact bytes, rejected values, and lazy imports."""
 
 import contextlib
+import fractions
 import functools
 import pathlib
 import pickle
@@ -260,6 +261,15 @@ def test_videos_round_trip(kind, frames):
     assert decoded.shape == value.shape
     assert decoded.dtype == np.uint8
     assert abs(decoded.astype(int) - value).mean() < 8
+
+
+def test_rates_of_videos_are_integers_or_fractions():
+    video = np.zeros((2, 16, 16, 3), np.uint8)
+    for fps in (np.int64(30), fractions.Fraction(30000, 1001)):
+        assert formats.decode_video(formats.encode_video(video, fps)).shape == video.shape
+    for fps in (29.97, 0, -1, 'fast'):
+        with pytest.raises(EncodeError, match='mp4: expected fps as an integer or a fraction > 0, got '):
+            formats.encode_video(video, fps)
 
 
 @pytest.mark.parametrize('kind', ['mp4', 'webm'])

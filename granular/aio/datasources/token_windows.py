@@ -253,9 +253,10 @@ class TokenWindows(SequenceSource[Window]):
     async def _read(self, owners: Ints, starts: Ints, stops: Ints) -> list[bytes]:
         """Return byte ranges of the bags of some datapoints, in order."""
         check_open(self._reader)
-        shards = np.searchsorted(self._firsts, owners, side='right') - 1
-        groups = grouped(shards)
-        requests = [(self._shards[number].bags[self._key], starts[own], stops[own]) for number, own in groups]
+        if not (shards := self._shards):
+            self._check_open()  # another thread has closed them
+        groups = grouped(np.searchsorted(self._firsts, owners, side='right') - 1)
+        requests = [(shards[number].bags[self._key], starts[own], stops[own]) for number, own in groups]
         return placed(groups, await read_parts(requests), len(owners))
 
     async def _reading(self) -> tuple[int, bool]:

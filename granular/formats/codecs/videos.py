@@ -2,6 +2,7 @@
 
 import functools
 import io
+import numbers
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
     if isinstance(value, bytes | bytearray | memoryview):
         container_format = 'webm' if value[:4] == _MATROSKA else 'mp4' if value[4:8] == b'ftyp' else ''
         return checked_file(value, format, 'video', container_format == format)
+    if not isinstance(fps, numbers.Rational) or fps <= 0:
+        raise EncodeError(f'{format}: expected fps as an integer or a fraction > 0, got {fps!r:.100}')
     av = _pyav()
     array = as_array(value)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape:
