@@ -74,23 +74,14 @@ def parse_footer(tail: bytes, size: int, name: str) -> Footer:
 
 @dataclasses.dataclass(eq=False)
 class Directory:
-    """The content of an index file except for its pages.
+    """The content of an index file except for its pages."""
 
-    Attributes:
-      spec: the spec of all shards.
-      layout: the layout of all shards.
-      rows: the bags, dtype ``ROW``, shape (shards, bags).
-      pins: the version of each bag, in the order of ``rows``.
-      kinds: the kind of the references, shape (shards, keys); None in the columns layout.
-      pages: the pages of all tables, dtype ``PAGE_ROW``, in the order of ``counts``.
-    """
-
-    spec: Spec
+    spec: Spec  # of all shards, as the layout
     layout: Layout
-    rows: NDArray[Any]
-    pins: Sequence[str]
-    kinds: NDArray[np.uint8] | None
-    pages: NDArray[Any]
+    rows: NDArray[Any]  # the bags, dtype ``ROW``, shape (shards, bags)
+    pins: Sequence[str]  # the version of each bag, in the order of ``rows``
+    kinds: NDArray[np.uint8] | None  # of the references, shape (shards, keys); None in the columns layout
+    pages: NDArray[Any]  # the pages of all tables, dtype ``PAGE_ROW``, in the order of ``counts``
 
     @property
     def bags(self) -> list[str]:

@@ -90,12 +90,6 @@ def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
     return field.fn is raw or running_loop() is None or sum(map(len, records)) <= _INLINE
 
 
-async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
-    if _is_cheap(field, records):
-        return _decode_now(field, records, locate)
-    return await _decode_in_threads(field, records, locate)
-
-
 def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
     if field.fn is raw:
         return list(records)
@@ -110,7 +104,10 @@ def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[
     return out
 
 
-async def _decode_in_threads(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
+async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
+    if _is_cheap(field, records):
+        return _decode_now(field, records, locate)
+
     def call(i: int) -> Any:
         try:
             return field.fn(records[i])

@@ -24,15 +24,10 @@ _SCANS: Final = 8  # number of files that are indexed concurrently
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FileIndex(abc.ABC):
-    """The index of a file. One that is made by a scanner refuses fields that contradict each other by any exception.
+    """The index of a file. One that is made by a scanner refuses fields that contradict each other by any exception."""
 
-    Attributes:
-      size: bytes of the file.
-      version: its ETag or generation.
-    """
-
-    size: int
-    version: str | None
+    size: int  # bytes of the file
+    version: str | None  # its ETag or generation
 
     @property
     @abc.abstractmethod
@@ -44,23 +39,15 @@ Index = TypeVar('Index', bound=FileIndex)
 
 
 class HeaderScanner(abc.ABC, Generic[Index]):
-    """Parses headers from parts of a file that it requests. No I/O.
+    """Parses headers from parts of a file that it requests. No I/O."""
 
-    Args:
-      name: the file's name in errors.
-
-    Attributes:
-      kind: the format, for errors.
-      at: position of the next header.
-      done: True if there are no more headers.
-      count: number of headers parsed so far.
-    """
-
-    kind: str
+    kind: str  # the format, for errors
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self.at, self.done, self.count = 0, False, 0
+        self._name = name  # for errors
+        self.at = 0  # position of the next header
+        self.count = 0  # headers parsed so far
+        self.done = False  # True if there are no more headers
 
     def reach(self) -> int:
         """Return the number of bytes to read from ``at``: many headers at once, or one if they are far apart."""

@@ -21,21 +21,13 @@ _VERSION: Final = 1
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """The index of a file.
+    """The index of a file: 8 bytes per chunk."""
 
-    Attributes:
-      offsets: where each chunk begins, and where the last one ends, shape (chunks + 1,): 8 bytes per chunk.
-      group: records of each chunk but the last.
-      records: records of the file.
-      size: bytes of the file.
-      version: its ETag or generation.
-    """
-
-    offsets: Ints
-    group: int
+    offsets: Ints  # where each chunk begins, and where the last one ends
+    group: int  # records of each chunk but the last
     records: int
-    size: int
-    version: str | None
+    size: int  # bytes of the file
+    version: str | None  # its ETag or generation
 
     def count_of(self, chunk: int) -> int:
         """Return the number of records of a chunk."""

@@ -47,21 +47,13 @@ T = TypeVar('T')
 
 
 class Chunk(NamedTuple):
-    """A chunk without block headers.
+    """A chunk without block headers."""
 
-    Attributes:
-      header: its first 40 bytes.
-      kind: its type.
-      records: number of records.
-      decoded: bytes of its records, decompressed.
-      data: what follows the header, without trailing padding.
-    """
-
-    header: Buffer
+    header: Buffer  # its first 40 bytes
     kind: int
     records: int
-    decoded: int
-    data: Buffer
+    decoded: int  # bytes of its records, decompressed
+    data: Buffer  # what follows the header, without trailing padding
 
 
 def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:

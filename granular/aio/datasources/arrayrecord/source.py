@@ -52,26 +52,22 @@ FileSpec = AnyPath | FileInstruction
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
-    """Records ``start`` up to, not including, ``stop`` of a file.
-
-    Attributes:
-      whole: True if the whole file was requested; ``stop`` is then -1 until it is known.
-    """
+    """Records ``start`` up to, not including, ``stop`` of a file."""
 
     path: Path
     start: int
     stop: int
-    whole: bool = False
+    whole: bool = False  # True if the whole file was requested; ``stop`` is then -1 until it is known
 
 
 class ChunkRead(NamedTuple):
-    """A chunk to read, the records wanted from it (``inner``), and their positions in the batch (``targets``)."""
+    """A chunk to read."""
 
     path: Path
     file: Index
     chunk: int
-    inner: list[int]
-    targets: list[int]
+    inner: list[int]  # the records wanted from it
+    targets: list[int]  # their positions in the batch
 
 
 class ArrayRecordDataSource(SequenceSource[bytes]):

@@ -31,23 +31,14 @@ _LEAST: Final = 4  # bytes that a decoded value takes at least: in the file, a m
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Footer(FileIndex):
-    """A Parquet file's footer.
-
-    Attributes:
-      path: the file.
-      metadata: pyarrow's ``FileMetaData``.
-      names: names of the columns.
-      leaves: for each column, the numbers of its chunks in a row group.
-      encrypted: the numbers of the chunks that are encrypted.
-      stops: cumulative number of rows up to the end of each row group, shape (row groups,).
-    """
+    """A Parquet file's footer."""
 
     path: Path
-    metadata: Any
-    names: tuple[str, ...]
-    leaves: dict[str, list[int]]
-    encrypted: frozenset[int]
-    stops: Ints
+    metadata: Any  # pyarrow's ``FileMetaData``
+    names: tuple[str, ...]  # of the columns
+    leaves: dict[str, list[int]]  # for each column, the numbers of its chunks in a row group
+    encrypted: frozenset[int]  # the numbers of the chunks that are encrypted
+    stops: Ints  # cumulative number of rows up to the end of each row group
 
     @property
     def length(self) -> int:

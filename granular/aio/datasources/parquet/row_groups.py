@@ -29,24 +29,14 @@ Key = tuple[int, str]
 
 
 class _Cache:
-    """LRU cache of decoded columns for one event loop; expected columns are not evicted.
-
-    Args:
-      limit: limit on the bytes cached, not counting expected columns.
-
-    Attributes:
-      columns: the columns, least recently used first.
-      loads: the loads in flight, by column.
-      expected: columns that are not evicted, whatever their size.
-      damaged: errors of columns that cannot be decoded; another try would not help, as files are pinned to their
-        versions.
-    """
+    """LRU cache of decoded columns for one event loop, of at most ``limit`` bytes beside the expected columns."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
-        self.columns: collections.OrderedDict[Key, Any] = collections.OrderedDict()
-        self.loads: dict[Key, asyncio.Task[dict[Key, Any]]] = {}
-        self.expected: set[Key] = set()
+        self.columns: collections.OrderedDict[Key, Any] = collections.OrderedDict()  # least recently used first
+        self.loads: dict[Key, asyncio.Task[dict[Key, Any]]] = {}  # in flight
+        self.expected: set[Key] = set()  # they are not evicted
+        # Errors of columns that cannot be decoded: another try would not help, as files are pinned to their versions.
         self.damaged: dict[Key, str] = {}
 
     def has(self, key: Key) -> bool:

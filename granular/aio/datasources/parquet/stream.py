@@ -37,21 +37,13 @@ _MAX_GROUPS: Final = 256  # limit on the row groups prefetched, however small th
 
 
 class _FileLayout(NamedTuple):
-    """The layout of the files, known once their footers are read.
-
-    Attributes:
-      order: the order of their rows.
-      stops: for each file, the cumulative number of rows up to the end of each row group.
-      firsts: the first row of each file, counted over all files, shape (files,).
-      groups: the first row group of each file, counted over all files.
-      size: bytes of all files.
-    """
+    """The layout of the files, known once their footers are read."""
 
     order: RowOrder
-    stops: list[list[int]]
-    firsts: Ints
-    groups: list[int]
-    size: int
+    stops: list[list[int]]  # for each file, the cumulative number of rows up to the end of each row group
+    firsts: Ints  # the first row of each file, counted over all files
+    groups: list[int]  # the first row group of each file, counted over all files
+    size: int  # bytes of all files
 
 
 class ParquetRows(Source):

@@ -24,13 +24,9 @@ _MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index(FileIndex):
-    """The records of a TFRecord file.
+    """The records of a TFRecord file."""
 
-    Attributes:
-      stops: position after each record with its checksum, shape (records,).
-    """
-
-    stops: Ints
+    stops: Ints  # position after each record with its checksum
 
     def __post_init__(self) -> None:
         if (np.diff(self.stops, prepend=0) < OVERHEAD).any() or (self.stops[-1] if len(self.stops) else 0) != self.size:

@@ -31,22 +31,14 @@ _COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz',
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index(FileIndex):
-    """The datapoints of a tar file.
+    """The datapoints of a tar file."""
 
-    Attributes:
-      keys: the keys of all datapoints, concatenated.
-      key_stops: the end of each key in ``keys``, shape (datapoints,).
-      stops: cumulative number of members up to the end of each datapoint, shape (datapoints,).
-      fields: the names of the fields.
-      field: index in ``fields`` of each member, shape (members,).
-      starts: position of each member's bytes, shape (members,).
-      sizes: number of each member's bytes, shape (members,).
-    """
-
-    keys: bytes
+    keys: bytes  # the keys of all datapoints, concatenated
+    # For each datapoint: the end of its key in ``keys``, and the number of members up to its end.
     key_stops: Ints
     stops: Ints
-    fields: Sequence[str]
+    fields: Sequence[str]  # names
+    # For each member: the index of its field, the position of its bytes, and their number.
     field: Ints
     starts: Ints
     sizes: Ints
