@@ -42,12 +42,6 @@ class Bag:
       source, cache_index, cache_data, index, verify: as for ``BagReader``.
       split: True if the limits are in an ``.idx`` file, as in version 3; None if unknown.
       state: the state from an index cache, to open without a request.
-
-    Attributes:
-      path: the file; None if the bag was given as bytes.
-      datasize: bytes of records.
-      size: bytes of records and table.
-      immediate: True if records can be read without waiting: limits in memory, records in memory or on a local disk.
     """
 
     def __init__(
@@ -61,18 +55,19 @@ class Bag:
         split: bool | None = None,
         state: BagState | None = None,
     ) -> None:
-        self.path: Path | None = None if isinstance(source, bytes) else source
+        self.path: Path | None = None if isinstance(source, bytes) else source  # the file
         self._data = source if isinstance(source, bytes) else None
         self._index = index
         self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
         self._split, self._cached_state = split if index is None else True, state
         self.name: str = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'
         self.opened: bool = False
+        # True if records can be read without waiting: limits in memory, records in memory or on a local disk.
         self.immediate: bool = False
         self.version: int = 0
         self.length: int = 0
-        self.datasize: int = 0
-        self.size: int = 0
+        self.datasize: int = 0  # bytes of records
+        self.size: int = 0  # with the table
         self.sums: Sums | None = None
         self.proof: Proof | None = None  # that its folder is still the one of the index cache
         self._pin: str | None = None  # the version of the file that holds the records

@@ -41,13 +41,7 @@ logger: Final = logging.getLogger('granular')
 
 
 class BagOutput(AsyncResource):
-    """The files of a bag that is being written, for one caller at a time; the arguments are as for ``BagWriter``.
-
-    Attributes:
-      flushed: the number of records that were flushed.
-      verifies: True if closing verifies the published files; otherwise the caller of ``aclose`` calls ``verify``.
-      has_copies: True if other processes may publish the same bytes in the same files of a bucket at the same time.
-    """
+    """The files of a bag that is being written, for one caller at a time; the arguments are as for ``BagWriter``."""
 
     def __init__(self, path: Path, version: int, resume: Literal['check', 'discard'], checksums: bool) -> None:
         super().__init__()
@@ -71,11 +65,11 @@ class BagOutput(AsyncResource):
         self._files: list[BinaryIO] = []
         self._published: dict[Path, _Published] = {}  # the files that closing published
         self._uncertain: dict[Path, _Published] = {}  # files whose publishing failed, but which may exist nevertheless
-        self.verifies = True
-        self.has_copies = False
+        self.verifies = True  # when it is closed; otherwise the caller of ``aclose`` calls ``verify``
+        self.has_copies = False  # True if other processes may publish the same bytes in the same files of a bucket
         self._tail: _Tail | None = None
         self._failed = False
-        self.flushed: int = 0
+        self.flushed: int = 0  # records
 
     def __repr__(self) -> str:
         return f'BagWriter({f"{self.path}"!r})'

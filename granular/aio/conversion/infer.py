@@ -43,13 +43,6 @@ class RecordMapping:
       spec: types that override the inferred ones, by key.
       name: the source, for errors.
       images: fields that are images by the names of their files.
-
-    Attributes:
-      spec: the type of each key, sorted by key.
-      reasons: what the sample has for each key, or that its type was given.
-      hints: the remedy for a value that does not fit its type, by key.
-      renamed: the keys of fields whose names cannot be keys, by field.
-      mean: the mean size of a record in bytes, estimated from the sample.
     """
 
     def __init__(
@@ -71,6 +64,7 @@ class RecordMapping:
                     f'{name}: fields {fields[key]!r} and {field!r} would both be key {key!r}: rename one in the source'
                 )
             fields[key] = field
+        # The keys of fields whose names cannot be keys, by field.
         self.renamed: dict[str, str] = {field: key for field, key in self._keys.items() if field != key}
         counts = {
             key: collections.Counter(_kind(_plain(record.get(field))) for record in records)
@@ -91,11 +85,14 @@ class RecordMapping:
         if not types:
             raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
         self.spec: Spec = check_spec(types, layout)
+        # What the sample has for each key, or that its type was given.
         self.reasons: dict[str, str] = {
             key: 'given' if key in given else f'of {len(records)} sampled: {_listed(counts[key])}' for key in self.spec
         }
+        # The remedy for a value that does not fit its type, by key.
         self.hints: dict[str, str] = {key: _hint(key, kind, key in given) for key, kind in self.spec.items()}
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
+        # The mean size of a record in bytes.
         self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
         self._files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)

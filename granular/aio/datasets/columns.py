@@ -37,13 +37,7 @@ class Choice(NamedTuple):
 class Columns:
     """The bags of an opened dataset.
 
-    Attributes:
-      choices: all fields.
-      refs: the bag of references; None in the columns layout, where datapoint i is record i of every bag.
-      references: the unpacked references, if they are cached.
-      snapshot: the snapshot that has these columns; None if there is none.
-      length: the number of datapoints.
-      immediate: True if datapoints can be read without waiting.
+    ``refs`` is the bag of references; None in the columns layout, where datapoint i is record i of every bag.
     """
 
     def __init__(self, name: str, spec: Spec, fields: Sequence[Field], bags: dict[str, Bag], refs: Bag | None) -> None:
@@ -51,12 +45,12 @@ class Columns:
         self.spec: Spec = spec
         self.bags: dict[str, Bag] = bags
         self.refs: Bag | None = refs
-        self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]
+        self.choices: list[Choice] = [Choice(field, i, True) for i, field in enumerate(fields)]  # all fields
         self._light = all(field.light for field in fields)
-        self.references: References | PackedReferences | None = None
-        self.snapshot: Snapshot | None = None
-        self.length: int = 0
-        self.immediate: bool = False
+        self.references: References | PackedReferences | None = None  # if they are cached
+        self.snapshot: Snapshot | None = None  # that has these columns
+        self.length: int = 0  # the number of datapoints
+        self.immediate: bool = False  # True if datapoints can be read without waiting
 
     def complete(self, references: References | PackedReferences | None = None) -> None:
         """Complete the columns once their bags are opened, with references that are available without a read."""

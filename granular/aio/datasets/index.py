@@ -41,9 +41,6 @@ class DatasetIndex(PackedTables):
 
     Memory: the directory (some 60 bytes per bag), and up to ``IOConfig.index_memory`` bytes of pages: all of them, read
     when the index is opened, or else those that were used last.
-
-    Attributes:
-      lengths: the number of datapoints of each shard.
     """
 
     def __init__(self, path: Path, pin: str | None, directory: Directory) -> None:
@@ -57,6 +54,7 @@ class DatasetIndex(PackedTables):
         self._starts = directory.pages['offset'].astype(np.int64) // WORD
         self._sizes = directory.pages['words'].astype(np.int64)
         records = directory.rows['records'].astype(np.int64)
+        # The number of datapoints of each shard.
         self.lengths: Ints = records.min(axis=1) if directory.kinds is None else records[:, 0]
         self._bags = {key: i for i, key in enumerate(directory.bags)}
         self._bound = path.store.config.index_memory // WORD

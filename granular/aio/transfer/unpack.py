@@ -39,9 +39,6 @@ class UnpackFolder:
       archive: its name, for errors.
       roots: names of a single root folder to leave out.
       keep: the name of a file in the folder that the archive must not replace.
-
-    Attributes:
-      member: the member that is being unpacked, for errors.
     """
 
     def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
@@ -49,7 +46,7 @@ class UnpackFolder:
         self._folders: set[tuple[str, ...]] = {()}
         self._links: dict[tuple[str, ...], str] = {}
         self._since = 0
-        self.member = ''
+        self.member = ''  # that is being unpacked, for errors
         self.files = self.bytes = 0
 
     def refused(self, why: str) -> InvalidArgumentError:

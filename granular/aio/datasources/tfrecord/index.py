@@ -108,14 +108,11 @@ class Records:
       size: bytes of the file; None to decompress gzip or zlib.
       record: number of the first record.
       at: position of the first record in the decompressed file; a compressed file is parsed from its beginning.
-
-    Attributes:
-      record: number of the next record to be returned.
-      at: its position, in the decompressed file.
     """
 
     def __init__(self, name: str, size: int | None, record: int = 0, at: int = 0) -> None:
-        self._name, self._size, self.record, self.at = name, size, record, at
+        self._name, self._size = name, size
+        self.record, self.at = record, at  # of the next record to be returned
         self._inflater = _Inflater(name, at) if size is None else None
         self._buffer = bytearray()
 
