@@ -16,19 +16,12 @@ Family = Literal['number', 'text', 'json', 'tree', 'array', 'image', 'video', 'a
 
 
 class Codec(NamedTuple):
-    """A type of values.
-
-    Attributes:
-      encode: converts a value to bytes.
-      decode: converts bytes to a value.
-      family: how ``granular view`` shows the values.
-      light: True if both functions are cheap enough for an event loop.
-    """
+    """A type of values."""
 
     encode: Encoder
     decode: Decoder
-    family: Family
-    light: bool = False
+    family: Family  # how ``granular view`` shows the values
+    light: bool = False  # True if both functions are cheap enough for an event loop
 
 
 def as_array(value: Any) -> NDArray[Any]:
