@@ -20,6 +20,7 @@ from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
+from granular.formats.tfrecord import HEADER, OVERHEAD
 
 _PIECE: Final = 4 * MiB
 _START: Final = {'file': 0, 'offset': 0, 'record': 0, 'position': 0}
@@ -113,7 +114,7 @@ class _Reading(Flow):
                     return END
                 await self._read()
             record = self._rest[-1]
-            mine, size = self._position == self._turn + turns.offset, len(record) + 16
+            mine, size = self._position == self._turn + turns.offset, len(record) + OVERHEAD
             del self._rest[-1]  # no call from here on, so that Ctrl-C does not divide it
             self._position += 1
             self._record += 1
@@ -151,7 +152,7 @@ class _Reading(Flow):
             raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
         head, size, version = b'', stat.size, None
         if size:
-            reply = await path.store.read(path.key, 0, min(size, 16))
+            reply = await path.store.read(path.key, 0, min(size, HEADER))
             head, size, version = reply.data, reply.size, reply.version
         check_size(self._size, size, f'{path}', self.strict)
         self._size = size
