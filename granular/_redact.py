@@ -1,6 +1,5 @@
 """Redact credentials, presigned query values and secret store options from URLs and messages."""
 
-import functools
 import html
 import re
 import urllib.parse
@@ -34,12 +33,10 @@ _secrets: dict[str, None] = {}
 
 def protect(secrets: Iterable[str]) -> None:
     """Make :func:`hidden` redact these values from now on, wherever they occur."""
-    new = [secret for secret in _variants(secrets) if secret not in _secrets]
-    for secret in new:
-        while len(_secrets) >= _MOST:
-            del _secrets[next(iter(_secrets))]
-        _secrets[secret] = None
-        _pattern.cache_clear()
+    for secret in _variants(secrets):
+        _secrets.setdefault(secret)
+    for secret in list(_secrets)[:-_MOST]:
+        _secrets.pop(secret, None)
 
 
 def _variants(secrets: Iterable[str]) -> list[str]:
@@ -52,19 +49,15 @@ def _variants(secrets: Iterable[str]) -> list[str]:
     return [word for word in found if len(word) >= _LEAST and word.lower() not in _PLAIN]
 
 
-@functools.cache
-def _pattern() -> re.Pattern[str]:
-    longest_first = sorted(_secrets, key=len, reverse=True)
-    return re.compile('|'.join(rf'(?<!\w){re.escape(word)}(?!\w)' for word in longest_first) or r'(?!)')
-
-
 def hidden(text: str) -> str:
     """Redact a URL, or a text that quotes a URL or request headers.
 
     Three dots replace the user and password of a URL, the value of each query parameter (such as a presigned
     signature), the value of each authorisation header, and each value passed to :func:`protect`.
     """
-    text = _pattern().sub('...', text)
+    if found := [secret for secret in list(_secrets) if secret in text]:
+        found.sort(key=len, reverse=True)
+        text = re.sub('|'.join(rf'(?<!\w){re.escape(secret)}(?!\w)' for secret in found), '...', text)
     text = _USER.sub('://...@', text)
     text = _VALUE.sub(r'\1...', text)
     text = _HEADER.sub(r'\1\2...', text)

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import sys
+import threading
 import traceback
 import urllib.parse
 
@@ -369,3 +370,15 @@ def test_protected_values_are_hidden_and_nothing_else():
     assert hidden('key=s3cret s3cretary s3cret/x') == 'key=... s3cretary .../x'
     assert hidden('<i>to&lt;ken-1</i> to%3Cken-1') == '<i>...</i> ...'
     assert hidden(text) == text  # too short, or no secret
+
+
+def test_value_is_hidden_as_soon_as_it_is_protected():
+    """Also if another thread redacts a text meanwhile."""
+    protect(f'one-secret-of-many-{i}' for i in range(2000))
+    for i in range(5):
+        protect([f'earlier-secret-{i}'])
+        thread = threading.Thread(target=hidden, args=('a text',))
+        thread.start()
+        protect([later := f'later-secret-{i}'])
+        thread.join()
+        assert hidden(f'key={later}') == 'key=...'
