@@ -127,6 +127,7 @@ class Batches(Closing, Iterator[Any]):
         """
         self._check('state', self._keeps)
         self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
+        self._before = None
         self._sent.clear()
         self._ended = self._told = False
         self._state = self._batches.state_dict()

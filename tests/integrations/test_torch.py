@@ -314,6 +314,26 @@ def test_failed_conversion_is_raised_at_the_position_of_its_batch(buffer):
         assert next(batches) == [12, 13, 14, 15]
 
 
+@pytest.mark.parametrize('buffer', [0, 2])
+def test_state_that_is_loaded_after_an_interrupt_is_continued(buffer):
+    interrupts = [True]
+
+    class Interrupted(core.Batches):
+        def _convert(self, batch):
+            if batch['i'][0] == 8 and interrupts and interrupts.pop():
+                raise KeyboardInterrupt
+            return batch['i'].tolist()
+
+    source = granular.sources.Epochs([{'i': i} for i in range(16)], shuffle=False)
+    with Interrupted(granular.Loader(source, 4), buffer) as batches:
+        beginning = batches.state_dict()
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(3):
+                next(batches)
+        batches.load_state_dict(beginning)
+        assert [next(batches) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
 def odd_fails(datapoint):
     if datapoint['i'] % 8 == 3:
         raise ValueError(f'bad {datapoint["i"]}')
