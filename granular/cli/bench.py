@@ -16,6 +16,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.remote import RemoteStore
+from granular.cli.model import check
 from granular.config import KiB, MiB
 from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
 
@@ -101,7 +102,7 @@ class Result:
     complete: bool
 
 
-def bench(path: granular.Path, seconds: float = 20.0, nbytes: int = 1 << 30) -> Result:
+def bench(path: granular.Path, seconds: float = 20.0, nbytes: float = 1 << 30) -> Result:
     """Measure the store of a path by reading random ranges of the objects under it. It writes nothing.
 
     Args:
@@ -110,22 +111,20 @@ def bench(path: granular.Path, seconds: float = 20.0, nbytes: int = 1 << 30) -> 
       nbytes: bytes that are requested, at most.
 
     Raises:
-      InvalidArgumentError: if the path is not in a remote store, or the bounds are not positive.
+      InvalidArgumentError: if the path is not in a remote store, or a bound is not a positive number.
       StoreTimeoutError: if no object was read within the time.
       NotFoundError: if there is no object that is not empty.
     """
     if not isinstance(path.store, RemoteStore):
         kind = 'a local one' if path.store.local else type(path.store).__name__
         raise InvalidArgumentError(f'{path}: expected a path in a bucket or on a web server, got {kind}')
-    if seconds <= 0 or nbytes < _SMALL:
-        raise InvalidArgumentError(
-            f'expected more than 0 seconds, and {_SMALL} bytes or more, got {seconds} and {nbytes}'
-        )
+    check('seconds', seconds, above=0)
+    check('bytes', nbytes, at_least=_SMALL)
     # Each measurement sets its own number of requests in flight. Nothing is cached, hedged or split.
     config = dataclasses.replace(
         path.store.config, concurrency=max(IN_FLIGHT), hedge=0.0, cache_dir='', index_cache='', max_request=64 * MiB
     )
-    return run(_Bench(granular.Path(str(path), config=config, **path.store.options), seconds, nbytes).run())
+    return run(_Bench(granular.Path(str(path), config=config, **path.store.options), seconds, int(nbytes)).run())
 
 
 class _Bench:

@@ -17,6 +17,7 @@ from granular._words import counted
 from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.errors import InvalidArgumentError, UnknownTypeError
+from granular.sync.iteration import Iteration, Listing
 from granular.view.sources import as_record
 
 if TYPE_CHECKING:
@@ -83,16 +84,16 @@ def ls(
 ) -> None:
     """List a folder, page by page."""
     root = open_path(url)
-    entries = []
-    for path in root.iterdir():
-        stat = path.stat() if long or as_json else None
-        if as_json and stat is not None:
-            entries.append({'name': path.name, 'url': str(path), 'size': stat.size, 'is_dir': stat.is_dir})
+    found = []
+    for entry in Iteration(Listing(lambda: root.store.scan(root.key))):  # with sizes, which a path would request
+        if as_json:
+            url = str(granular.Path.of(root.store, entry.key))
+            found.append({'name': entry.name, 'url': url, 'size': entry.size, 'is_dir': entry.is_dir})
         else:
-            name = printable(path.name)
-            typer.echo(name if stat is None else f'{"-" if stat.is_dir else stat.size:>14}  {name}')
+            size = f'{"-" if entry.is_dir else entry.size:>14}  ' if long else ''
+            typer.echo(f'{size}{printable(entry.name)}')
     if as_json:
-        typer.echo(json.dumps(entries))
+        typer.echo(json.dumps(found))
 
 
 @app.command(context_settings={'ignore_unknown_options': True})
@@ -117,8 +118,7 @@ def cat(
     root = open_path(url)
     with _reader(root) as reader:
         spec = getattr(reader, 'spec', {})
-        masks = dict(map(_mask, keys or ()))
-        datapoint = reader[index, masks if spec else list(masks)] if masks else reader[index]
+        datapoint = reader[index, dict(map(_mask, keys)) if spec else keys] if keys else reader[index]
     if not isinstance(datapoint, dict):
         datapoint = {'record': datapoint}
     values = {key: readable(value, spec.get(key) or as_record(value)[0]) for key, value in datapoint.items()}
@@ -230,7 +230,7 @@ def clean(
         typer.echo(json.dumps([dataclasses.asdict(leftover) for leftover in leftovers]))
         return
     for leftover in leftovers:
-        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {leftover.path}')
+        typer.echo(f'{leftover.kind:<6}  {leftover.size:>14}  {leftover.age:>10.0f} s  {printable(leftover.path)}')
     action = 'removed' if remove else 'to be removed with --remove' if leftovers else 'found'
     total = sum(leftover.size for leftover in leftovers)
     typer.echo(f'{len(leftovers)} {action}, {counted(total, "byte")}' if leftovers else f'nothing {action}', err=True)
@@ -346,7 +346,7 @@ def _total(path: granular.Path) -> int:
     stat = path.stat()
     if not stat.is_dir:
         return stat.size
-    return sum((folder / name).stat().size for folder, _, files in path.walk() for name in files)
+    return sum(entry.size for entry in Iteration(Listing(lambda: path.store.scan_tree(path.key))))
 
 
 def _print_description(description: dict[str, Any]) -> None:
@@ -368,6 +368,6 @@ def _print_description(description: dict[str, Any]) -> None:
         table = Table('key', 'type', 'records', 'bytes', box=None, header_style='bold')
         for key, row in description['keys'].items():
             counts = [f'{row[name]:,}' if name in row else '' for name in ('records', 'bytes')]
-            table.add_row(Text(key), Text(printable(row['type'])), *counts)
+            table.add_row(Text(printable(key)), Text(printable(row['type'])), *counts)
         console.print()
         console.print(table, highlight=False)

@@ -89,8 +89,8 @@ def readable(value: Any, kind: str, depth: int = 0) -> Any:
     if depth > _DEPTH:
         return '...'
     if isinstance(value, np.ndarray):
-        head = [item.item() for item in value.ravel()[:_MAX_VALUES]]
-        return {'type': kind, 'dtype': str(value.dtype), 'shape': list(value.shape), 'head': [_plain(x) for x in head]}
+        head = [_plain(item) for item in value.ravel()[:_MAX_VALUES]]
+        return {'type': kind, 'dtype': str(value.dtype), 'shape': list(value.shape), 'head': head}
     if isinstance(value, bytes):
         return {'type': kind, 'bytes': len(value)}
     if isinstance(value, dict):
@@ -101,4 +101,6 @@ def readable(value: Any, kind: str, depth: int = 0) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic) and value.dtype.kind in 'biuf':
+        value = value.item()
     return value if isinstance(value, str | int | float | bool | None) else str(value)

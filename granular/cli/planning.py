@@ -91,7 +91,7 @@ def bench(
 
     It writes nothing. The output of --json is what granular plan --bench reads.
     """
-    result = benches.bench(open_path(url), seconds, int(mebibytes * MiB))
+    result = benches.bench(open_path(url), seconds, mebibytes * MiB)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return

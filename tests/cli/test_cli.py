@@ -9,10 +9,13 @@ import tomllib
 import zipfile
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import granular
 from granular.errors import GranularError
+from tests.support.fault_proxy import FaultProxy
 from tests.support.files import FILES, FORMATS
 
 SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
@@ -58,6 +61,34 @@ def test_ls_lists_names_and_entries(granular_cli, path):
     assert '000001' in granular_cli('ls', '-l', path)[1]
 
 
+def test_sizes_of_files_come_with_their_listing(granular_cli, path, fakegcs, monkeypatch):
+    bucket = granular.Path(path).copy(fakegcs.place())
+    files = len(list((bucket / '000000').iterdir()))
+    with FaultProxy(fakegcs.endpoint) as proxy:
+
+        def requests(*command):
+            before = proxy.count
+            assert granular_cli(*command, '--endpoint-url', proxy.endpoint, '--anon')[0] == 0
+            return proxy.count - before
+
+        assert requests('ls', '-l', bucket / '000000') < files
+        assert requests('ls', '--json', bucket / '000000') < files
+        quiet = requests('verify', bucket)
+        monkeypatch.setenv('FORCE_COLOR', '1')  # a terminal, on which progress is drawn
+        assert requests('verify', bucket) - quiet < files
+
+
+@pytest.mark.parametrize('command', ['info', 'ls', 'clean'])
+def test_names_are_printed_without_control_characters(granular_cli, tmp_path, command):
+    name = 'red\x1b[31m'
+    (tmp_path / name / '000000').mkdir(parents=True)
+    (tmp_path / name / '000000' / 'refs.bag').touch()
+    parquet.write_table(pyarrow.table({name: [1, 2]}), tmp_path / 'x.parquet')
+    arguments = {'info': [tmp_path / 'x.parquet'], 'ls': [tmp_path], 'clean': [tmp_path, '--older', 0]}[command]
+    code, out, _ = granular_cli(command, *arguments)
+    assert (code, 'red\\x1b[31m' in out, '\x1b' in out) == (0, True, False)
+
+
 def test_cat_prints_datapoints_and_keys(granular_cli, path):
     code, out, _ = granular_cli('cat', path, 4, '--json')
     assert code == 0
@@ -93,6 +124,14 @@ def test_info_and_cat_take_what_open_takes(granular_cli, tmp_path, suffix):
         assert (code, list(facts['keys'])) == (0, list(json.loads(out)))
     code, _, err = granular_cli('info', tmp_path / 'nope')
     assert (code, f'{tmp_path}/nope: no such file or folder' in err) == (1, True)
+
+
+def test_keys_of_files_of_other_formats_have_no_ranges(granular_cli, tmp_path):
+    parquet.write_table(pyarrow.table({'x': [[1, 2, 3]], 'y[0:1]': [4]}), tmp_path / 'x.parquet')
+    assert granular_cli('cat', tmp_path / 'x.parquet', 0, 'y[0:1]') == (0, 'y[0:1]: 4\n', '')
+    code, out, err = granular_cli('cat', tmp_path / 'x.parquet', 0, 'x[0:1]')
+    assert (code, out) == (1, '')
+    assert "unknown columns ['x[0:1]']" in err
 
 
 def test_copy_refuses_to_overwrite_by_default(granular_cli, path, tmp_path):
