@@ -37,6 +37,8 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
         array = np.asarray(values)
     except ValueError:  # the datapoints have different numbers of classes
         array = np.empty((len(values), 0), object)
+    if not array.ndim:
+        raise InvalidArgumentError(f'{name}: expected a sequence with the label of each datapoint, got {values!r:.60}')
     if array.size == 0 and array.ndim == 1:
         return np.zeros(0, np.int64)
     if array.ndim == 1 and array.dtype != object:

@@ -99,7 +99,10 @@ def integers_of(values: Any, name: str) -> Ints:
 
 
 def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got {values!r:.100}') from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
         got = f'{array.dtype} of shape {array.shape}' if array.ndim else f'{values!r:.100}'
         hint = f': pass [{got}]' if array.ndim == 0 and array.dtype.kind in 'iu' else ''

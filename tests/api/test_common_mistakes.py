@@ -42,6 +42,18 @@ MISTAKES = {
         lambda: granular.Path('http://localhost/x', headers='X-Tenant: 5'),
         r'http://localhost: expected headers=\{name: value\}, got str$',
     ),
+    'nested_indices': (
+        lambda: dataset.fetch([[1, 2], [3]]),
+        r'expected a 1-D sequence of integers, got \[\[1, 2\], \[3\]\]$',
+    ),
+    'one_label': (
+        lambda: granular.filters.by_class(3, [3]),
+        '^labels: expected a sequence with the label of each datapoint, got 3$',
+    ),
+    'labels_without_an_order': (
+        lambda: granular.filters.oversampled(iter([0, 1])),
+        '^labels: expected a sequence with the label of each datapoint, got <',
+    ),
     'fractional_index': (lambda: dataset.fetch([1.5]), 'expected a 1-D sequence of integers, got float64 of shape'),
     'mask_in_fetch': (
         lambda: dataset.fetch([True] * 10),
