@@ -19,7 +19,7 @@ from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.fanout import read_all
 from granular.aio.stores.fsspec import pickled
 from granular.config import IOConfig
-from granular.errors import NotFoundError, OutOfRangeError, StoreError, UnsupportedError
+from granular.errors import GranularError, NotFoundError, OutOfRangeError, StoreError, UnsupportedError
 
 __all__ = ['FileSystem', 'GSFileSystem', 'S3FileSystem']
 
@@ -133,8 +133,9 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
         ):
             try:
                 return await self._planned(paths, pairs)
-            except (NotFoundError, OutOfRangeError):
-                pass  # each range has its own result or error
+            except GranularError as error:  # each range has its own result or error
+                if on_error != 'return' and not isinstance(error, OutOfRangeError):
+                    raise
         ranges: list[Any] = await super()._cat_ranges(
             paths, *limits, batch_size=batch_size, on_error=on_error, **arguments
         )

@@ -18,9 +18,10 @@ from pyarrow import parquet
 
 import granular
 import granular.integrations.fsspec
-from granular.errors import NotFoundError, ObjectChangedError, StoreError, UnsupportedError
+from granular.errors import AccessDeniedError, NotFoundError, ObjectChangedError, StoreError, UnsupportedError
 from tests import ROOT
 from tests.support.credentials import AmazonKeys
+from tests.support.fault_proxy import FaultProxy
 from tests.support.faults import DATA, FaultServer
 
 CONTENT = bytes(range(200))
@@ -108,6 +109,20 @@ def test_each_range_has_its_own_result(fs, folder, url):
     assert isinstance(missing, NotFoundError)
     with pytest.raises(NotFoundError):
         fs.cat_ranges(paths, [0, 0, 190, -3], [5, 5, 300, None], on_error='raise')
+
+
+def test_a_range_that_is_refused_leaves_the_others(fakegcs):
+    folder = fakegcs.place()
+    paths = [f'granular+{folder}/{name}' for name in ('x', 'refused')]
+    for name in ('x', 'refused'):
+        (folder / name).write_bytes(CONTENT)
+    with FaultProxy(fakegcs.endpoint, lambda call: 'status 403' * call.path.endswith('refused')) as proxy:
+        fs = fsspec.filesystem('granular+gs', **{**fakegcs.options, 'endpoint_url': proxy.endpoint})
+        first, refused = fs.cat_ranges(paths, [0, 0], [5, 5])
+        assert first == CONTENT[:5]
+        assert isinstance(refused, AccessDeniedError)
+        with pytest.raises(AccessDeniedError):
+            fs.cat_ranges(paths, [0, 0], [5, 5], on_error='raise')
 
 
 def test_a_file_that_is_replaced_while_it_is_open_is_an_error(fs, folder, url):
