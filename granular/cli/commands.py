@@ -53,7 +53,7 @@ def options(
 @app.command()
 def demo(
     store: Annotated[
-        str, typer.Option(help='The store of the dataset: s3 (moto), gcs (fake-gcs-server) or local.')
+        str, typer.Option(help='The store of the dataset: s3 or gcs, each of a local server, or local.')
     ] = 's3',
     keep: Annotated[bool, typer.Option('--keep', help='Keep the dataset, and print how to inspect it.')] = False,
 ) -> None:

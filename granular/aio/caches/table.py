@@ -71,7 +71,7 @@ class Table:
             self._words: Any = memoryview(self._front).cast('Q')
             self._data = mmap.mmap(self._fd, max(self.room, 1), access=mmap.ACCESS_READ, offset=self._start)
         except BaseException as error:
-            self.close()
+            self._release()
             if isinstance(error, OSError) and not isinstance(error, GranularError):
                 raise StoreError(f'{name}: cannot be mapped into memory: {error}') from error
             raise
@@ -206,13 +206,15 @@ class Table:
 
     def close(self) -> None:
         """Close the table and release its name, once a thread that stores records has ended; blocks."""
-        if hasattr(self, '_writing'):
-            self._writing.end()
-            with self._counting:
-                self._closed = True
-                self._words.release()
-                self._front.close()
-                self._data.close()
+        self._writing.end()
+        with self._counting:
+            self._closed = True
+            self._words.release()
+            self._front.close()
+            self._data.close()
+        self._release()
+
+    def _release(self) -> None:
         if self._holder is not None:
             self._holder.release()
         self._closing()

@@ -268,6 +268,12 @@ def opened_files(reader: DatasetReader[Any]) -> Identity:
     return Identity.of([reader.directory.store], reader._dataset.files())
 
 
+def pinned(reader: DatasetReader[Any], files: Identity) -> DatasetReader[Any]:
+    """Return a reader that is not open yet, which refuses other files."""
+    reader._expected = files
+    return reader
+
+
 def columns_of(reader: DatasetReader[Any]) -> Columns:
     """Return the columns of an open reader; raise ``ClosedError`` if it is closed, or not open yet."""
     check_open(reader)

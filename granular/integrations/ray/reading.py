@@ -14,11 +14,10 @@ from granular.aio.bags.records import Adjacent
 from granular.aio.conversion.on_ray import shared
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.columns import Mask
-from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
+from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files, pinned
 from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shards
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import restored
 from granular.aio.pipeline.nodes.source import nbytes
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.readahead import whole_pages
@@ -295,4 +294,4 @@ def _array(records: Adjacent) -> Any:
 
 def _open(shards: Sequence[_Shard], decoders: Decoders, verify: bool, number: int) -> DatasetReader:
     shard = shards[number]
-    return restored(DatasetReader, (shard.folder, decoders), {'verify': verify}, {'_expected': shard.identity})
+    return pinned(DatasetReader(shard.folder, decoders, verify=verify), shard.identity)
