@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import granular
+from granular.aio.bags.reader import bag_of
 
 SPEC = {'data': 'bytes', 'label': 'int', 'text': 'utf8'}
 
@@ -139,7 +140,7 @@ class Data:
 def ranges_of(target: pathlib.Path, count: int, name: str = 'data.bag') -> list[tuple[int, int]]:
     """Return the byte ranges of random records of a bag, drawn from shuffled epochs."""
     with granular.BagReader(target / name) as bag:
-        limits = bag.aio._bag.limits(np.arange(len(bag)))
+        limits = bag_of(bag.aio).limits(np.arange(len(bag)))
     assert limits is not None
     rng = np.random.default_rng(1)
     epochs: Iterable[Any] = (rng.permutation(len(limits[0])) for _ in range(-(-count // len(limits[0]))))

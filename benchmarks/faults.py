@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
 
 
 class Store(FaultServer):
-    """Create the object, and its copy for a second store."""
+    """A server of the object, with the line ``redirected``, which leads to another server of it."""
 
     other: FaultServer
 

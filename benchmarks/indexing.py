@@ -18,6 +18,7 @@ from benchmarks.data import Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours
 from benchmarks.rivals.timing import memory
+from granular.aio.datasets.sharded_reader import indexed_shards_of
 from granular.aio.runtime.bridge import run
 from granular.aio.stores.remote import RemoteStore
 from granular.formats.bit_packing import WORD, pack
@@ -130,7 +131,7 @@ def opened(job: Mapping[str, Any]) -> dict[str, float]:
     with _open(job) as reader:
         seconds, busy = time.perf_counter() - started, time.process_time() - busy
         requests, grown = granular.io_stats()['requests'] - before, memory() - idle
-        tables: Any = reader.aio._shards
+        tables: Any = indexed_shards_of(reader.aio)
         for _ in tables:  # all shards are used, but no records are in flight
             pass
         after = memory() - idle

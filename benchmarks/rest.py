@@ -11,6 +11,7 @@ from benchmarks.bars import Bar, Result, Table, medians, ratio
 from benchmarks.data import SPEC, Data
 from benchmarks.nginx import Server
 from benchmarks.remote import ours, rival, table
+from granular.aio.bags.reader import bag_of
 
 
 def local(data: Data, server: Server) -> Result:
@@ -67,7 +68,7 @@ def batch(data: Data, server: Server) -> Result:
     ranges = []
     for key in SPEC:
         with granular.BagReader(place / f'{key}.bag') as bag:
-            starts, stops = bag.aio._bag.limits(np.sort(picks)) or ((), ())
+            starts, stops = bag_of(bag.aio).limits(np.sort(picks)) or ((), ())
             ranges += [(f'{place.name}/{key}.bag', int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
     job = {'url': server.delayed, 'ranges': ranges, 'inflight': 256, 'times': 6}
     bare = len(ranges) / rival(data, 'aiohttp', 'aiohttp', **job)['rate']

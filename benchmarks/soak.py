@@ -362,7 +362,7 @@ class Soak:
         return time.monotonic() - min(list(self.running.values()), default=time.monotonic())
 
     def sample(self) -> None:
-        """Return the memory in MB, and the numbers of descriptors and threads."""
+        """Print and keep the memory in MB, and the numbers of descriptors and threads."""
         pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
         minutes = (time.monotonic() - self.started) / 60
         sample = minutes, pages * os.sysconf('SC_PAGE_SIZE') / 1e6, _entries('fd'), _entries('task')

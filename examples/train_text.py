@@ -68,10 +68,10 @@ def train(path: granular.Path, steps: int, save_at: int = -1, resume: bool = Fal
     losses, first = [], 0
     with reader, iter(stream) as batches:
         if resume:
-            saved = torch.load(io.BytesIO((path / 'model').read_bytes()))
+            saved = torch.load(io.BytesIO((path / 'checkpoint').read_bytes()))
             model.load_state_dict(saved['model'])
             optimizer.load_state_dict(saved['optimizer'])
-            batches.set_state(granular.load_state(path / 'data'))
+            batches.set_state(saved['stream'])
             first = saved['step']
         for step in range(first, steps):
             batch = {key: torch.from_numpy(array).long() for key, array in next(batches).items()}
@@ -84,10 +84,9 @@ def train(path: granular.Path, steps: int, save_at: int = -1, resume: bool = Fal
             loss.backward()
             optimizer.step()
             if step + 1 == save_at:
-                file = io.BytesIO()
-                torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step + 1}, file)
-                (path / 'model').write_bytes(file.getvalue())
-                granular.save_state(path / 'data', batches.get_state())
+                file, state = io.BytesIO(), {'step': step + 1, 'stream': batches.get_state()}
+                torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), **state}, file)
+                (path / 'checkpoint').write_bytes(file.getvalue())  # one file: model and stream are of the same step
     return losses
 
 
