@@ -1,5 +1,6 @@
 """Describes datasets as plain data, for the command line."""
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -103,4 +104,6 @@ def readable(value: Any, kind: str, depth: int = 0) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic) and value.dtype.kind in 'biuf':
         value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):  # which JSON does not have
+        return str(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,6 +1,7 @@
 """The commands of the command line, their output and their errors."""
 
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -97,6 +98,14 @@ def test_cat_prints_datapoints_and_keys(granular_cli, path):
     assert info['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6, 3], 'head': [4] * 8}
     assert info['raw'] == {'type': 'bytes', 'bytes': 3}
     assert granular_cli('cat', path, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
+
+
+def test_json_of_cat_is_json_whatever_the_numbers(granular_cli, tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': 'float', 'y': 'tree'}, granular.encoders) as writer:
+        writer.append({'x': math.nan, 'y': [math.inf, np.array([1, -math.inf])]})
+    out = granular_cli('cat', tmp_path / 'ds', 0, '--json')[1]
+    values = json.loads(out, parse_constant=pytest.fail)
+    assert (values['x'], values['y'][0], values['y'][1]['head']) == ('nan', 'inf', [1, '-inf'])
 
 
 def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
