@@ -135,9 +135,9 @@ class Dataset(_Dataset):  # type: ignore[misc]
         dataset = Dataset(granular.MapDataset.source(reader).map(lambda x: x['image'] / 255))
         loader = torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)
 
-    A batch with datapoints that fail is smaller. One of which all fail is a ``DatapointError``, as a DataLoader cannot
-    leave it out; an ``IterableDataset`` continues with the next datapoints. Each process logs the first failure of each
-    reason, and how many there were when it ends.
+    A batch with datapoints that fail, or were filtered out, is smaller. One that has no others is a ``DatapointError``,
+    as a DataLoader cannot leave it out; an ``IterableDataset`` continues with the next datapoints. Each process logs
+    the first failure of each reason, and how many there were when it ends.
 
     Args:
       source: a reader, a MapDataset or another source.
@@ -169,12 +169,13 @@ class Dataset(_Dataset):  # type: ignore[misc]
         self.errors.report([outline(failure) for failure in failed if failure.counts])
         values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
         rest = [value for value in values if value is not None]
-        if not rest and failed:
+        if not rest and values:
+            why = f'{len(failed)}, failed' if failed else f'{len(values)}, were filtered out'
             raise DatapointError(
-                f'all datapoints of the batch, {len(failed)}, failed, and a DataLoader cannot leave out a batch of a '
-                f'map-style dataset: return a replacement in on_error, or pass a stream, which continues with the next '
+                f'all datapoints of the batch, {why}, and a DataLoader cannot leave out a batch of a map-style '
+                f'dataset: return a replacement in on_error, or pass a stream, which continues with the next '
                 f"datapoints: IterableDataset(dataset.to_iter_dataset(on_error='skip').batch(64))"
-            ) from failed[0].error
+            ) from (failed[0].error if failed else None)
         return rest
 
     async def _fetch(self, indices: Sequence[int]) -> list[Any]:

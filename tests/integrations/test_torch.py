@@ -388,7 +388,7 @@ def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, 
     assert sum(int(line.split('datapoints')[0].split()[-1]) for line in summaries) == 4
 
 
-def test_batch_of_which_all_datapoints_fail_is_an_error():
+def test_batch_of_which_no_datapoint_is_left_is_an_error():
     from granular.integrations.torch import Dataset
 
     dataset = Dataset(MapDataset.source([{'i': 3}, {'i': 4}]).map(odd_fails))
@@ -396,6 +396,11 @@ def test_batch_of_which_all_datapoints_fail_is_an_error():
     with pytest.raises(DatapointError, match='all datapoints of the batch, 2, failed, .* pass a stream'):
         dataset.__getitems__([0, 0])
     assert dataset.errors.count == 2
+    filtered = Dataset(MapDataset.range(4).filter(lambda x: x % 2))
+    assert filtered.__getitems__([0, 1, 2]) == [1]
+    for read in (lambda: list(filtered), lambda: filtered.__getitems__([0, 2])):  # an IndexError would end a loop
+        with pytest.raises(DatapointError, match=r'of the batch, \d, were filtered out, .* pass a stream'):
+            read()
     assert pickle.loads(pickle.dumps(dataset))[1] == {'i': 4}
     with pytest.raises(InvalidArgumentError, match="on_error: expected 'raise'"):
         Dataset([1], on_error='ignore')
