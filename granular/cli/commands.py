@@ -14,6 +14,7 @@ from rich.console import Console
 import granular
 from granular._lazy import import_extra
 from granular._words import counted
+from granular.aio.stores.base import Entry
 from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
 from granular.errors import InvalidArgumentError, UnknownTypeError
@@ -85,7 +86,7 @@ def ls(
     """List a folder, page by page."""
     root = open_path(url)
     found = []
-    for entry in Iteration(Listing(lambda: root.store.scan(root.key))):  # with sizes, which a path would request
+    for entry in Iteration[Entry](Listing(lambda: root.store.scan(root.key))):  # with sizes, which a path would request
         if as_json:
             url = str(granular.Path.of(root.store, entry.key))
             found.append({'name': entry.name, 'url': url, 'size': entry.size, 'is_dir': entry.is_dir})
@@ -346,7 +347,7 @@ def _total(path: granular.Path) -> int:
     stat = path.stat()
     if not stat.is_dir:
         return stat.size
-    return sum(entry.size for entry in Iteration(Listing(lambda: path.store.scan_tree(path.key))))
+    return sum(entry.size for entry in Iteration[Entry](Listing(lambda: path.store.scan_tree(path.key))))
 
 
 def _print_description(description: dict[str, Any]) -> None:
