@@ -86,9 +86,11 @@ class IOConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if field.name in ('index_cache', 'cache_dir'):
-                continue
             value, minimum = getattr(self, field.name), -1 if field.name in ('max_gap', 'max_request') else 0
+            if field.name in ('index_cache', 'cache_dir'):
+                if value and (not isinstance(value, str | os.PathLike) or '://' in str(value)):
+                    raise InvalidArgumentError(f'IOConfig.{field.name}: expected a local folder, got {value!r:.100}')
+                continue
             valid = isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
             if not valid or (field.type is int and value % 1):
                 expected = 'an integer' if field.type is int else 'a number'

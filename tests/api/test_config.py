@@ -28,7 +28,8 @@ def test_every_setting_documents_its_variable_and_unit(monkeypatch):
 @pytest.mark.parametrize(
     'settings',
     [{'concurrency': -1}, {'memory': -1}, {'attempts': 0}, {'part_size': 1000}, {'max_gap': -2}, {'attempts': 1.5},
-     {'concurrency': float('inf')}, {'memory': '1'}, {'hedge': float('nan')}, {'read_timeout': None}],
+     {'concurrency': float('inf')}, {'memory': '1'}, {'hedge': float('nan')}, {'read_timeout': None},
+     {'cache_dir': True}, {'index_cache': 5}, {'cache_dir': 's3://bucket/cache'}, {'index_cache': 'gs://bucket/cache'}],
     ids=str,
 )  # fmt: skip
 def test_invalid_settings_are_rejected(settings):
