@@ -21,7 +21,7 @@ from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTor
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import check_integer
+from granular.indexing import Ints, check_integer, indices_of
 from granular.integrations import batches as core
 
 __all__ = ['Batches', 'Dataset', 'IterableDataset', 'has_accelerator', 'to_torch']
@@ -162,7 +162,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        out = run(self._fetch(indices))
+        out = run(self._fetch(indices_of(indices, len(self._node), 'Dataset')))
         failed = [one for one in out if type(one) is Failure]
         if failed and not self.errors.count:  # in the process that has the failures, at its end
             Finalize(self, self.errors.summarise, exitpriority=0)
@@ -178,7 +178,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
             ) from (failed[0].error if failed else None)
         return rest
 
-    async def _fetch(self, indices: Sequence[int]) -> list[Any]:
+    async def _fetch(self, indices: Ints) -> list[Any]:
         await ensure_event_loop()  # in whose context the variable is set
         before = capturing.set(True)
         try:

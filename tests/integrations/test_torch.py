@@ -15,7 +15,7 @@ import pytest
 
 import granular
 from granular import MapDataset, ShardOptions
-from granular.errors import DatapointError, InvalidArgumentError, MissingExtraError, StateError
+from granular.errors import DatapointError, InvalidArgumentError, MissingExtraError, OutOfRangeError, StateError
 from granular.integrations import batches as core
 from tests.support.tables import each_value
 
@@ -386,6 +386,16 @@ def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, 
     assert len(lines) == len(first) + len(summaries)
     assert len(first) == len(summaries) <= max(1, workers)
     assert sum(int(line.split('datapoints')[0].split()[-1]) for line in summaries) == 4
+
+
+def test_index_that_a_dataset_does_not_have_is_no_datapoint_that_fails():
+    from granular.integrations.torch import Dataset
+
+    for source in ([5, 6, 7], MapDataset.source([5, 6, 7])):
+        dataset = Dataset(source)
+        with pytest.raises(OutOfRangeError, match='Dataset: index 3 is out of range: expected -3 to 2'):
+            dataset.__getitems__([0, 3])
+        assert (list(dataset), dataset[-1], dataset.errors.count) == ([5, 6, 7], 7, 0)
 
 
 def test_batch_of_which_no_datapoint_is_left_is_an_error():
