@@ -7,6 +7,8 @@ import shutil
 
 import pytest
 
+import granular
+from granular import testing
 from tests.support.interpreters import Interpreter
 
 # As `python -W error -m granular` does.
@@ -43,3 +45,14 @@ def test_demo_keeps_a_readable_dataset(demo_interpreter, granular_cli):
         assert json.loads(granular_cli('info', path, '--json')[1])['datapoints'] == 1797
     finally:
         shutil.rmtree(pathlib.Path(path).parent)
+
+
+@pytest.mark.parametrize(('scheme', 'server'), [('s3', testing.s3_server), ('gs', testing.gcs_server)])
+def test_servers_are_reached_past_a_proxy(scheme, server, monkeypatch):
+    for name in ('http_proxy', 'HTTP_PROXY'):
+        monkeypatch.setenv(name, 'http://127.0.0.1:1')
+    with server() as options:
+        bucket = granular.Path(f'{scheme}://test-data', **options)
+        bucket.mkdir()
+        (bucket / 'x').write_bytes(b'1')
+        assert (bucket / 'x').read_bytes() == b'1'
