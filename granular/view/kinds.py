@@ -1,6 +1,6 @@
 """The families of values that are shown alike: by type, and for bytes and unknown types by their first bytes."""
 
-from typing import Final
+from typing import Final, cast
 
 from granular.formats.base import Family
 from granular.formats.codecs import CODECS
@@ -51,5 +51,4 @@ def family_of(kind: str, head: bytes = b'', size: int = 0) -> Family:
     """Return how a value is shown, by its type, or if that says nothing, by its first bytes."""
     if kind in FAMILIES:
         return FAMILIES[kind]
-    family = media_type(head, size).partition('/')[0]
-    return FAMILIES['jpg'] if family == 'image' else 'video' if family == 'video' else 'audio' if family else 'bytes'
+    return cast(Family, media_type(head, size).partition('/')[0] or 'bytes')
