@@ -10,11 +10,7 @@ Function = TypeVar('Function', bound=Callable[..., Any])
 
 
 def answering(**answers: str) -> Callable[[Function], Function]:
-    """Make a function, or the constructor of a class, answer names of arguments that it does not have.
-
-    Args:
-      answers: what to pass instead, by name.
-    """
+    """Make a function, or a constructor, answer names of arguments that it does not have by what to pass instead."""
 
     def decorate(function: Function) -> Function:
         if isinstance(function, type):

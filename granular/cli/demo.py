@@ -27,12 +27,6 @@ EPOCHS: Final = 2
 def run(store: str, keep: bool, out: 'Console', err: 'Console') -> None:
     """Write the digits, stream two epochs with a stop in the middle, check them, and print the figures.
 
-    Args:
-      store: ``'s3'``, ``'gcs'`` or ``'local'``.
-      keep: keep the files.
-      out: console for the result.
-      err: console for the progress, shown only on a terminal.
-
     Raises:
       GranularError: if an epoch lacks or repeats a datapoint, or both epochs have the same order.
     """

@@ -129,8 +129,6 @@ def plan(
     It opens the dataset and reads its tables and references, but no records.
 
     Args:
-      path: the dataset.
-      run: the run.
       orders: ``full``, ``sequential``, ``blocks``, ``blocks:64,512`` (block and window), ``cache`` (a full shuffle with
         a block cache on each host); by default, all of these that shuffle, with several settings.
       keys: the keys that are read; by default, all.
@@ -229,11 +227,7 @@ class _Estimate:
         disk: int = 0,
         windows: tuple[float, float] | None = None,
     ) -> Plan:
-        """Return the plan of an order.
-
-        Args:
-          windows: the windows that a host reads, and how many at a time; None if it reads batches.
-        """
+        """Return the plan of an order, given the windows that a host reads and how many at a time, if it reads any."""
         run, planner = self._run, self._planner
         first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, _SEED, 0)
         of_first = planner.reads(first)

@@ -25,7 +25,6 @@ class Planner:
     """Plans the requests for datapoints of an opened dataset, by the tables that its reader holds.
 
     Args:
-      path: the dataset.
       keys: the keys that are read; None for all.
       cached: the keys that the reader holds in memory (``cache_keys``).
     """

@@ -33,10 +33,6 @@ def media_type(head: bytes, size: int) -> str:
     """Return the media type of a value by its first bytes; empty for anything that is not a known medium.
 
     Only types that a browser shows, and never runs, are recognised: SVG and HTML are not among them.
-
-    Args:
-      head: its first 16 bytes, or all.
-      size: its size.
     """
     if head[:4] == b'RIFF':
         return _RIFF.get(head[8:12], '')

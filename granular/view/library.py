@@ -41,10 +41,6 @@ class Library:
     """Folders and datasets under one path. Nothing outside of it is read, except what links on a disk lead to.
 
     Memory: four open readers, which hold no tables of limits.
-
-    Args:
-      root: the path.
-      names: what the user names of the keys.
     """
 
     def __init__(self, root: Path, names: Names) -> None:

@@ -57,11 +57,6 @@ class Picture(NamedTuple):
 def picture(kind: str, data: bytes, side: int) -> Picture:
     """Return a picture of a value whose sides are at most ``side`` pixels.
 
-    Args:
-      kind: the type of the value.
-      data: the value.
-      side: the longer side of the picture in pixels.
-
     Raises:
       DecodeError: if the value is damaged.
       UnsupportedError: if values of this type have no picture.
@@ -183,12 +178,7 @@ class Plane(NamedTuple):
 
 
 def plane_of(head: bytes, size: int, number: int) -> Plane:
-    """Return a plane of an encoded array.
-
-    Args:
-      head: the first bytes of the record.
-      size: its size.
-      number: the plane; one past the last is the last.
+    """Return a plane of an encoded array, by its first bytes and its size; a number past the last plane is the last.
 
     Raises:
       DecodeError: if it is not an array.
@@ -204,13 +194,7 @@ def plane_of(head: bytes, size: int, number: int) -> Plane:
 
 
 def show_plane(plane: Plane, data: bytes, side: int) -> tuple[Picture | None, dict[str, Any]]:
-    """Return a picture of a plane, if it has numbers, and facts: its least, greatest and mean number, and its numbers.
-
-    Args:
-      plane: the plane.
-      data: its bytes.
-      side: the longer side of the picture in pixels.
-    """
+    """Return a picture of a plane, if it has numbers, and facts: its least, greatest and mean number, and all."""
     shape = [plane.rows, plane.columns] + ([plane.channels] if plane.channels > 1 else [])
     facts: dict[str, Any] = {
         'dtype': str(plane.dtype), 'shape': plane.shape, 'rows': plane.rows, 'columns': plane.columns,

@@ -39,12 +39,7 @@ def head_size(value: Value, most: int) -> int:
 
 
 def line(value: Value, head: bytes) -> dict[str, Any]:
-    """Return a value as a line: its family, its size, and its text or what is wrong with it.
-
-    Args:
-      value: the value.
-      head: its first bytes.
-    """
+    """Return a value as a line: its family, its size, and its text or what is wrong with it, by its first bytes."""
     family = family_of(value.kind, head[:MAGIC], value.size)
     out: dict[str, Any] = {'family': family, 'type': value.kind, 'size': value.size}
     if value.error:

@@ -86,11 +86,7 @@ class _Scan:
     async def each(
         self, key: str, measure: str, indices: Sequence[int], use: Callable[[str, Any], Any]
     ) -> dict[int, Any]:
-        """Return what a function makes of the type and the value of each datapoint under a key.
-
-        Args:
-          measure: ``bytes`` or ``length``, for the size or length instead of the value.
-        """
+        """Return what a function makes of the type and the value, or the ``measure`` of it, of each datapoint."""
         source, sequence = self._source, is_sequence(self._source.spec[key])
         if sequence != (measure == 'length'):
             raise InvalidArgumentError(
@@ -157,11 +153,8 @@ async def search(
     sort: str = '',
     count: str = '',
 ) -> dict[str, Any]:
-    """Scan datapoints from ``start`` to before ``end``, until enough are found or the time of a step is over.
-
-    Args:
-      conditions: all are met by the datapoints that are found.
-      sort, count: a key.
+    """Scan for datapoints from ``start`` to before ``end`` that meet all conditions, until enough are found or the time
+    of a step is over.
 
     Returns:
       ``matches``, the index ``next`` from which to go on, the number of datapoints that were ``skipped`` because a

@@ -56,14 +56,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def run(root: Path, port: int, announce: Callable[[str], object], names: Names | None = None) -> None:
-    """Serve a path until the program is interrupted.
-
-    Args:
-      root: the path.
-      port: a port of 127.0.0.1; 0 for one that is free.
-      announce: called with the link once the page can be opened.
-      names: the names of classes, and tokenizers.
-    """
+    """Serve a path, as ``serve`` does, until the program is interrupted; ``announce`` is called with the link."""
 
     async def main() -> None:
         async with serve(root, port, names) as link:

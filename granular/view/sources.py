@@ -117,12 +117,9 @@ class Source(abc.ABC):
         *,
         head: int | None = None,
     ) -> dict[str, list[Located]]:
-        """Return, by key, where the values of datapoints are; of sequences, the values from ``first`` on.
+        """Return, by key, where the values at ascending indices are; of sequences, ``count`` values from ``first`` on.
 
         Args:
-          keys: the keys.
-          indices: the datapoints, ascending.
-          first, count: the values of a sequence.
           head: first bytes of a value that are to be read later, which bounds the memory for values that are read
             whole to be located; by default, all.
         """
