@@ -1,12 +1,36 @@
 """Answers to the names that arguments and methods have in other libraries, or in another place of this one."""
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from granular.errors import InvalidArgumentError
 
 Function = TypeVar('Function', bound=Callable[..., Any])
+
+# Options of stores, and their names in boto3, s3fs, gcsfs, adlfs, pyarrow.fs, obstore and the SDKs of Google and Azure.
+_STORE_OPTIONS: Final = {
+    'key': ('aws_access_key_id', 'access_key_id', 'access_key', 'username'),
+    'secret': ('aws_secret_access_key', 'secret_access_key', 'secret_key', 'password'),
+    'token': (
+        'aws_session_token', 'session_token', 'access_token', 'service_account', 'service_account_path',
+        'service_account_key', 'credentials', 'credential', 'hf_token', 'use_auth_token',
+    ),
+    'region': ('region_name', 'aws_region', 'aws_default_region', 'default_region'),
+    'profile': ('profile_name', 'aws_profile'),
+    'endpoint_url': (
+        'endpoint', 'aws_endpoint', 'aws_endpoint_url', 'endpoint_override', 'api_endpoint', 'account_url', 'scheme',
+        'use_ssl', 'allow_http',
+    ),
+    'config_kwargs': ('addressing_style', 'virtual_hosted_style_request'),
+    'anon': ('anonymous', 'skip_signature', 'no_sign_request'),
+    'project': ('project_id', 'default_project'),
+    'account_name': ('account', 'storage_account'),
+    'account_key': ('access_key', 'shared_access_key'),
+    'account_host': ('blob_storage_authority',),
+    'sas_token': ('sas_key', 'shared_access_signature'),
+    'tls_verify': ('verify', 'ssl_verify', 'allow_invalid_certificates'),
+}  # fmt: skip
 
 
 def answering(**answers: str) -> Callable[[Function], Function]:
@@ -28,6 +52,13 @@ def answering(**answers: str) -> Callable[[Function], Function]:
         return cast(Function, call)
 
     return decorate
+
+
+def store_options(others: Iterable[str], known: Iterable[str]) -> str:
+    """Return what to pass for options that have other names elsewhere, as a clause; empty if there are none."""
+    answers = {name: ours for ours in known for name in _STORE_OPTIONS.get(ours, ())}
+    parts = [f'for {name}, pass {answers[name]}' for name in others if name in answers]
+    return ': ' + '; '.join(parts) if parts else ''
 
 
 class Awaited:

@@ -370,6 +370,44 @@ def test_unknown_options_of_stores_are_refused_where_they_are_written(scheme):
         granular.Path(f'{scheme}/x', endpoint='http://localhost')
 
 
+@pytest.mark.parametrize(
+    ('scheme', 'library', 'names'),
+    [
+        (
+            's3://b', 'boto3',
+            {'aws_access_key_id': 'key', 'aws_secret_access_key': 'secret', 'aws_session_token': 'token',
+             'region_name': 'region', 'profile_name': 'profile', 'verify': 'tls_verify'},
+        ),
+        ('s3://b', 's3fs', {'username': 'key', 'password': 'secret', 'use_ssl': 'endpoint_url'}),
+        (
+            's3://b', 'pyarrow',
+            {'access_key': 'key', 'secret_key': 'secret', 'session_token': 'token', 'anonymous': 'anon',
+             'endpoint_override': 'endpoint_url', 'scheme': 'endpoint_url'},
+        ),
+        (
+            's3://b', 'obstore',
+            {'access_key_id': 'key', 'secret_access_key': 'secret', 'endpoint': 'endpoint_url',
+             'skip_signature': 'anon', 'allow_http': 'endpoint_url'},
+        ),
+        ('gs://b', 'google-cloud-storage', {'credentials': 'token', 'project_id': 'project'}),
+        ('gs://b', 'pyarrow', {'access_token': 'token', 'anonymous': 'anon', 'endpoint_override': 'endpoint_url'}),
+        ('gs://b', 'obstore', {'service_account_path': 'token', 'service_account': 'token'}),
+        ('az://b', 'azure-storage-blob', {'account_url': 'endpoint_url'}),
+        ('az://b', 'pyarrow', {'blob_storage_authority': 'account_host'}),
+        ('az://b', 'obstore', {'access_key': 'account_key', 'sas_key': 'sas_token'}),
+        ('hf://datasets/b/c', 'huggingface_hub', {'use_auth_token': 'token', 'endpoint': 'endpoint_url'}),
+    ],
+)  # fmt: skip
+def test_options_of_other_libraries_are_answered_with_those_of_the_store(scheme, library, names):
+    with pytest.raises(InvalidArgumentError, match='unknown options') as caught:
+        granular.Path(f'{scheme}/x', **dict.fromkeys(names, 'private'))
+    for name, ours in names.items():
+        assert f'for {name}, pass {ours}' in str(caught.value)
+    assert 'private' not in str(caught.value)
+    with pytest.raises(InvalidArgumentError, match=r"unknown options \['key_'\]: expected some of \[.*\]$"):
+        granular.Path(f'{scheme}/x', key_=1)
+
+
 def test_errors_are_names_of_the_package():
     for name in vars(granular.errors):
         if name.endswith('Error'):

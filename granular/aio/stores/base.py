@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from granular._other_names import store_options
 from granular._redact import protect, without_user
 from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
@@ -378,7 +379,8 @@ class Store(abc.ABC):
 def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
     """Check that the names of options are known."""
     if unknown := sorted(set(options) - {*known, LENT}):
-        raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}')
+        answer = store_options(unknown, known)
+        raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}{answer}')
 
 
 def secrets_in(options: Mapping[str, Any], inside: bool = False) -> Iterator[str]:
