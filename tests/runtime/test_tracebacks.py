@@ -9,7 +9,7 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import DecodeError, GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import ClosedError, DecodeError, GranularError, InvalidArgumentError, NotFoundError, StoreError
 from tests.support.servers import free_ports
 
 LINES = 16  # of a traceback with one call of the user, without the marks below lines of code
@@ -71,6 +71,27 @@ def refused():
 def test_wrong_paths_and_endpoints_have_short_tracebacks(call):
     with pytest.raises(GranularError) as caught:
         call()
+    assert len(lines_of(caught.value)) <= LINES, trace_of(caught.value)
+
+
+@pytest.mark.parametrize(
+    'call',
+    [
+        lambda reader, dataset: granular.MapDataset.source(reader),
+        lambda reader, dataset: granular.MapDataset.mix([dataset, granular.MapDataset.source(reader)]),
+        lambda reader, dataset: list(granular.Loader(reader, 2)),
+        lambda reader, dataset: granular.sources.Epochs(granular.sources.Transform(reader, same), seed=0),
+        lambda reader, dataset: dataset[0],
+        lambda reader, dataset: list(dataset),
+        lambda reader, dataset: list(dataset.to_iter_dataset()),
+        lambda reader, dataset: list(granular.Loader(dataset, 2)),
+    ],
+)
+def test_closed_reader_in_a_pipeline_has_a_short_traceback(call, damaged):
+    with granular.DatasetReader(damaged) as reader:
+        dataset = granular.MapDataset.source(reader).shuffle(seed=0).map(same).repeat(2).window_shuffle(8, seed=1)
+    with pytest.raises(ClosedError, match=f"'{damaged}'.* is closed$") as caught:
+        call(reader, dataset)
     assert len(lines_of(caught.value)) <= LINES, trace_of(caught.value)
 
 
@@ -194,6 +215,21 @@ def test_repeated_cause_is_not_printed_but_kept():
     assert caught.value.__cause__ is None
     assert isinstance(caught.value.__context__, FileNotFoundError)
     assert 'direct cause' not in trace_of(caught.value)
+
+
+def test_message_does_not_repeat_that_of_the_system(tmp_path):
+    (tmp_path / 'file').touch()
+    paths = [granular.Path(tmp_path / name) for name in ('none', 'file/none', '', 'file')]
+    for call, name in (
+        (paths[0].read_bytes, 'none: no such file or folder'),
+        (paths[1].read_bytes, 'file/none: no such folder: this, or a part of its path, is a file'),
+        (paths[2].read_bytes, ': is a folder, not a file'),
+        (paths[3].mkdir, 'file: exists already'),
+    ):
+        with pytest.raises(GranularError) as caught:
+            call()
+        assert str(caught.value) == f'{tmp_path}{"/" if name[0] != ":" else ""}{name}'
+        assert 'FileNotFoundError' not in trace_of(caught.value)
 
 
 def test_full_tracebacks_are_available(monkeypatch):

@@ -42,7 +42,7 @@ _BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
 def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
     """Convert exceptions raised in the block to ``GranularError`` subclasses, with the path and the original as cause.
 
-    Errors that are such already, and have no path, get it.
+    Errors that are such already, and have no path, get it. An error that says no more than its class is no cause.
 
     Args:
       name: the path or address.
@@ -60,9 +60,18 @@ def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
             raise
         converted.path = converted.path or name
         try:
-            raise converted from error
+            raise converted from (None if _is_plain(error) else error)
         finally:
             del converted  # otherwise its traceback keeps it, and all that its frames hold
+
+
+def _is_plain(error: Exception) -> bool:
+    """Return whether the message for the class of an error says all that the error does."""
+    return (
+        isinstance(error, FileNotFoundError | NotADirectoryError | FileExistsError | IsADirectoryError)
+        and error.errno is not None
+        and error.strerror == os.strerror(error.errno)
+    )
 
 
 def _from_builtin(name: str, error: Exception) -> GranularError | None:
@@ -75,7 +84,7 @@ def _from_builtin(name: str, error: Exception) -> GranularError | None:
                     f'access denied to user {os.geteuid()}: check the owner and mode of it and of the folders above it'
                 )
             # The text of an OSError may repeat the path, strerror does not; other exceptions only have their text.
-            detail = hidden(getattr(error, 'strerror', None) or str(error))
+            detail = '' if _is_plain(error) else hidden(getattr(error, 'strerror', None) or str(error))
             return kind(f'{name}: {message} ({detail})' if detail else f'{name}: {message}')
     return None
 

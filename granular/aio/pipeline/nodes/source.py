@@ -21,6 +21,7 @@ from granular.aio.pipeline.data_source import as_data_source, file_bytes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import (
     CONTROL,
     await_user,
@@ -29,7 +30,14 @@ from granular.aio.runtime.user_functions import (
     is_of_signal,
     refuse_coroutine_function,
 )
-from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
+from granular.errors import (
+    ClosedError,
+    DatapointError,
+    GranularError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    UnknownKeyError,
+)
 from granular.indexing import Ints, indices_of
 from granular.metrics import counters, timing
 
@@ -371,6 +379,9 @@ def length_of(source: Any) -> int:
     """Return the length of a source; raise ``InvalidArgumentError`` if the source has no length."""
     try:
         return call_user(len, source)
+    except GranularError as error:
+        shorten(error)  # a pipeline asks each of its stages
+        raise
     except TypeError:
         name = source.describe() if isinstance(source, Source) else type(source).__name__
         raise InvalidArgumentError(f'{name} has no length: pass length=') from None
