@@ -73,6 +73,22 @@ class Awaited:
             )
 
 
+class Unindexed:
+    """Base of streams, whose elements have no index.
+
+    It has neither ``__len__``, by which ``list(stream)`` and ``bool(stream)`` would raise its error, nor ``__next__``,
+    by which a stream would be an ``Iterator``.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, index):
+            raise InvalidArgumentError(
+                f'{type(self).__name__}: a stream has no indices, only `for`: index the MapDataset, before '
+                f'to_iter_dataset(); for torch, pass granular.integrations.torch.IterableDataset(stream)'
+            )
+
+
 class Elementless:
     """Base of datasets of fields, which have no elements, unless a subclass has a ``__getitem__`` of its own."""
 

@@ -1,10 +1,12 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
 import importlib
+import inspect
 import itertools
 import operator
 import pathlib
 import threading
+from collections import abc
 
 import numpy as np
 import pytest
@@ -350,6 +352,26 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
                 getattr(one, name)
         with pytest.raises(AttributeError, match="no attribute 'x'$"):
             operator.attrgetter('x')(one)
+
+
+KINDS = tuple(getattr(abc, name) for name in abc.__all__ if name not in ('Hashable', 'ByteString', 'Buffer'))
+
+
+@pytest.mark.parametrize('kind', [MapDataset, granular.aio.MapDataset])
+def test_index_of_a_stream_is_answered_and_it_remains_an_iterable_alone(kind):
+    stream = kind.range(3).to_iter_dataset()
+    for index in (0, -1, slice(2), 'label'):
+        with pytest.raises(
+            InvalidArgumentError, match=r'a stream has no indices, .*before to_iter_dataset\(\); for torch'
+        ):
+            stream[index]
+    assert {kind for kind in KINDS if isinstance(stream, kind)} == {abc.Iterable, abc.AsyncIterable}
+    assert not isinstance(stream, granular.RandomAccessDataSource)
+    assert (bool(stream), operator.length_hint(stream, 7), list(stream), 2 in stream) == (True, 7, [0, 1, 2], True)
+    assert (np.asarray(stream).shape, inspect.isgenerator(stream)) == ((), False)
+    for call in (len, next, reversed):
+        with pytest.raises(TypeError):
+            call(stream)
 
 
 ASYNC = {name for name in granular.aio.__all__ if hasattr(getattr(granular.aio, name), 'get')}

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast, overload
 
-from granular._other_names import answering
+from granular._other_names import Unindexed, answering
 from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
@@ -52,7 +52,7 @@ _OF_DATASETS: Final = dict.fromkeys(
 )  # fmt: skip
 
 
-class IterDataset(Chain, Generic[Element_co]):
+class IterDataset(Unindexed, Chain, Generic[Element_co]):
     """A stream of elements, for ``for`` or ``async for``; create one with ``MapDataset.to_iter_dataset``.
 
     Operations return a new stream; nothing is read before iteration::

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkabl
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import Elementless
+from granular._other_names import Elementless, Unindexed
 from granular._typing import Element_co
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint, without_failures
@@ -203,7 +203,7 @@ def convert(source: Any) -> Source:
         return _Called(source, '__call__')
     if getattr(type(source), '__getitem__', None) is Elementless.__getitem__:
         source[0]  # raises the error
-    if hasattr(source, '__getitem__'):
+    if hasattr(source, '__getitem__') and not isinstance(source, Unindexed):
         refuse_coroutine_function(source.__getitem__)
         return _Called(source, '__getitem__')
     remedy = ''
