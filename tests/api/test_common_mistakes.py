@@ -1,5 +1,7 @@
 """Mistakes that are easy to make: each is an error that names what was given, and the remedy."""
 
+import asyncio
+import copy
 import importlib
 import inspect
 import itertools
@@ -247,6 +249,17 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
     [
         ('map', 'num_parallel_calls', r'nothing: .* mp_prefetch\(8\)'),
         ('map', 'on_error', "on_error='skip' to to_iter_dataset"),
+        ('map', 'fn', 'transform'),
+        ('map_with_index', 'function', 'transform'),
+        ('random_map', 'func', 'transform'),
+        ('flat_map', 'function', 'transform'),
+        ('filter', 'predicate', 'transform'),
+        ('repeat', 'count', 'num_epochs'),
+        ('window_shuffle', 'buffer_size', 'window_size'),
+        ('limit', 'n', 'count'),
+        ('prefetch', 'prefetch_factor', 'buffer_size'),
+        ('rebatch', 'drop_last', 'drop_remainder'),
+        ('batch', 'batch', 'batch_size'),
         ('batch', 'drop_last', 'drop_remainder'),
         ('batch', 'collate_fn', 'batch_fn'),
         ('batch', 'shuffle', r'nothing, and call shuffle\(seed=0\)'),
@@ -263,7 +276,7 @@ def test_arguments_of_other_writers_are_answered_with_ours(cls, name, tmp_path):
 def test_arguments_of_other_libraries_are_answered_by_operations(kind, method, name, ours):
     positional = {'batch': [2], 'map': [abs]}.get(method, [])
     chain = kind.range(4)
-    for one in [chain, chain.to_iter_dataset()] if positional else [chain]:
+    for one in [one for one in (chain, chain.to_iter_dataset()) if method in dir(one)]:
         with pytest.raises(
             InvalidArgumentError, match=rf"Dataset\.{method}: no .* \['{name}'\]: for {name}, pass {ours}"
         ):
@@ -352,6 +365,17 @@ def test_operations_of_the_other_kind_of_dataset_are_answered(kind):
                 getattr(one, name)
         with pytest.raises(AttributeError, match="no attribute 'x'$"):
             operator.attrgetter('x')(one)
+
+
+async def test_for_over_a_stream_of_the_async_api_in_a_running_loop_is_answered():
+    mapped = granular.aio.MapDataset.range(6).map(abs)
+    chain = mapped.to_iter_dataset()
+    mix = granular.IterDataset.mix([dataset.to_iter_dataset(), mapped])
+    for stream in (chain, chain.filter(bool).batch(2), chain.mp_prefetch(2), mix, copy.copy(chain), chain.repeat()):
+        with pytest.raises(InvalidArgumentError, match=r'^a stream of granular.aio: use `async for`'):
+            list(stream)
+    assert [x async for x in chain] == await asyncio.to_thread(list, chain) == list(range(6))
+    assert list(dataset.to_iter_dataset()) == list(range(10))  # as in a notebook
 
 
 KINDS = tuple(getattr(abc, name) for name in abc.__all__ if name not in ('Hashable', 'ByteString', 'Buffer'))

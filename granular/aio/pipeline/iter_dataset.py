@@ -26,7 +26,11 @@ from granular.aio.pipeline.streams.user_iterators import Iterated
 from granular.aio.pipeline.streams.windows import WindowShuffled
 from granular.aio.pipeline.transforms import (
     BATCH_ARGUMENTS,
+    COUNT_ARGUMENTS,
+    EPOCH_ARGUMENTS,
+    FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
+    WINDOW_ARGUMENTS,
     Chain,
     DatasetOptions,
     FlatMapFunction,
@@ -38,6 +42,7 @@ from granular.aio.pipeline.transforms import (
     ShardOptions,
     Transformation,
 )
+from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import CORES
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer, check_seed
@@ -184,10 +189,12 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         """Apply a function to each element, in threads."""
         return IterDataset(ElementFunction(self._stream, 'map', transform))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def map_with_index(self, transform: IndexedFunction[Element_co, T]) -> 'IterDataset[T]':
         """Apply a function to each element and its number in this stream: ``transform(number, element)``."""
         return IterDataset(ElementFunction(self._stream, 'map_with_index', transform))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def random_map(
         self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
@@ -195,10 +202,12 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         seed = nodes.seed_of(seed, self._stream, 'random_map')
         return IterDataset(ElementFunction(self._stream, 'random_map', transform, seed))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def filter(self, transform: Predicate[Element_co]) -> Self:
         """Keep the elements for which a function returns True."""
         return self._of(ElementFunction(self._stream, 'filter', transform))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def flat_map(self, transform: FlatMapFunction[Element_co, T]) -> 'IterDataset[T]':
         """Replace each element by the elements that a function returns for it, possibly none."""
         method = method_of(transform, 'flat_map')
@@ -225,6 +234,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         """Combine consecutive elements to batches, as ``MapDataset.batch``."""
         return IterDataset(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
 
+    @answering(batch='batch_size', size='batch_size', n='batch_size', drop_last='drop_remainder')
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> Self:
         """Combine or split batches to batches of another size, along the first axis of each array.
 
@@ -234,6 +244,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         description = f'rebatch({batch_size}{", drop_remainder=True" if drop_remainder else ""})'
         return self._of(Staged(self._stream, description, Rebatching, batch_size, drop_remainder))
 
+    @answering(**EPOCH_ARGUMENTS)
     def repeat(self, num_epochs: int | None = None) -> Self:
         """Repeat the stream, each time with the same elements; ``MapDataset.repeat`` shuffles each epoch differently.
 
@@ -243,6 +254,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
             num_epochs = check_integer('num_epochs', num_epochs, 1)
         return self._of(Repeated(self._stream, num_epochs))
 
+    @answering(**COUNT_ARGUMENTS)
     def limit(self, count: int) -> Self:
         """End the stream after ``count`` elements, 1 or more."""
         return self._of(Limited(self._stream, check_integer('count', count, 1)))
@@ -255,6 +267,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         """
         return self._of(Staged(self._stream, 'cache()', Caching))
 
+    @answering(**WINDOW_ARGUMENTS)
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of ``window_size`` consecutive elements.
 
@@ -326,6 +339,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         shards = recipe.shard.shard_count
         return IterDataset(Staged(self._stream, recipe.description, Packing, recipe, shards=shards))
 
+    @answering(**dict.fromkeys(('n', 'size', 'prefetch_factor', 'num_batches'), 'buffer_size'))
     def prefetch(self, buffer_size: int = 2) -> Self:
         """Compute ``buffer_size`` elements of all previous operations ahead of the consumer.
 
@@ -405,6 +419,12 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         return applied
 
     def __iter__(self) -> blocking_iterator.DatasetIterator[Element_co]:
+        # Streams of the sync API may block a running loop: that of a notebook runs in each cell.
+        if running_loop() is not None and any(getattr(root, 'awaited', False) for root in self._stream.roots()):
+            raise InvalidArgumentError(
+                'a stream of granular.aio: use `async for`, as `for` would block the event loop of this thread; '
+                'granular.MapDataset makes streams for `for`'
+            )
         return blocking_iterator.DatasetIterator(self._stream)
 
     def __aiter__(self) -> iterator.DatasetIterator[Element_co]:

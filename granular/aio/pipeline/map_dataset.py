@@ -23,8 +23,11 @@ from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     BATCH_ARGUMENTS,
+    EPOCH_ARGUMENTS,
+    FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
     RANK_ARGUMENTS,
+    WINDOW_ARGUMENTS,
     Chain,
     FlatMapFunction,
     IndexedFunction,
@@ -158,6 +161,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         seed = check_integer('seed', nodes.seed_of(seed, self._node, 'shuffle'), 0, MAX_SEED)
         return self._of(nodes.Shuffle(self._node, order or Index(), seed))
 
+    @answering(**WINDOW_ARGUMENTS)
     def window_shuffle(self, window_size: int, seed: int | None = None) -> Self:
         """Shuffle the elements within each window of consecutive elements.
 
@@ -190,6 +194,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         nodes.check_finite(self._node, 'percent', 'call percent() before repeat()')
         return self.slice(builtins.slice(*percent_range(len(self), from_percent, to_percent)))
 
+    @answering(**EPOCH_ARGUMENTS)
     def repeat(
         self, num_epochs: int | None = None, *, min_size: int | None = None, reseed_each_epoch: bool = True
     ) -> Self:
@@ -241,10 +246,12 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """Apply a function to each element, in threads. None, which ``filter`` leaves, is passed through."""
         return self._of(elements.Map(self._node, transform))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def map_with_index(self, transform: IndexedFunction[Any, Any]) -> Any:
         """Apply a function to each index and element: ``transform(index, element)``."""
         return self._of(elements.MapWithIndex(self._node, transform))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
         """Apply a function to each element and a random generator: ``transform(element, rng)``.
 
@@ -252,6 +259,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """
         return self._of(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def flat_map(self, transform: FlatMapFunction[Any, Any], *, max_fan_out: int | None = None) -> Any:
         """Replace each element by ``max_fan_out`` elements: those that a function returns for it, and then None.
 
@@ -274,6 +282,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             )
         return self._of(elements.FlatMap(self._node, transform, max_fan_out))
 
+    @answering(**FUNCTION_ARGUMENTS)
     def filter(self, transform: Predicate[Any]) -> Self:
         """Replace each element for which a function returns False by None. Iteration skips these elements."""
         return self._of(elements.Filter(self._node, transform))
@@ -324,7 +333,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
             replacement, returns None to skip the element, or raises. Store errors are always raised, and so are those
             of later operations, which get replacements as any other element.
         """
-        return IterDataset(Read(self._node, read_options, allow_nones, shard_options, on_error))
+        read = Read(self._node, read_options, allow_nones, shard_options, on_error)
+        read.awaited = isinstance(self, Awaited)
+        return IterDataset(read)
 
     # --- length and description
 

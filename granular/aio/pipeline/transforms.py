@@ -22,11 +22,19 @@ _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 # Names of other libraries, each with what to write instead.
 BATCH_ARGUMENTS: Final = {
+    **dict.fromkeys(('batch', 'size', 'n'), 'batch_size'),
     'drop_last': 'drop_remainder',
     'collate_fn': 'batch_fn',
     'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
 }
+FUNCTION_ARGUMENTS: Final = dict.fromkeys(
+    ('fn', 'func', 'function', 'map_func', 'predicate', 'condition'), 'transform, or the function alone'
+)
+COUNT_ARGUMENTS: Final = dict.fromkeys(('n', 'num', 'num_elements', 'size'), 'count, or the number alone')
+EPOCH_ARGUMENTS: Final = dict.fromkeys(('count', 'n', 'times', 'epochs', 'nepochs', 'num_repeats'), 'num_epochs')
+WINDOW_ARGUMENTS: Final = dict.fromkeys(('buffer_size', 'size', 'n', 'bufsize', 'shuffle_block_size'), 'window_size')
 MAP_ARGUMENTS: Final = {
+    **FUNCTION_ARGUMENTS,
     **dict.fromkeys(
         ('num_parallel_calls', 'num_workers', 'num_proc'),
         'nothing: functions run in threads; mp_prefetch(8) of the stream takes processes',
