@@ -35,7 +35,7 @@ class Batches(Closing, Iterator[Any]):
     again after its end, it iterates the loader again.
 
     Args:
-      batches: a :class:`granular.Loader`, or any iterable.
+      batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
       buffer: number of batches to convert ahead, which bounds the memory in addition to the loader's own.
     """
 

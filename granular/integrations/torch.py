@@ -236,7 +236,7 @@ class Batches(core.Batches):
     closes the loader.
 
     Args:
-      batches: a :class:`granular.Loader`, or any iterable.
+      batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
       device: the device to move them to; by default they stay in place and share the loader's memory.
       buffer: number of batches to transfer to the device ahead. They count for a Loader's ``recycle_after``.
     """
