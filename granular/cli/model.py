@@ -10,6 +10,7 @@ from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
 _OPENING: Final = 5  # requests after each other that open a dataset
+_START: Final = 0.05  # seconds of the first reads of a process: imports, its event loop, connections
 _DATAPOINT: Final = 15e-6  # seconds of processor time of a Loader for a datapoint of bytes, without its request
 _BATCH: Final = 400e-6  # and for a batch
 
@@ -164,7 +165,7 @@ def time_of(
     else:
         limit = max(shares, key=lambda name: shares[name])
     # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
-    began = (_OPENING + 2 * rounds) * latency + opening / (rates.bytes_per_second or math.inf)
+    began = _START + (_OPENING + 2 * rounds) * latency + opening / (rates.bytes_per_second or math.inf)
     return (
         began + max(_in_turns(units, ahead, rounds * latency, transfer / units), busy),
         limit,

@@ -170,7 +170,7 @@ def sized(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(('delay', 'rate'), [(0.1, math.inf), (0.05, 2_000_000)])
+@pytest.mark.parametrize(('delay', 'rate'), [(0.1, math.inf), (0.05, 2_000_000), (0.02, 10_000_000)])
 @pytest.mark.parametrize(('name', 'batch'), [('4', 16), ('100', 2)])
 @pytest.mark.parametrize(
     ('order', 'name_of_order'),
