@@ -512,10 +512,15 @@ def test_image_folders_are_converted(store, request, tmp_path):
 
 def test_unknown_sources_and_formats_are_errors(tmp_path):
     (tmp_path / 'x').mkdir()
+    (tmp_path / 'void').mkdir()
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
+    (tmp_path / 'x' / 'flat').mkdir()
+    (tmp_path / 'x' / 'flat' / '0.png').write_bytes(b'')
     for source, error, message in (
-        (tmp_path / 'nothing', NotFoundError, 'nothing'), (tmp_path / 'x', NotFoundError, 'unknown format'),
-        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format'), (5, InvalidArgumentError, 'int'),
+        (tmp_path / 'nothing', NotFoundError, 'nothing'), (5, InvalidArgumentError, 'int'),
+        (tmp_path / 'x' / 'flat', InvalidArgumentError, '0.png and all .* in no folder of a class: .* flat/NAME/0.png'),
+        (tmp_path / 'void', NotFoundError, r'unknown format: .* generator of dicts, as in granular.convert\(records'),
+        (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format: .* generator of dicts'),
         (tmp_path / 'x' / '*.parquet', NotFoundError, 'matches no files'), ({'a': 1}, InvalidArgumentError, 'dict'),
         (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'endless'),
         (granular.MapDataset.source(range(3)).repeat().batch(2), InvalidArgumentError, 'endless'),
@@ -532,7 +537,7 @@ def test_unknown_sources_and_formats_are_errors(tmp_path):
     (tmp_path / 'x' / 'a.tar').write_bytes(b'')
     with pytest.raises(InvalidArgumentError, match='has files of parquet, webdataset: pass format'):
         granular.convert(tmp_path / 'x', tmp_path / 'y')
-    assert os.listdir(tmp_path) == ['x']
+    assert sorted(os.listdir(tmp_path)) == ['void', 'x']
 
 
 def test_arrayrecord_files_are_converted(tmp_path):

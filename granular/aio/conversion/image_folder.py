@@ -10,7 +10,7 @@ from granular.aio.conversion.infer import FileRecord
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
-from granular.errors import NotFoundError
+from granular.errors import InvalidArgumentError, NotFoundError
 
 IMAGE_SUFFIXES: Final = ('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp', 'tif', 'tiff', 'ppm', 'pgm')
 _ENDINGS: Final = tuple(f'.{suffix}' for suffix in IMAGE_SUFFIXES)
@@ -43,7 +43,12 @@ class ImageFolder:
                 if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_ENDINGS):
                     entries.append(entry)
         images = cls(folder, entries)
-        if not len(images):
+        if entries and not len(images):
+            raise InvalidArgumentError(
+                f'{folder}: {entries[0].name} and all other images are in no folder of a class: move them into one, as '
+                f'in {folder.name}/NAME/{entries[0].name}'
+            )
+        if not entries:
             raise NotFoundError(f'{folder}: has no images in folders by class ({", ".join(_ENDINGS)})')
         return images
 

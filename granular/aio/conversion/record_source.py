@@ -279,7 +279,10 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
             ) from None
         if remedy := await remedy_of(folder, sorted(names)):
             raise NotFoundError(f'{folder}: {remedy}') from None
-        raise NotFoundError(f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format') from None
+        raise NotFoundError(
+            f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: read other files in a generator of dicts, '
+            f'as in granular.convert(records(), ...)'
+        ) from None
     return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
 
 
@@ -297,7 +300,8 @@ def _format_of(paths: Sequence[Path]) -> str:
     if len(kinds) != 1 or '' in kinds:
         raise InvalidArgumentError(
             f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
-            f'{", ".join(_ENDINGS)}, or a folder; or pass format'
+            f'{", ".join(_ENDINGS)}, or a folder; or pass format; or read it in a generator of dicts, as in '
+            f'granular.convert(records(), ...)'
         )
     return kinds.pop()
 
