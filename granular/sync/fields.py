@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Generic, Self, SupportsIndex, cast
 
 from granular._other_names import Elementless
@@ -12,7 +12,6 @@ from granular.aio.fields.fields import FieldDataset
 from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.threads import current, secondary_threads
 from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on
 from granular.sync.pipeline import MapDataset
 
@@ -197,14 +196,5 @@ class ModeWrapper(Disposable[mode_wrapper.ModeWrapper], Batched):
 
 
 def _blocking(loads: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a coroutine function that a loader method, or any other blocking code, calls.
-
-    The method may occupy a thread of the pool, so values are decoded in secondary threads: waiting for the same pool
-    could deadlock.
-    """
-    read: Coroutine[Any, Any, Any] = loads(*args, **kwargs)
-    token = current.set(secondary_threads())
-    try:
-        return run(read)
-    finally:
-        current.reset(token)
+    """Run a coroutine function that a loader method, or any other blocking code, calls."""
+    return run(loads(*args, **kwargs))

@@ -27,7 +27,7 @@ from granular.aio.runtime.loops import (
     start_coroutine,
 )
 from granular.aio.runtime.tasks import result_of
-from granular.aio.runtime.user_functions import await_user, call_user, computing
+from granular.aio.runtime.user_functions import await_user, call_user
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
@@ -121,7 +121,9 @@ def _refusal(error: RuntimeError) -> GranularError:
 
 current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
 """The threads of the loader whose batch is being read; None for those of the process."""
-_pools: Final[dict[str, Threads]] = {}  # of the process, by name
+_depth: contextvars.ContextVar[int] = contextvars.ContextVar('depth', default=0)
+"""The number of calls in threads that this context is within: a function may read, and wait for the threads of that."""
+_pools: Final[dict[int, Threads]] = {}  # of the process, by depth: calls of one pool could all wait for each other
 
 
 def threads() -> Threads:
@@ -129,13 +131,15 @@ def threads() -> Threads:
     return current.get() or _process_threads()
 
 
-def _process_threads(name: str = 'granular') -> Threads:
-    return _pools.get(name) or _pools.setdefault(name, Threads(min(32, 4 * CORES), name))
+def _process_threads() -> Threads:
+    depth = _depth.get()
+    return _pools.get(depth) or _pools.setdefault(depth, Threads(min(32, 4 * CORES), f'granular_{depth}'))
 
 
-def secondary_threads() -> Threads:
-    """Return a second pool, for calls that user functions wait for: in one pool, all might wait for each other."""
-    return _process_threads('granular-beside')
+def _descend() -> None:
+    """Let calls that are made within this one use other threads than it does."""
+    _depth.set(_depth.get() + 1)
+    current.set(None)
 
 
 def _forget_threads() -> None:
@@ -220,8 +224,10 @@ async def _ended(future: 'asyncio.Future[Any]') -> None:
 def _submit(
     pool: Threads, fn: Callable[[*Ts], T], *args: *Ts
 ) -> 'tuple[concurrent.futures.Future[T], asyncio.Future[T]]':
-    """Start a call in the caller's context, so that nested calls go to the same threads."""
+    """Start a call in a copy of the caller's context."""
     context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+    if pool is threads():
+        context.run(_descend)
     result: asyncio.Future[T] = loop.create_future()
     call = pool.submit(context.run, lambda: call_user(fn, *args))
     # Not `call` itself: a call that its own callback refers to would keep its result until the garbage is collected.
@@ -323,6 +329,7 @@ class _ParallelCalls(Generic[T]):
     def __init__(self, call: Callable[[int], T], count: int) -> None:
         self._call, self._count = call, count
         self._abandoned = _abandoned.get()
+        self._threads, self._context = threads(), contextvars.copy_context()
         self._numbers = itertools.count()  # shared by the threads: its next() is atomic
         self._results: list[Any] = [None] * count
         self._errors: list[BaseException] = []
@@ -361,7 +368,7 @@ class _ParallelCalls(Generic[T]):
         return True
 
     def _start_helpers(self, count: int) -> list[concurrent.futures.Future[None]]:
-        return [threads().submit(self._help, computing.get()) for _ in range(count)]
+        return [self._threads.submit(self._context.copy().run, self._help) for _ in range(count)]
 
     def _start_more_helpers(self, timer: Timer, running: int) -> list[concurrent.futures.Future[None]]:
         """Start as many helpers as the pool has threads if this thread has mostly waited; else check again later."""
@@ -369,16 +376,13 @@ class _ParallelCalls(Generic[T]):
             self._next_check *= 2
             return []
         self._next_check = math.inf
-        return self._start_helpers(min(threads().width, self._count) - 1 - running)
+        return self._start_helpers(min(self._threads.width, self._count) - 1 - running)
 
-    def _help(self, tokens: tuple[object, ...]) -> None:
-        outer = computing.set(tokens)
-        try:
-            with _counted():
-                while self._step():
-                    pass
-        finally:
-            computing.reset(outer)
+    def _help(self) -> None:
+        _descend()
+        with _counted():
+            while self._step():
+                pass
 
     def _step(self) -> bool:
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
