@@ -1,6 +1,7 @@
-"""Functions of the user that read through granular themselves, while they occupy the threads that would decode for them."""
+"""Functions of the user that read through granular while they occupy the threads that would decode for them."""
 
 import asyncio
+import threading
 import time
 
 import numpy as np
@@ -59,7 +60,20 @@ def by_a_loader(path):
     return read
 
 
-READS = [blocking, on_its_own_loop, within_another, by_a_loader]
+def in_a_thread(path):
+    read = blocking(path)
+
+    def start(i):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(read(i)))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    return start
+
+
+READS = [in_a_thread, blocking, on_its_own_loop, within_another, by_a_loader]
 
 
 @pytest.mark.parametrize('read', READS)

@@ -99,6 +99,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
             os._exit(1)
 
     # Copying takes too long for the loop. The thread starts before there is work: later, it might be refused.
+    threads.fix_depth()
     threads.start_thread(threading.Thread(target=reply, name='granular-reply', daemon=True))
     while True:
         try:

@@ -40,6 +40,7 @@ class Call(Generic[T]):
     def __init__(self, rest: StartedCoroutine[T], undo: Callable[[T], None] | None) -> None:
         self._rest, self._undo = rest, undo
         self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
+        self._context.run(threads.fix_depth)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None  # while it runs
         self._sent = self._begun = self._done = self._abandoned = self._ended = False

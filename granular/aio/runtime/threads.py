@@ -121,7 +121,7 @@ def _refusal(error: RuntimeError) -> GranularError:
 
 current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
 """The threads of the loader whose batch is being read; None for those of the process."""
-_depth: contextvars.ContextVar[int] = contextvars.ContextVar('depth', default=0)
+_depth: contextvars.ContextVar[int | None] = contextvars.ContextVar('depth', default=None)
 """The number of calls in threads that this context is within: a function may read, and wait for the threads of that."""
 _pools: Final[dict[int, Threads]] = {}  # of the process, by depth: calls of one pool could all wait for each other
 
@@ -131,20 +131,33 @@ def threads() -> Threads:
     return current.get() or _process_threads()
 
 
+def depth() -> int:
+    """Return how many calls in threads this one is within: also those of a function that waits for this thread."""
+    if (known := _depth.get()) is not None:
+        return known
+    return int(threading.current_thread() is not threading.main_thread())
+
+
+def fix_depth() -> None:
+    """Let what this context starts in other threads, such as on a loop, have its depth."""
+    _depth.set(depth())
+
+
 def _process_threads() -> Threads:
-    depth = _depth.get()
-    return _pools.get(depth) or _pools.setdefault(depth, Threads(min(32, 4 * CORES), f'granular_{depth}'))
+    level = depth()
+    return _pools.get(level) or _pools.setdefault(level, Threads(min(32, 4 * CORES), f'granular_{level}'))
 
 
 def _descend() -> None:
     """Let calls that are made within this one use other threads than it does."""
-    _depth.set(_depth.get() + 1)
+    _depth.set(depth() + 1)
     current.set(None)
 
 
 def _forget_threads() -> None:
     """Reset in a forked child, which has none of its parent's threads."""
     current.set(None)
+    _depth.set(None)
     _pools.clear()
     _computing.clear()
 
