@@ -11,6 +11,8 @@ One that comes after ``next`` has returned, and before its caller stores the ele
 import asyncio
 import contextlib
 import itertools
+import random
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -235,3 +237,35 @@ def test_interrupted_next_loses_and_repeats_no_element(name: str, kind: Any) -> 
                 rest = expected[:position]
                 consume(resumed, rest, most)
                 assert plain(rest) == expected, f'{name}, point {at}, from its state: {interrupt.where}'
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
+@pytest.mark.parametrize('name', [name for name in ITERATORS if name.endswith('IterDataset')])
+def test_ctrl_c_inside_a_stream_of_files_is_raised_as_itself(name: str, data: Any) -> None:
+    """Interrupts also come in a frame that awaits, between those of coroutines, where no counted point is."""
+    listening, draw, caught = [False], random.Random(0), 0
+
+    def interrupt(*args: Any) -> None:
+        if listening[0]:
+            raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while caught < 1000:
+            with iter(ITERATORS[name](data['disk'])) as iterator:
+                while caught < 1000:
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-5, 1e-4))
+                    try:
+                        listening[0] = True
+                        iterator.__next__()
+                        listening[0] = False
+                    except KeyboardInterrupt:
+                        listening[0] = False
+                        caught += 1
+                    except StopIteration:
+                        listening[0] = False
+                        break
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)

@@ -165,7 +165,7 @@ class _Reading(Flow):
 
     async def _stop(self) -> None:
         pieces, self._pieces, self._parser = self._pieces, None, None
-        if pieces is not None:
+        if pieces is not None and not pieces.ag_running:  # as after Ctrl-C, before Python 3.13
             await pieces.aclose()
 
     async def begin(self) -> None:
