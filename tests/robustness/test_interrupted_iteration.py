@@ -241,6 +241,37 @@ def test_interrupted_next_loses_and_repeats_no_element(name: str, kind: Any) -> 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
+@pytest.mark.parametrize('name', ['prefetch', 'prefetch of a mix', 'window_shuffle', 'TFRecordIterDataset'])
+def test_second_ctrl_c_while_the_first_is_undone_loses_and_repeats_no_element(name: str, data: Any) -> None:
+    """The call that follows an interrupt goes back to the element that was not received: it may be interrupted, too."""
+    make, most = STREAMS.get(name) or (lambda: ITERATORS[name](data['disk'])), 9
+    expected: list[Any] = []
+    with running(make()) as iterator:
+        consume(iterator, expected, most)
+
+    def interrupted(iterator: Any, result: list[Any], interrupt: MainThread) -> None:
+        with contextlib.suppress(KeyboardInterrupt), interrupt:
+            consume(iterator, result, len(result) + 1)
+
+    with running(make()) as iterator:
+        consume(iterator, result := [], 2)
+        interrupted(iterator, result, whole := MainThread())
+    for first in range(1 + whole.count // 8, whole.count + 1, 1 + whole.count // 4):
+        second = 0
+        undone = MainThread()
+        while undone.count >= second:
+            second += 1
+            result = []
+            with running(make()) as iterator:
+                consume(iterator, result, 2)
+                interrupted(iterator, result, MainThread(first))
+                interrupted(iterator, result, undone := MainThread(second))
+                consume(iterator, result, most)
+            assert plain(result) == plain(expected), f'{name}, points {first}, {second}: {undone.where}'
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
 @pytest.mark.parametrize('name', [name for name in ITERATORS if name.endswith('IterDataset')])
 def test_ctrl_c_inside_a_stream_of_files_is_raised_as_itself(name: str, data: Any) -> None:
     """Interrupts also come in a frame that awaits, between those of coroutines, where no counted point is."""

@@ -100,11 +100,13 @@ class _Reading(Flow):
         return self.hosts == 1  # the number of records is not known
 
     def _seek(self, state: Mapping[str, int], turn: int) -> None:
-        self._turn = turn  # the position from which the hosts take the next turn
-        self._file, self._offset, self._record, self._position = (state[key] for key in _START)
-        self._size: int | None = state.get('bytes')  # of the file, once it is known
+        # Ctrl-C comes at calls: the position is that of the state only once nothing of another one is left.
         self._parser: Records | None = None
-        self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields above are of the last one
+        self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields below are of the last one
+        at, size = [state[key] for key in _START], state.get('bytes')
+        self._turn = turn  # the position from which the hosts take the next turn
+        self._size: int | None = size  # of the file, once it is known
+        self._file, self._offset, self._record, self._position = at
 
     async def next(self) -> Any:
         turns = self.turns
@@ -165,7 +167,7 @@ class _Reading(Flow):
 
     async def _stop(self) -> None:
         pieces, self._pieces, self._parser = self._pieces, None, None
-        if pieces is not None and not pieces.ag_running:  # as after Ctrl-C, before Python 3.13
+        if pieces is not None and not getattr(pieces, 'ag_running', False):  # as after Ctrl-C, before Python 3.13
             await pieces.aclose()
 
     async def begin(self) -> None:

@@ -123,10 +123,11 @@ class Prefetching(Flow):
         follows = self._ready is not None and self._task is not None and not self._taken
         if follows and state == self._after and terms == self._terms:
             return  # what is made ahead follows from there
-        self._taken = False
         await self._stop()
         await self._parent.restore(state, terms)
-        self._after, self._in_step, self._terms = self._parent.state(), self._parent.in_step, terms
+        after, in_step = self._parent.state(), self._parent.in_step
+        # Last: until then, Ctrl-C must not make what is read ahead count as what follows from this state.
+        self._after, self._in_step, self._terms, self._taken = after, in_step, terms, False
 
     async def begin(self) -> None:
         await ensure_event_loop()
