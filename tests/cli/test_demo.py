@@ -52,7 +52,7 @@ def test_servers_are_reached_past_a_proxy(scheme, server, monkeypatch):
     for name in ('http_proxy', 'HTTP_PROXY'):
         monkeypatch.setenv(name, 'http://127.0.0.1:1')
     with server() as options:
-        bucket = granular.Path(f'{scheme}://test-data', **options)
+        bucket = granular.Path(f'{scheme}://past-a-proxy', **options)
         bucket.mkdir()
         (bucket / 'x').write_bytes(b'1')
         assert (bucket / 'x').read_bytes() == b'1'

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.pipeline.nodes.source import Source, all_stages
-from granular.aio.pipeline.nodes.stacking import memory_for
+from granular.aio.pipeline.nodes.stacking import array_of_texts, memory_for
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
@@ -91,7 +91,9 @@ class Assembly:
                 for i, value in enumerate(values):
                     if _dtype_of(value) != dtype or value.shape:
                         raise differing(key, value, first + i, dtype, shape)
-                out[key] = np.array(values, dtype)  # as wide as the longest text of the batch
+                texts = [datapoint[key] for datapoint in datapoints]
+                texts = [text if isinstance(text, str | bytes) else text.item() for text in texts]
+                out[key] = array_of_texts(texts, dtype.kind == 'U')
                 continue
             target = out[key]
             if not shape and (column := _scalars([datapoint[key] for datapoint in datapoints], dtype)) is not None:
@@ -137,11 +139,6 @@ def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
         raise DatapointError(
             f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its '
             f'filled(), or return the mask as another key'
-        )
-    if isinstance(value, str | bytes) and value[-1:] in ('\0', b'\0'):
-        raise DatapointError(
-            f'step {step}, key {key!r}: ends with a zero, which arrays of text and of bytes lose: return an array, by '
-            f'np.frombuffer(value, np.uint8), or remove the key in a transform'
         )
     return np.asarray(value)
 

@@ -146,7 +146,7 @@ class Loader(LoaderHandle):
 
     Args:
       source: a source of ``sources``, a reader, a MapDataset, a sequence, or an object with ``fetch``; its datapoints
-        are dicts of numbers, text and arrays. Texts of a batch may differ in length.
+        are dicts of numbers, text and arrays. Texts of a batch may differ in length; bytes become an array of objects.
       batch: datapoints per batch.
       prefetch: batches to fetch ahead.
       workers: threads that decode and transform; with ``mp``, processes, of which at most ``prefetch + 1`` are started,

@@ -71,10 +71,8 @@ def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
 def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     first = datapoints[0]
     kinds = set(map(type, datapoints))
-    if isinstance(first, bytes | bytearray) or (kinds == {str} and '\0' in ''.join(datapoints)):
-        out = np.empty(len(datapoints), object)
-        out[:] = datapoints
-        return out
+    if isinstance(first, bytes | bytearray) or kinds == {str}:
+        return array_of_texts(datapoints, kinds == {str})
     try:
         if type(first) in _NUMBERS:
             out = np.array(datapoints)
@@ -109,6 +107,15 @@ def _check_dtypes(datapoints: Sequence[Any]) -> None:
             raise DatapointError(
                 f'datapoint {i} of a batch has dtype {dtype}, the first {dtypes[0]}: {_REMEDY}'
             ) from None
+
+
+def array_of_texts(texts: Sequence[Any], plain: bool) -> NDArray[Any]:
+    """Return an array of texts or bytes: of objects if they are not plain texts or have zeros, which numpy would cut."""
+    if plain and '\0' not in ''.join(texts):
+        return np.array(texts, str)
+    out = np.empty(len(texts), object)
+    out[:] = texts
+    return out
 
 
 def concatenate(arrays: Sequence[NDArray[Any]]) -> Any:
