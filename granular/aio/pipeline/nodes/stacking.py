@@ -110,7 +110,7 @@ def _check_dtypes(datapoints: Sequence[Any]) -> None:
 
 
 def array_of_texts(texts: Sequence[Any], plain: bool) -> NDArray[Any]:
-    """Return an array of texts or bytes: of objects if they are not plain texts or have zeros, which numpy would cut."""
+    """Return an array of texts or bytes; of objects unless they are texts without zeros, which numpy would cut."""
     if plain and '\0' not in ''.join(texts):
         return np.array(texts, str)
     out = np.empty(len(texts), object)
