@@ -87,8 +87,9 @@ class Pool:
         self._late: set[str] = set()  # addresses that failed, or did not answer soon: the others are tried before them
         self._context: asyncio.Future[ssl.SSLContext] | None = None
         self._loop = asyncio.get_running_loop()
-        buffers = bytearray(SCRATCH), memoryview(bytearray(RECEIVED))
-        self.scratch, self._received = _buffers.setdefault(self._loop, buffers)
+        if self._loop not in _buffers:
+            _buffers[self._loop] = bytearray(SCRATCH), memoryview(bytearray(RECEIVED))
+        self.scratch, self._received = _buffers[self._loop]
         self._ticking: asyncio.TimerHandle | None = None
         self._closed = False
         self._empty = asyncio.Event()

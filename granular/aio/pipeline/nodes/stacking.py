@@ -71,8 +71,8 @@ def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
 def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     first = datapoints[0]
     kinds = set(map(type, datapoints))
-    if isinstance(first, bytes | bytearray) or kinds == {str}:
-        return array_of_texts(datapoints, kinds == {str})
+    if (plain := kinds == {str}) or isinstance(first, bytes | bytearray):
+        return array_of_texts(datapoints, plain)
     try:
         if type(first) in _NUMBERS:
             out = np.array(datapoints)
@@ -88,7 +88,7 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
-    if out.dtype.kind in 'SU' and kinds != {str}:
+    if out.dtype.kind in 'SU':
         _check_dtypes(datapoints)
     return out
 

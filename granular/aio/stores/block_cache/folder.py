@@ -108,12 +108,11 @@ class CacheFolder:
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise self._lock_timeout() from None
+                    raise StoreTimeoutError(
+                        f'{self.path}: locked by another process for more than {_LOCK_TIMEOUT:g} s'
+                    ) from None
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
-
-    def _lock_timeout(self) -> StoreTimeoutError:
-        return StoreTimeoutError(f'{self.path}: locked by another process for more than {_LOCK_TIMEOUT:g} s')
 
     def log_damage(self, name: str, error: object) -> None:
         """Log damage of a file as a WARNING at most every 30 s, otherwise as DEBUG."""
