@@ -109,3 +109,10 @@ def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
         hint = ': numpy.flatnonzero(...) makes indices of a mask' if array.dtype == bool and array.ndim else hint
         raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got {got}{hint}')
     return array
+
+
+def sums_of(values: Ints, counts: Sequence[int]) -> Ints:
+    """Return the sums of so many successive values each."""
+    sums, ends = np.append(0, np.cumsum(values)), np.cumsum(counts)
+    out: Ints = sums[ends] - sums[ends - counts]
+    return out

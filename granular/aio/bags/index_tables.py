@@ -63,20 +63,15 @@ class PackedReferences:
     def __init__(self, tables: Sequence[tuple[PackedTable, ...]]) -> None:
         self.tables = tables
 
-    def combine(self, indices: Ints, results: Iterator[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-        """Return the first record and the number of records of each key, both of shape (datapoints, keys), given an
-        iterator over what the tables have for the datapoints.
+    def fill(self, firsts: Ints, counts: Ints, results: Iterator[tuple[Ints, Ints]]) -> None:
+        """Fill in the first record and the number of records of each key, both of shape (datapoints, keys), given an
+        iterator over what the tables have for the datapoints; ``firsts`` has their indices, and ``counts`` ones.
         """
-        firsts = np.empty((len(indices), len(self.tables)), np.int64)
-        counts = np.ones((len(indices), len(self.tables)), np.int64)
         for key, tables in enumerate(self.tables):
-            if len(tables) == SAME:
-                firsts[:, key] = indices
-                continue
-            first, following = next(results)
-            firsts[:, key] = first
-            counts[:, key] = next(results)[0] if len(tables) == ANY else following - first
-        return firsts, counts
+            if len(tables) != SAME:
+                first, following = next(results)
+                firsts[:, key] = first
+                counts[:, key] = next(results)[0] if len(tables) == ANY else following - first
 
     def at_one(self, index: int) -> list[tuple[int, int]]:
         """Return the first record and the number of records of each key of one datapoint, from memory."""

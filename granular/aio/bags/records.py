@@ -15,7 +15,7 @@ from granular.aio.stores.fanout import read_all
 from granular.config import MiB
 from granular.errors import CorruptBagError
 from granular.formats.checksums import check
-from granular.indexing import Ints
+from granular.indexing import Ints, sums_of
 
 
 class Adjacent(NamedTuple):
@@ -31,12 +31,16 @@ class Adjacent(NamedTuple):
 
 async def read_records(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:
     """Read records of many bags of one store: one fan-out for the limits that are not in memory, one for the data."""
+    if not requests:
+        return []
     limits = await read_limits(requests)
-    for (bag, indices), (starts, stops) in zip(requests, limits, strict=True):
-        if (total := int((stops - starts).sum())) > bag.datasize:
-            if len(np.unique(indices)) == len(indices):
-                raise CorruptBagError(f'{bag.name}: {len(indices)} records have {total} bytes of {bag.datasize}')
-            return await _read_distinct(requests)
+    starts, stops = (np.concatenate(bounds) for bounds in zip(*limits, strict=True))
+    totals = sums_of(stops - starts, [len(indices) for _, indices in requests])
+    for i in np.flatnonzero(totals > [bag.datasize for bag, _ in requests]).tolist():
+        bag, indices = requests[i]
+        if len(np.unique(indices)) == len(indices):
+            raise CorruptBagError(f'{bag.name}: {len(indices)} records have {totals[i]} bytes of {bag.datasize}')
+        return await _read_distinct(requests)
     cached, reads = _reads_of([(bag, *bounds) for (bag, _), bounds in zip(requests, limits, strict=True)])
     out = _filled(cached, await _fetch((bag for bag, _ in requests), reads) if reads else [])
     for (bag, indices), records in zip(requests, out, strict=True):

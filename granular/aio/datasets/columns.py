@@ -1,5 +1,6 @@
 """The columns of an opened dataset, and reads of many datapoints from many datasets in one fan-out."""
 
+import bisect
 import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.index_tables import PackedReferences, read_tables
 from granular.aio.bags.records import Adjacent, read_adjacent, read_records
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
-from granular.aio.datasets.references import References, clip
+from granular.aio.datasets.references import References, clip, unpack_groups
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
@@ -20,7 +21,7 @@ from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
-from granular.indexing import Ints
+from granular.indexing import Ints, sums_of
 
 Datapoint = dict[str, Any]
 Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
@@ -140,7 +141,7 @@ class Columns:
                 record = bags[key].read_now(index)
             else:
                 first, count = refs[number]
-                self._check_reference(key, index, first, count)
+                self.check_reference(key, index, first, count)
                 if field.many:
                     first, count = clip(first, count, selection, key, index, self.name)
                     records = [bags[key].read_now(i) for i in range(first, first + count)]
@@ -174,10 +175,11 @@ class Columns:
         once_more = OnceMore(self.is_remote)
         while True:
             async with once_more:
-                firsts, counts = (await read_references([(self, indices)]))[0]
+                group = self, indices
+                references = await read_references([group])
                 for choice in self.choices:
-                    self.record_indices(indices, choice, firsts, counts)
-                return firsts, counts
+                    record_indices([group], choice, references)
+                return references[0]
 
     async def available(self, index: int) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
@@ -186,41 +188,21 @@ class Columns:
         _, counts = await self.checked_references(np.array([index]))
         return {field.key: range(int(counts[0, i])) if field.many else True for field, i, _ in self.choices}
 
-    def _check_reference(self, key: str, index: int, first: int, count: int) -> None:
+    def check_reference(self, key: str, index: int, first: int, count: int) -> None:
         if first < 0 or count < 0 or first + count > self.bags[key].length:
             raise CorruptDatasetError(
                 f'{self.name}: datapoint {index} refers to {count} records from {first} on of key {key!r}, whose bag '
                 f'has {self.bags[key].length}'
             )
 
-    def _check_distinct(self, key: str, indices: Ints, counts: Ints, length: int) -> None:
+    def check_distinct(self, key: str, indices: Ints, counts: Ints) -> None:
         """Reject overlapping sequences: few references could otherwise expand to unbounded memory."""
+        length = self.bags[key].length
         _, once = np.unique(indices, return_index=True)
         if (total := int(counts[once].sum())) > length:
             raise CorruptDatasetError(
                 f'{self.name}: {len(once)} datapoints refer to {total} records of key {key!r}, whose bag has {length}'
             )
-
-    def record_indices(self, indices: Ints, choice: Choice, firsts: Ints, counts: Ints) -> tuple[Ints, Ints]:
-        """Return the record indices of a field, one after the other, and their number for each datapoint."""
-        if self.refs is None:
-            return indices, counts[:, 0]
-        key, first, count = choice.field.key, firsts[:, choice.number], counts[:, choice.number]
-        length = self.bags[key].length
-        bad = (first < 0) | (count < 0) | (first > length - count)
-        if bad.any():
-            i = int(np.argmax(bad))
-            self._check_reference(key, int(indices[i]), int(first[i]), int(count[i]))
-        if not choice.field.many:
-            return first, count
-        if choice.selection is not True:
-            rows = zip(first.tolist(), count.tolist(), indices.tolist(), strict=True)
-            clipped = [clip(f, c, choice.selection, key, index, self.name) for f, c, index in rows]
-            first, count = np.array(clipped, np.int64).reshape(-1, 2).T
-        if count.sum() > length:
-            self._check_distinct(key, indices, count, length)
-        ends = np.cumsum(count)
-        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - ends + count, count), count
 
 
 def _check_selection(selection: Any, field: Field, name: str) -> None:
@@ -270,7 +252,7 @@ async def read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, lis
 
 
 async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
-    (columns, indices), references = group, await read_references([group])
+    columns, references = group[0], await read_references([group])
     out: dict[str, list[Any] | Adjacent] = {}
 
     async def read_values(some: Sequence[Choice]) -> None:
@@ -279,7 +261,7 @@ async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, li
 
     async def read_raw(choice: Choice) -> None:
         key = choice.field.key
-        records, _ = columns.record_indices(indices, choice, *references[0])
+        [records], _ = record_indices([group], choice, references)
         buffer = await read_adjacent(columns.bags[key], records)
         if buffer is None:
             await read_values([choice])
@@ -300,13 +282,11 @@ async def _read_columns(
     groups: Sequence[Group], choices: Sequence[Choice], references: Sequence[tuple[Ints, Ints]]
 ) -> list[list[Any]]:
     requests: list[tuple[Bag, Ints]] = []
-    counts: dict[str, list[Ints]] = {}
+    counts: dict[str, Ints] = {}
     for choice in choices:
-        own = counts[choice.field.key] = []
-        for (columns, indices), (firsts, lengths) in zip(groups, references, strict=True):
-            record_indices, count = columns.record_indices(indices, choice, firsts, lengths)
-            requests.append((columns.bags[choice.field.key], record_indices))
-            own.append(count)
+        key = choice.field.key
+        chosen, counts[key] = record_indices(groups, choice, references)
+        requests += zip((columns.bags[key] for columns, _ in groups), chosen, strict=True)
     records = await read_records(requests)
     flat = [_chain(records[i * len(groups) : (i + 1) * len(groups)]) for i in range(len(choices))]
     values = await decode_records(
@@ -315,33 +295,72 @@ async def _read_columns(
         lambda field, position: _locate(groups, counts[field.key] if field.many else None, position),
     )
     return [
-        _split(column, np.concatenate(counts[choice.field.key]).tolist()) if choice.field.many else column
+        _split(column, counts[choice.field.key].tolist()) if choice.field.many else column
         for choice, column in zip(choices, values, strict=True)
     ]
 
 
-def _locate(groups: Sequence[Group], counts: Sequence[Ints] | None, position: int) -> tuple[str, int]:
+def _locate(groups: Sequence[Group], counts: Ints | None, position: int) -> tuple[str, int]:
     """Return the dataset and the index in it of a value's datapoint, of which each has ``counts`` values, or one."""
-    for i, (columns, indices) in enumerate(groups):
-        ends = np.arange(1, len(indices) + 1) if counts is None else np.cumsum(counts[i])
-        total = int(ends[-1]) if len(ends) else 0
-        if position < total:
-            return columns.name, int(indices[np.searchsorted(ends, position, side='right')])
-        position -= total
+    if counts is not None:
+        position = int(np.searchsorted(np.cumsum(counts), position, side='right'))
+    for columns, indices in groups:
+        if position < len(indices):
+            return columns.name, int(indices[position])
+        position -= len(indices)
     raise IndexError(position)
+
+
+def record_indices(
+    groups: Sequence[Group], choice: Choice, references: Sequence[tuple[Ints, Ints]]
+) -> tuple[list[Ints], Ints]:
+    """Return the record indices of a field, one after the other, for each group; and their number for each datapoint of
+    all groups.
+
+    The groups are computed together, as a batch has few datapoints of each of many shards. Raises
+    ``CorruptDatasetError`` for references, those of ``read_references``, that point to no records.
+    """
+    sizes = [len(indices) for _, indices in groups]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    if groups[0][0].refs is None:
+        return [indices for _, indices in groups], np.ones(ends[-1], np.int64)
+    key = choice.field.key
+    first, count = (np.concatenate([pair[i][:, choice.number] for pair in references]) for i in (0, 1))
+    lengths = [columns.bags[key].length for columns, _ in groups]
+    bad = (first < 0) | (count < 0) | (first > np.repeat(lengths, sizes) - count)
+    if bad.any():
+        i = int(np.argmax(bad))
+        at = bisect.bisect_right(ends, i) - 1
+        columns, indices = groups[at]
+        columns.check_reference(key, int(indices[i - ends[at]]), int(first[i]), int(count[i]))
+    if choice.field.many:
+        if choice.selection is not True:
+            owners = ((columns.name, index) for columns, indices in groups for index in indices.tolist())
+            rows = zip(first.tolist(), count.tolist(), owners, strict=True)
+            clipped = [clip(f, c, choice.selection, key, index, name) for f, c, (name, index) in rows]
+            first, count = np.array(clipped, np.int64).reshape(-1, 2).T
+        totals = sums_of(count, sizes)
+        for i in np.flatnonzero(totals > lengths).tolist():
+            groups[i][0].check_distinct(key, groups[i][1], count[ends[i] : ends[i + 1]])
+        behind = np.cumsum(count)
+        first = np.arange(totals.sum()) + np.repeat(first - behind + count, count)
+        ends = [0, *np.cumsum(totals).tolist()]
+    return [first[start:stop] for start, stop in itertools.pairwise(ends)], count
 
 
 async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
     """Return the first record and the number of records for each group, both of shape (datapoints, keys); in the
     columns layout, of shapes (datapoints, 1) and (1, 1).
     """
+    if groups[0][0].refs is None:
+        return [(indices[:, None], np.ones((1, 1), np.int64)) for _, indices in groups]
     cached = [columns.references for columns, _ in groups]  # now, as another thread may close the reader
     requests = [
         (columns.refs, indices)
         for (columns, indices), references in zip(groups, cached, strict=True)
         if columns.refs and references is None
     ]
-    records = iter(await read_records(requests)) if requests else iter(())
+    unpacked = unpack_groups(requests, await read_records(requests), groups[0][0].spec)
     packed = [
         (table, indices)
         for (_, indices), references in zip(groups, cached, strict=True)
@@ -350,17 +369,18 @@ async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
         for table in tables
     ]
     numbers = iter(await read_tables(packed)) if packed else iter(())
-    out = []
+    every, keys = np.concatenate([indices for _, indices in groups]), len(groups[0][0].spec)
+    firsts, counts = np.repeat(every[:, None], keys, axis=1), np.ones((len(every), keys), np.int64)
+    out, stop = [], 0
     for (columns, indices), references in zip(groups, cached, strict=True):
-        if columns.refs is None:
-            out.append((indices[:, None], np.ones((1, 1), np.int64)))
-        elif isinstance(references, PackedReferences):
-            columns.refs.check_open()
-            out.append(references.combine(indices, numbers))
-        elif references is not None:
-            out.append(references.at(indices))
+        start, stop = stop, stop + len(indices)
+        pair = firsts[start:stop], counts[start:stop]
+        if isinstance(references, PackedReferences):
+            columns.refs.check_open()  # type: ignore[union-attr]
+            references.fill(*pair, numbers)
         else:
-            out.append(unpack_refs(next(records), columns.spec, columns.refs.name))
+            pair = next(unpacked) if references is None else references.at(indices)
+        out.append(pair)
     return out
 
 

@@ -1,5 +1,7 @@
 """References of the refs layout: for each datapoint and key, the first record and the number of records."""
 
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -54,6 +56,22 @@ class References:
     def at_one(self, index: int) -> list[tuple[int, int]]:
         """Return the first record and the number of records of each key of one datapoint."""
         return [(index, 1) if table is None else (int(table[0][index]), int(table[1][index])) for table in self.tables]
+
+
+def unpack_groups(
+    requests: Sequence[tuple[Bag, Ints]], records: Sequence[list[bytes]], spec: Spec
+) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the results of ``unpack_refs`` for the records of many bags, which are unpacked together."""
+    try:
+        firsts, counts = unpack_refs(itertools.chain.from_iterable(records), spec, 'references')
+    except CorruptDatasetError:
+        for (bag, _), own in zip(requests, records, strict=True):
+            unpack_refs(own, spec, bag.name)  # raises an error that names the bag
+        raise
+    stop = 0
+    for own in records:
+        start, stop = stop, stop + len(own)
+        yield firsts[start:stop], counts[start:stop]
 
 
 async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints, Ints]:

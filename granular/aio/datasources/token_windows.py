@@ -7,9 +7,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.bags.bag import Bag
 from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, read_references
+from granular.aio.datasets.columns import Columns, read_references, record_indices
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
     AnyReader,
@@ -148,12 +147,11 @@ class TokenWindows(SequenceSource[Window]):
         """Compute where each array is, and how many values it has."""
         groups = [(columns, np.arange(columns.length)) for columns in self._shards]
         references = await read_references(groups)
-        requests: list[tuple[Bag, Ints]] = []
-        for (columns, indices), (firsts, lengths) in zip(groups, references, strict=True):
-            (choice,) = columns.choose((self._key,))
-            records, _ = columns.record_indices(indices, choice, firsts, lengths)
-            requests.append((columns.bags[self._key], records))
-        limits = await read_limits(requests)
+        (choice,) = self._shards[0].choose((self._key,))
+        records, _ = record_indices(groups, choice, references)
+        limits = await read_limits(
+            [(columns.bags[self._key], own) for (columns, _), own in zip(groups, records, strict=True)]
+        )
         starts = np.concatenate([starts for starts, _ in limits])
         sizes = np.concatenate([stops for _, stops in limits]) - starts
         self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])

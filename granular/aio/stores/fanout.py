@@ -56,14 +56,15 @@ async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes
     keep_freed()
     if len(requests) > _MOST:
         return await read_all(store, requests[:_MOST]) + await read_all(store, requests[_MOST:])
-    for request in requests:
-        if len(request.stops) and np.max(request.stops) >> _BITS:
-            raise OutOfRangeError(f'{store.url(request.key)}: no object has {np.max(request.stops)} bytes')
+    if not requests:
+        return []
     counts = [len(request.starts) for request in requests]
     base = np.repeat(np.arange(len(requests), dtype=np.int64) << _BITS, counts)
-    starts = base + np.concatenate([request.starts for request in requests]) if requests else base
-    stops = base + np.concatenate([request.stops for request in requests]) if requests else base
-    plan = ranges.plan(starts, stops, max_gap=store.merge.max_gap)
+    starts, stops = (np.concatenate(bounds) for bounds in zip(*((r.starts, r.stops) for r in requests), strict=True))
+    if len(stops) and (highest := stops.max()) >= 1 << _BITS:
+        key = requests[int(np.searchsorted(np.cumsum(counts), np.argmax(stops), side='right'))].key
+        raise OutOfRangeError(f'{store.url(key)}: no object has {highest} bytes')
+    plan = ranges.plan(base + starts, base + stops, max_gap=store.merge.max_gap)
     counters.ranges += len(starts)
     owners = plan.starts >> _BITS
     zero = owners << _BITS
