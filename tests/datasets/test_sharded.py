@@ -1,11 +1,19 @@
 import pickle
 
+import msgpack
 import numpy as np
 import pytest
 
 import granular
 from granular import aio
-from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError, SpecError
+from granular.errors import (
+    AlreadyExistsError,
+    CorruptDatasetError,
+    DecodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    SpecError,
+)
 
 SPEC = {'a': 'int', 'b': 'utf8[]'}
 FLAT = {'a': 'int', 'b': 'utf8'}
@@ -233,3 +241,43 @@ def test_a_dataset_without_shards_is_not_hidden_under_shards(root, parallel):
         granular.ShardedDatasetWriter(root / 'ds', {'x': 'int'}, **{'shardlen': 2, **parallel})
     assert sorted(path.name for path in (root / 'ds').iterdir()) == names
     assert granular.open(root / 'ds').fetch([0]) == [{'x': 7}]
+
+
+@pytest.mark.parametrize(
+    ('references', 'message'),
+    [
+        (
+            [msgpack.packb([i, ()]) for i in range(5)] + [b'\xc1'] * 5,
+            r'000001/refs\.bag: reference 1 of those read does not match the spec',
+        ),
+        ([msgpack.packb([i, (99, 1)]) for i in range(10)], r"000001: datapoint 3 refers to 1 records .* of key 'b'"),
+        ([msgpack.packb([i + 5, ()]) for i in range(10)], r"000001: datapoint 7 refers to 1 records .* of key 'a'"),
+        ([msgpack.packb([i, (0, 9)]) for i in range(10)], r"000001: 2 datapoints refer to 18 records of key 'b'"),
+    ],
+    ids=['malformed', 'beyond', 'beyond for some', 'overlapping'],
+)
+def test_damaged_references_of_one_of_several_shards_are_named(tmp_path, references, message):
+    write(tmp_path / 'ds', range(30), shardlen=10)
+    for file in (tmp_path / 'ds' / '000001').glob('refs.*'):
+        file.unlink()
+    with granular.BagWriter(tmp_path / 'ds' / '000001' / 'refs.bag') as bag:
+        for record in references:
+            bag.append(record)
+    with granular.ShardedDatasetReader(tmp_path / 'ds') as reader:
+        assert reader.fetch([29, 0], ('b',)) == [{'b': ['29'] * 2}, {'b': []}]
+        with pytest.raises(CorruptDatasetError, match=message):
+            reader.fetch([29, 13, 17, 0])
+
+
+def test_record_that_is_not_decoded_names_its_shard_and_datapoint(tmp_path):
+    def decode(data):
+        value = data.decode()
+        if value == '14':
+            raise ValueError(value)
+        return value
+
+    write(tmp_path / 'ds', range(30), shardlen=10)
+    decoders = {**granular.decoders, 'utf8': decode}
+    with granular.ShardedDatasetReader(tmp_path / 'ds', decoders) as reader:
+        with pytest.raises(DecodeError, match=r"000001.* 4\b.*'b'"):
+            reader.fetch([28, 3, 14, 10, 1])
