@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from granular.aio.http.download import Download
 from granular.aio.http.messages import Head
-from granular.aio.http.transport import Outcome, Provider, Transport
+from granular.aio.http.transport import Provider, Transport
 from granular.aio.runtime.tasks import outcome, start_task
 
 _AT_ONCE: Final = 16  # requests sent in one turn of the loop
@@ -42,7 +42,7 @@ class Batch:
         try:
             sent = 0
             for download in self._downloads:
-                download.batch, download.weight = self, limit.reserved(download.nbytes)
+                download.batch = self
                 if limit.admit(download):
                     self.start(download)
                     sent += 1
@@ -71,18 +71,16 @@ class Batch:
     def start(self, download: Download) -> None:
         """Send a read that has its slot of the limit. It does not raise."""
         try:
-            target = self._provider.ready(download.key)
-            connection = None
-            if target is not None and download.is_plain():
-                connection = self._transport.pool.take(target.origin)
+            target, lines = self._provider.ready(download.key), download.plain_request()
+            connection = None if target is None or not lines else self._transport.pool.take(target.origin)
         except Exception as error:
-            self._continue(download, Outcome(error, download.weight))
+            self._continue(download, error)
             return
         if target is None or connection is None:
-            self._continue(download, Outcome(None, download.weight))
+            self._continue(download, None)
             return
         self._metrics.in_flight += 1
-        download.target, download.request = target, target.get + download.plain_request()
+        download.target, download.request = target, target.get + lines
         connection.send(download)
 
     def ended(self, download: Download, reply: Head | Exception | None) -> None:
@@ -90,15 +88,12 @@ class Batch:
         metrics = self._metrics
         metrics.in_flight -= 1
         if reply is not None:
-            self._continue(download, Outcome(reply, download.weight))
+            self._continue(download, reply)
             return
         download.batch = None
-        traffic = self._transport.traffic
-        metrics.ok += 1
         metrics.bytes += download.got
-        traffic.succeeded()
         moved: float = download.first.moved  # type: ignore[union-attr]
-        self._limit.succeeded(moved)
+        self._transport.traffic.succeeded(moved)
         self._limit.measure_turn(moved)
         self._limit.release(download.weight)
         self._count()
@@ -108,19 +103,18 @@ class Batch:
         if not self._left and not self._future.done():
             self._future.set_result(None)
 
-    def _continue(self, download: Download, first: Outcome) -> None:
-        """Let a coroutine read what is not to be had by one expected reply."""
-        download.batch = None
+    def _continue(self, download: Download, reply: Head | Exception | None) -> None:
+        """Let a coroutine read what is not to be had by one expected reply, from the outcome of that attempt on."""
         download.end_plain()
-        task = start_task(self._transport.read(self._provider, download, first))
+        task = start_task(self._transport.read(self._provider, download, reply))
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._finished, first))
+        task.add_done_callback(functools.partial(self._finished, download, reply is not None))
 
-    def _finished(self, first: Outcome, task: 'asyncio.Task[Any]') -> None:
+    def _finished(self, download: Download, sent: bool, task: 'asyncio.Task[Any]') -> None:
         self._tasks.discard(task)
-        if first.reserved is not None:  # the task was cancelled before its first step
-            self._limit.release(first.reserved)
-            if first.reply is not None:
+        if download.has_slot:  # the task was cancelled before its first step
+            self._limit.release(download.weight)
+            if sent:
                 self._metrics.failed('cancelled')
         if task.cancelled():
             if not self._future.done():

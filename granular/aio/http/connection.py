@@ -183,10 +183,12 @@ class Connection(asyncio.BufferedProtocol):
         self._informed = 0  # bytes of informational heads
         self.unsent: memoryview | None = None
 
-    def send(self, exchange: Exchange) -> None:
-        """Send a request; the exchange is told once the body of the reply has reached its destination."""
-        # Before this connection serves it: it may have carried the exchange's last attempt.
-        if exchange.is_sent():
+    def send(self, exchange: Exchange, hedged: bool = False) -> None:
+        """Send a request; the exchange is told once the body of the reply has reached its destination.
+
+        If it is ``hedged``, another connection serves it already.
+        """
+        if hedged:
             exchange.others = (*exchange.others, self)
         else:
             exchange.first, exchange.others = self, ()
@@ -298,8 +300,7 @@ class Connection(asyncio.BufferedProtocol):
         arrived = count - end - 2
         if length < arrived or length < 0:
             return False
-        self._check_repeated(exchange, head)
-        self._begin(exchange)
+        self._begin(exchange, head)
         exchange.got = arrived
         if arrived == length:
             exchange.filled(view[end + 2 : count])
@@ -331,7 +332,6 @@ class Connection(asyncio.BufferedProtocol):
             head = parse(raw[:-2])
             at = end + 4
             if head.status >= 200:
-                self._check_repeated(exchange, raw)
                 self._begin_parsed(exchange, raw, head, memoryview(data)[at:count])
                 return
             if head.status == 101:
@@ -346,8 +346,8 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._held) + self._informed > _LONGEST_HEAD:
             raise ProtocolError(f'the head of a reply has more than {_LONGEST_HEAD} bytes')
 
-    def _check_repeated(self, exchange: Exchange, raw: bytes) -> None:
-        """Refuse a head that equals the previous one byte for byte although another path is requested.
+    def _begin(self, exchange: Exchange, raw: bytes) -> None:
+        """Take the head of a reply, unless it equals the previous one byte for byte although another path is requested.
 
         A server or proxy that sends a reply twice is out of step from then on, and the same range of another object
         would be taken for the requested one; or the body that follows a reply to HEAD would be taken for that of the
@@ -356,8 +356,6 @@ class Connection(asyncio.BufferedProtocol):
         previous, self._previous = self._previous, (raw, exchange.target.path, exchange.bodiless)
         if previous[0] == raw and previous != self._previous and exchange.request.startswith(_SAFE):
             raise StaleError('the same reply came twice')
-
-    def _begin(self, exchange: Exchange) -> None:
         if exchange.others:
             exchange.drop(but=self)  # the first connection to reply wins
         seconds = self.moved - self.sent
@@ -366,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
         self.begun, self.mark_time, self.mark_got = True, self.moved, 0
 
     def _begin_parsed(self, exchange: Exchange, raw: bytes, head: Head, rest: memoryview) -> None:
-        self._begin(exchange)
+        self._begin(exchange, raw)
         self._held, exchange.got, self._beginning = b'', 0, self._scratch_view
         bodiless = exchange.bodiless or head.status in (204, 304)
         reply = self._reply = _ParsedReply(head, bodiless)

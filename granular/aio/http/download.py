@@ -60,8 +60,9 @@ class Download(Exchange):
     Attributes:
       data: the bytes, once they are complete; empty if they are in ``into``.
       version: the version that was requested, or else that of the object.
+      weight: bytes of memory to reserve; a guess if the object's end is requested.
       batch: the batch that sent the download, or will send it, and is told how it ended; None for a coroutine's.
-      weight: bytes of the limit that the download takes while it is in a batch.
+      has_slot: True if the batch has left its slot of the limit to a coroutine, which has not begun.
       withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
@@ -73,7 +74,7 @@ class Download(Exchange):
     unproven = False
     """True while it is unverified that the object is stored with that coding, or has the received length."""
     batch: 'Batch | None' = None
-    weight = 0
+    has_slot = False
     withdrawn = False
     _range = b''  # the expected range, as first-last
     _size = 0  # of the object, by the expected head
@@ -96,29 +97,24 @@ class Download(Exchange):
     ) -> None:
         self.key, self.name, self._start, self._stop = key, name, start, stop
         self.version, self._versions, self._into = version, versions, into
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory to reserve; a guess if the object's end is requested."""
-        if self._start < 0:
-            return -self._start
-        return 1 << 20 if self._stop is None else self._stop - self._start
+        self.weight = -start if start < 0 else MiB if stop is None else stop - start
 
     # --- the plain case: one request, and the one reply that is expected
 
-    def is_plain(self) -> bool:
-        """Return whether the reply can be told by its range and version alone, and the download is not begun."""
-        return self.version is not None and self._stop is not None and 0 <= self._start < self._stop
-
     def plain_request(self) -> bytes:
-        """Return the header line and the empty line that complete the request of a plain download."""
-        self.ranged, self.large = True, self._stop - self._start > SCRATCH // 2  # type: ignore[operator]
-        self._range = b'%d-%d' % (self._start, self._stop - 1)  # type: ignore[operator]
+        """Return the header line and the empty line that complete the request; empty if the reply cannot be told by its
+        range and version alone.
+        """
+        start, stop = self._start, self._stop
+        if self.version is None or stop is None or not 0 <= start < stop:
+            return b''
+        self.ranged, self.large = True, self.weight > SCRATCH // 2
+        self._range = b'%d-%d' % (start, stop - 1)
         return b'Range: bytes=%b\r\n\r\n' % self._range
 
     def end_plain(self) -> None:
-        """Let a coroutine continue the download: from now on, each reply is parsed and awaited."""
-        self.batch, self._range = None, b''
+        """Let a coroutine continue the download in its slot: from now on, each reply is parsed and awaited."""
+        self.batch, self._range, self.has_slot = None, b'', True
 
     def expects(self, head: bytes) -> int:
         """Return the length of the body if a head is that of status 206 with the range and version requested.

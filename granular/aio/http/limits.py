@@ -98,7 +98,7 @@ class Limit:
         self.capacity = self._before = min(_START, self._goal)
         self._most = min(requests or _MOST, room)
         self._running = 0
-        self._memory = self._free = memory
+        self._free = memory
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._adapts = not requests
         self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
@@ -114,10 +114,6 @@ class Limit:
         self._pace: Pace | None = None
         self._timer: asyncio.TimerHandle | None = None  # of the next request that the pace permits
 
-    def reserved(self, weight: int) -> int:
-        """Return the bytes to reserve for a request: at most all memory."""
-        return min(weight, self._memory)
-
     @property
     def rate(self) -> float:
         """The requests a second that are permitted; infinity unless the store throttles."""
@@ -125,9 +121,7 @@ class Limit:
 
     def admit(self, request: Waiting, again: bool = False) -> bool:
         """Return whether a request has a slot. If not, it is queued, first if ``again``, and told when it has one."""
-        if self._running < self.capacity and self._free >= request.weight and not self._waiting and self._is_due():
-            self._running += 1
-            self._free -= request.weight
+        if self._running < self.capacity and not self._waiting and self._take(request):
             return True
         if again:
             self._waiting.appendleft(request)
@@ -135,22 +129,21 @@ class Limit:
             self._waiting.append(request)
         return False
 
-    async def acquire(self, weight: int, again: bool = False) -> int:
-        """Wait for a slot, at the front of the queue if ``again``; returns the bytes to release later."""
-        waiter = _Waiter(self.reserved(weight))
+    async def acquire(self, weight: int, again: bool = False) -> None:
+        """Wait for a slot and bytes, at the front of the queue if ``again``; release them later."""
+        waiter = _Waiter(weight)
         if self.admit(waiter, again):
-            return waiter.weight
+            return
         try:
             await waiter.future
         except BaseException:
             if waiter.future.done() and not waiter.future.cancelled():
-                self.release(waiter.weight)
+                self.release(weight)
             else:
                 with contextlib.suppress(ValueError):  # it may have been removed already
                     self._waiting.remove(waiter)
                 self.fill()  # the next one may fit where this one did not
             raise
-        return waiter.weight
 
     def release(self, weight: int) -> None:
         """Release a slot and its bytes."""
@@ -264,23 +257,25 @@ class Limit:
             request = waiting[0]
             if request.withdrawn:
                 waiting.popleft()
-                continue
-            if self._free < request.weight or not self._is_due():
+            elif self._take(request):
+                waiting.popleft()
+                request.admitted()
+            else:
                 return
-            waiting.popleft()
-            self._running += 1
-            self._free -= request.weight
-            request.admitted()
 
-    def _is_due(self) -> bool:
-        """Return whether the rate permits a request now; if not, the queue is looked at when it does."""
-        if self._pace is None:
-            return True
-        if (seconds := self._pace.take(time.monotonic())) <= 0:
-            return True
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
-        return False
+    def _take(self, request: Waiting) -> bool:
+        """Take one of the free slots for a request, unless it has too many bytes, or the rate does not permit it yet:
+        then the queue is looked at when it does.
+        """
+        if self._free < request.weight and self._running:
+            return False
+        if self._pace is not None and (seconds := self._pace.take(time.monotonic())) > 0:
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+            return False
+        self._running += 1
+        self._free -= request.weight
+        return True
 
     def _due(self) -> None:
         self._timer = None

@@ -359,7 +359,7 @@ class Pool:
             logger.info('%s: not asked again: %s', origin.host, error)
             return
         if exchange.waits() and exchange.target.origin == origin:
-            connection.send(exchange)
+            connection.send(exchange, hedged=True)
         else:  # the reply came in the meantime, and may have been a redirection
             self.keep(connection)
 

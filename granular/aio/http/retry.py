@@ -93,8 +93,10 @@ class Traffic:
         self.budget = Budget()
         self.pauses = Pauses()
 
-    def succeeded(self, tokens: float = 1.0) -> None:
+    def succeeded(self, now: float, tokens: float = 1.0) -> None:
         """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
+        self.metrics.ok += 1
+        self.limit.succeeded(now)
         if self.budget.spent:
             self.budget.give(tokens)
         if self.pauses.waiting:
@@ -141,22 +143,21 @@ class Attempts:
         self._woken = False  # True if the store answers others again, after it throttled the last attempt
         self._recovered: set[RecoverableKind] = set()
 
-    async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, reserved: int | None = None) -> T:
+    async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, has_slot: bool = False) -> T:
         """Return the result of the first attempt that succeeds. Each reserves as many bytes of memory.
 
-        The first attempt may have its slot of the limit already, with these bytes ``reserved``.
+        The first attempt may have its slot of the limit already (``has_slot``).
         """
         limit, metrics = self._traffic.limit, self._traffic.metrics
         while True:
-            if reserved is None:
-                reserved = await limit.acquire(nbytes, again=self._woken)
+            if not has_slot:
+                await limit.acquire(nbytes, again=self._woken)
+            has_slot = False
             metrics.in_flight += 1
             self._began = time.monotonic()
             try:
                 result = await attempt()
-                limit.succeeded(time.monotonic())
-                metrics.ok += 1
-                self._traffic.succeeded(self._paid)
+                self._traffic.succeeded(time.monotonic(), self._paid)
                 return result
             except Exception as error:
                 failure = error
@@ -165,8 +166,7 @@ class Attempts:
                 raise
             finally:
                 metrics.in_flight -= 1
-                limit.release(reserved)
-            reserved = None
+                limit.release(nbytes)
             try:
                 await self._await_next(failure)
             except GranularError as error:

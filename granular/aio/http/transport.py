@@ -1,6 +1,5 @@
 """Requests to a store with limits, retries and a check of every reply: range reads, one or many, and any other."""
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NamedTuple, Protocol, TypeVar
 
@@ -20,7 +19,6 @@ from granular.aio.http.retry import (
 )
 from granular.aio.http.verification import Verifier
 from granular.aio.reply import Reply
-from granular.aio.runtime.buffers import Space
 from granular.config import IOConfig, MiB
 from granular.errors import BadReplyError, ObjectChangedError, StoreError
 from granular.metrics import counters
@@ -41,19 +39,6 @@ class Provider(Protocol):
 
     async def recover(self, kind: RecoverableKind, detail: str) -> bool:
         """Obtain new credentials, the right region, or the time. Return whether to try again."""
-
-
-@dataclasses.dataclass(slots=True)
-class Outcome:
-    """The outcome of a read's first attempt, from which a coroutine continues.
-
-    Attributes:
-      reply: the head of a reply that must be looked at, or the error; None if no request was sent.
-      reserved: the bytes of the limit that the attempt holds; None if it has no slot.
-    """
-
-    reply: Head | Exception | None = None
-    reserved: int | None = None
 
 
 class Outgoing(NamedTuple):
@@ -111,34 +96,31 @@ class Transport:
     def __init__(
         self, config: IOConfig, root: str, version_header: str, bucket: bool, tls_verify: bool | str = True
     ) -> None:
-        self._versions = Versions(version_header, bucket)
+        self.versions: Versions = Versions(version_header, bucket)
         self._metrics = metrics = counters.store(root)
         self.pool: Pool = Pool(config, metrics, tls_verify)
         self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled)
-        self._verifier = Verifier(self._send, self._versions)
+        self._verifier = Verifier(self._send, self.versions)
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self.pool.aclose()
 
-    def download(
-        self, key: str, name: str, start: int, stop: int | None, version: str | None, into: Space | None = None
-    ) -> Download:
-        """Return a read of one byte range, for ``read`` or a ``Batch``; the arguments are those of ``Download``."""
-        return Download(key, name, start, stop, version, self._versions, into)
+    async def read(self, provider: Provider, download: Download, first: Head | Exception | None = None) -> Reply:
+        """Read one byte range of an object.
 
-    async def read(self, provider: Provider, download: Download, first: Outcome | None = None) -> Reply:
-        """Read one byte range of an object, from the beginning or from the outcome of a first attempt.
+        Args:
+          first: the outcome of a first attempt, if one was made: the head of a reply to be looked at, or the error.
 
         Raises:
           OutOfRangeError: if the object ends before the range does, or before it starts.
           ObjectChangedError: if the reply is of another version.
           NotFoundError, AccessDeniedError, StoreError: for errors that the store reports.
         """
-        first = first or Outcome()
 
         async def attempt() -> Reply:
-            outcome, first.reply = first.reply, None
+            nonlocal first
+            outcome, first = first, None
             try:
                 if isinstance(outcome, Exception) and not isinstance(outcome, StaleError):
                     raise outcome
@@ -165,9 +147,9 @@ class Transport:
                 raise refusal(head, download.collected, download.name)
             return reply
 
-        reserved, first.reserved = first.reserved, None
+        has_slot, download.has_slot = download.has_slot, False
         attempts = Attempts(self.traffic, provider.recover, download.name, download)
-        reply = await attempts.run(attempt, download.nbytes, reserved)
+        reply = await attempts.run(attempt, download.weight, has_slot)
         self._metrics.bytes += len(download.content(reply))
         download.data, download.version = reply.data, reply.version
         return reply
@@ -240,7 +222,7 @@ class Transport:
                 exchange.target, exchange.request = target, target.request(method, lines)
                 head = await self.pool.exchange(exchange)
             followed = head.status in (301, 302, 303, 307, 308) and 'location' in head.headers
-            if not followed or not follow or self._versions.required or exchange.body:
+            if not followed or not follow or self.versions.required or exchange.body:
                 return head, target
             target, head = target.follow(head.headers['location']), None
         raise BadReplyError(f'{hidden(target.url)}: more than {_REDIRECTS} redirections')

@@ -116,7 +116,8 @@ class Client(abc.ABC):
 
     async def read(self, key: str, start: int, stop: int | None, version: str | None) -> Reply:
         """Read one byte range of an object."""
-        return await self.transport.read(self, self.transport.download(key, self.store.url(key), start, stop, version))
+        name, versions = self.store.url(key), self.transport.versions
+        return await self.transport.read(self, Download(key, name, start, stop, version, versions))
 
 
 def _date(answer: Answer) -> float:
@@ -204,9 +205,9 @@ class RemoteStore(ClientStore[C]):
         self, client: C, key: str, start: int, stop: int, version: str | None, space: Space, largest: int = 0
     ) -> list[Download]:
         """Return the reads of a range that is larger than one request may be."""
-        name, download = self.url(key), client.transport.download
+        name, versions = self.url(key), client.transport.versions
         return [
-            download(key, name, left, right, version, space.part(left - start, right - start))
+            Download(key, name, left, right, version, versions, space.part(left - start, right - start))
             for left, right in ranges.split(start, stop, max(largest, self.merge.max_request))
         ]
 
@@ -222,7 +223,7 @@ class RemoteStore(ClientStore[C]):
 
     async def read_uncached(self, requests: Sequence[Request]) -> list[bytes]:
         client = await self.client()
-        largest, download = self.merge.max_request, client.transport.download
+        largest, versions = self.merge.max_request, client.transport.versions
         values: list[bytes] = []
         reads: list[Download] = []
         single: list[tuple[int, Download]] = []  # reads of whole ranges, with the indices of their values
@@ -231,7 +232,7 @@ class RemoteStore(ClientStore[C]):
             name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
                 if stop - start <= largest:
-                    read = download(key, name, start, stop, version)
+                    read = Download(key, name, start, stop, version, versions)
                     single.append((len(values), read))
                     values.append(b'')
                     reads.append(read)
