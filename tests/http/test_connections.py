@@ -104,10 +104,13 @@ def test_chunks_of_invalid_size_are_bad_replies(server, size):
         path(server).read_range(10, 50)
 
 
-def test_unsolicited_bytes_end_the_connection(server):
-    server.script.append(
-        ('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-12/100000\r\nContent-Length: 3\r\n\r\nabcHTTP')
-    )
+@pytest.mark.parametrize(
+    'reply',
+    [b'Content-Length: 3\r\n\r\nabc', b'Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n'],
+    ids=['length', 'chunks'],
+)
+def test_unsolicited_bytes_end_the_connection(server, reply):
+    server.script.append(('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 10-12/100000\r\n' + reply + b'HTTP'))
     remote = path(server)
     assert remote.read_range(10, 13) == b'abc'
     assert remote.read_range(10, 13) == DATA[10:13]

@@ -409,7 +409,9 @@ class Connection(asyncio.BufferedProtocol):
                 room[:count] = piece
                 reply.room = room[count:]
                 exchange.got += count
-        ended = reply.chunks.ended if reply.chunks is not None else self._left == 0
+        ended = self._left == 0
+        if reply.chunks is not None:
+            ended, stray = reply.chunks.ended, bool(reply.chunks.rest)
         if ended or full or (self._left is None and reply.chunks is None and exchange.got == reply.expected):
             self._end(exchange, reply, stray or full)
         elif self._left is not None and not isinstance(reply.room, int):

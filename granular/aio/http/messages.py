@@ -169,10 +169,15 @@ def shown(text: str) -> str:
 
 
 class Chunks:
-    """A decoder for chunked bodies (RFC 9112, 7.1)."""
+    """A decoder for chunked bodies (RFC 9112, 7.1).
+
+    Attributes:
+      ended: True once the body is complete.
+      rest: bytes received and not decoded; once the body is complete, those after it.
+    """
 
     def __init__(self) -> None:
-        self._held = b''
+        self.rest: bytes = b''
         self._left = 0  # bytes of the chunk still to come, including its line end
         self._trailing = False
         self._trailer = 0  # bytes of the trailer section
@@ -180,7 +185,7 @@ class Chunks:
 
     def feed(self, data: memoryview) -> list[bytes]:
         """Return the bytes of the body in the received data."""
-        held, out, at = self._held + data, [], 0
+        held, out, at = self.rest + data, [], 0
         size = len(held)
         while at < size and not self.ended:
             if self._left > 2:
@@ -213,5 +218,5 @@ class Chunks:
                 raise ProtocolError(f'a chunk of size {line[:40]!r}')
             count = int(match[1], 16)
             self._left, self._trailing = (count + 2, False) if count else (0, True)
-        self._held = held[at:]
+        self.rest = held[at:]
         return out
