@@ -50,6 +50,17 @@ async def test_more_ranges_than_may_be_in_flight_come_in_order(server):
     await aio.aclose()
 
 
+async def test_redirected_ranges_are_requested_as_ranges(server):
+    path = path_on(server)
+    version = await version_of(path)
+    await path.read_ranges(STARTS[:20], STOPS[:20], version=version)  # it leaves idle connections
+    with FaultServer() as other:
+        server.script.extend([('redirect', f'{other.endpoint}/object')] * 5)
+        assert await path.read_ranges(STARTS[:5], STOPS[:5], version=version) == EXPECTED[:5]
+        assert sorted(other.ranges) == sorted(server.ranges[-5:])
+    await aio.aclose()
+
+
 async def test_faults_of_some_ranges_do_not_disturb_the_others(server):
     path = path_on(server)
     version = await version_of(path)

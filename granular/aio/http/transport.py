@@ -126,12 +126,12 @@ class Transport:
                     raise outcome
                 if isinstance(outcome, Head):
                     target = download.target
-                    head, _ = await self._follow(target, 'GET', download, '', outcome)
+                    head, _ = await self._follow(target, 'GET', download, download.range, outcome)
                 else:
                     target = await _prepared(lambda: provider.prepare(download.key))
-                    head, _ = await self._follow(target, 'GET', download, download.range())
+                    head, _ = await self._follow(target, 'GET', download, download.range)
                 if download.is_doubtful(head):
-                    head, _ = await self._follow(target, 'GET', download, download.everything())
+                    head, _ = await self._follow(target, 'GET', download, download.everything)
                 reply = download.take(head)
                 if reply is not None and (download.unproven or len(download.content(reply)) == reply.size):
                     await self._verifier.verify(target, download, head, reply)
@@ -186,7 +186,7 @@ class Transport:
             length = len(outgoing.body)
             line = f'Content-Length: {length}\r\n' if length or outgoing.method in ('PUT', 'POST') else ''
             collector = _Collector(name, outgoing, limit)
-            head, target = await self._follow(outgoing.target, outgoing.method, collector, line, follow=follow)
+            head, target = await self._follow(outgoing.target, outgoing.method, collector, lambda: line, follow=follow)
             if head.status not in statuses:
                 raise refusal(head, collector.collected, name)
             if len(collector.collected) > limit:
@@ -197,20 +197,21 @@ class Transport:
 
     async def _send(self, target: Target, download: Download) -> Head:
         """Send the request of a download that verifies another one; return the head of the reply."""
-        return (await self._follow(target, 'GET', download, download.range()))[0]
+        return (await self._follow(target, 'GET', download, download.range))[0]
 
     async def _follow(
         self,
         target: Target,
         method: str,
         exchange: Exchange,
-        lines: str,
+        lines: Callable[[], str],
         head: Head | None = None,
         follow: bool = True,
     ) -> tuple[Head, Target]:
         """Send a request with further header lines, and follow permitted redirects.
 
         Args:
+          lines: returns these lines for each of the requests.
           head: the head of the reply, if it has arrived already.
           follow: False to return the first reply.
 
@@ -219,7 +220,7 @@ class Transport:
         """
         for _ in range(_REDIRECTS):
             if head is None:
-                exchange.target, exchange.request = target, target.request(method, lines)
+                exchange.target, exchange.request = target, target.request(method, lines())
                 head = await self.pool.exchange(exchange)
             followed = head.status in (301, 302, 303, 307, 308) and 'location' in head.headers
             if not followed or not follow or self.versions.required or exchange.body:
