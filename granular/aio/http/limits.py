@@ -425,30 +425,21 @@ class Pauses:
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[asyncio.Future[bool], None] = {}
+        self.waiting: dict[asyncio.Future[None], None] = {}
 
     async def wait(self, seconds: float) -> bool:
         """Wait for at most ``seconds``. Returns whether a success ended the wait."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(seconds, _end, future)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting[future] = None
         try:
-            return await future
+            await asyncio.wait([future], timeout=seconds)
+            return future.done()
         finally:
-            timer.cancel()
             self.waiting.pop(future, None)
 
     def succeeded(self) -> None:
         """Record a success: wake the request that has waited longest."""
-        while self.waiting:
+        if self.waiting:
             future = next(iter(self.waiting))
             del self.waiting[future]
-            if not future.done():
-                future.set_result(True)
-                return
-
-
-def _end(future: asyncio.Future[bool]) -> None:
-    if not future.done():
-        future.set_result(False)
+            future.set_result(None)

@@ -49,7 +49,7 @@ def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:
 def _proxy_of(settings: tuple[str | None, ...], secure: bool, host: str, port: int) -> Proxy | None:
     scheme = 'https' if secure else 'http'
     address = urllib.request.getproxies_environment().get(scheme, '')
-    if not address or _is_loopback(host) or urllib.request.proxy_bypass_environment(f'{host}:{port}'):  # type: ignore[attr-defined]
+    if not address or is_loopback(host) or urllib.request.proxy_bypass_environment(f'{host}:{port}'):  # type: ignore[attr-defined]
         return None
     variable = f'{scheme}_proxy'.upper()
     try:
@@ -64,7 +64,8 @@ def _proxy_of(settings: tuple[str | None, ...], secure: bool, host: str, port: i
     return Proxy(proxy_host, 80 if proxy_port is None else proxy_port, line)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address is of this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

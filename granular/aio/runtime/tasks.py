@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, Final, TypeVar
@@ -28,10 +29,10 @@ def start_task(coro: Coroutine[Any, Any, T]) -> 'asyncio.Task[T]':
     return task
 
 
-def retrieve_error(task: 'asyncio.Task[Any]') -> None:
-    """Retrieve the error of a task that may never be awaited, which Python would print otherwise."""
-    if not task.cancelled():
-        task.exception()
+def retrieve_error(future: 'asyncio.Future[Any]') -> None:
+    """Retrieve the error of a future that may never be awaited, which Python would print otherwise."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def outcome(task: Awaitable[T]) -> T:
@@ -68,12 +69,19 @@ async def uncut(coro: Coroutine[Any, Any, T]) -> T:
     try:
         return await outcome(result_of(task))
     except asyncio.CancelledError:
-        until = time.monotonic() + _UNCUT
-        while not task.done() and (left := until - time.monotonic()) > 0:
-            with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
-                await asyncio.wait([task], timeout=left)
+        await wait_cancelled(task, _UNCUT)
         await end_tasks([task])
         raise
+
+
+async def wait_cancelled(future: 'asyncio.Future[Any]', seconds: float = math.inf) -> None:
+    """Wait for a future in a caller that was cancelled, and that raises that in the end: not the future's error."""
+    until = time.monotonic() + seconds
+    while not future.done() and (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([future], timeout=None if left == math.inf else left)
+    if future.done():
+        retrieve_error(future)
 
 
 async def _held(coro: Coroutine[Any, Any, T]) -> T:

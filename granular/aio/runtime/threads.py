@@ -26,7 +26,7 @@ from granular.aio.runtime.loops import (
     running_loop,
     start_coroutine,
 )
-from granular.aio.runtime.tasks import result_of
+from granular.aio.runtime.tasks import result_of, wait_cancelled
 from granular.aio.runtime.user_functions import await_user, call_user
 from granular.errors import ClosedError, GranularError
 
@@ -213,9 +213,9 @@ async def offload_whole(
         if not call.cancel():
             if stop is not None:
                 stop()
-            await _ended(result)
+            await wait_cancelled(result)
             if undo is not None and result.exception() is None:
-                await _ended(_submit(threads(), undo, result.result())[1])
+                await wait_cancelled(_submit(threads(), undo, result.result())[1])
         raise
     finally:
         del call, result
@@ -223,15 +223,6 @@ async def offload_whole(
 
 def _cancel(call: concurrent.futures.Future[Any], _: object) -> None:
     call.cancel()
-
-
-async def _ended(future: 'asyncio.Future[Any]') -> None:
-    """Wait for a future although the caller is cancelled once more."""
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):  # one was caught already, and is raised in the end
-            await asyncio.wait([future])
-    if not future.cancelled():
-        future.exception()  # the cancellation is raised instead of the error
 
 
 def _submit(

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import ipaddress
 import json
 import os
 import urllib.parse
@@ -10,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.messages import Target
+from granular.aio.http.proxies import is_loopback
 from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
@@ -36,7 +36,7 @@ class GCSClient(Client):
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)
-        if parts.scheme == 'http' and self._login.credentials is not None and not _is_loopback(parts.hostname):
+        if parts.scheme == 'http' and self._login.credentials is not None and not is_loopback(parts.hostname or ''):
             raise InvalidArgumentError(
                 f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
             )
@@ -223,12 +223,3 @@ def is_emulator(endpoint: str) -> bool:
 
 def _quote(part: str) -> str:
     return urllib.parse.quote(part, safe='')
-
-
-def _is_loopback(host: str | None) -> bool:
-    if host is None or host == 'localhost':
-        return host is not None
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -12,11 +12,11 @@ import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from granular.aio.http.digests import digest
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
-from granular.aio.runtime.threads import offload
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
@@ -85,7 +85,7 @@ class S3Client(Client):
 
         from granular.aio.stores.s3.signing import UNSIGNED, Signer
 
-        payload = UNSIGNED if body and url.startswith('https:') else await _sha256(body)
+        payload = UNSIGNED if body and url.startswith('https:') else (await digest('sha256', body)).hex()
         with botocore_errors(self.store.url(key)):
             frozen = await self._credentials.frozen()
         request = AWSRequest(method, url, headers=headers)
@@ -242,12 +242,6 @@ class _UnexplainedError(GranularError):
 def md5_header(data: bytes | memoryview) -> str:
     """Return the value of Content-MD5, by which the server checks the body that it receives."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-async def _sha256(data: bytes | memoryview) -> str:
-    if len(data) < MiB:
-        return hashlib.sha256(data).hexdigest()
-    return await offload(lambda: hashlib.sha256(data).hexdigest())
 
 
 def _quote(text: str) -> str:

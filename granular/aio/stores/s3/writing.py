@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from granular.aio.http.digests import digest
 from granular.aio.http.messages import http_date
 from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer
@@ -59,15 +60,6 @@ class _NoConditionsError(GranularError):
     """The server does not support conditional requests."""
 
 
-async def _checksums_of(data: bytes) -> tuple[bytes, int]:
-    """Return the MD5 and the CRC32C of bytes, computed off the event loop from 1 MiB on."""
-
-    def compute() -> tuple[bytes, int]:
-        return hashlib.md5(data, usedforsecurity=False).digest(), crc32c(data)
-
-    return compute() if len(data) < MiB else await offload(compute)
-
-
 class S3Writer(PartWriter):
     """A multipart upload, or a single put if one part is enough.
 
@@ -106,8 +98,8 @@ class S3Writer(PartWriter):
         )
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
-        md5, crc = await _checksums_of(data)
-        headers = self._checksum_headers(md5, crc)
+        md5 = await digest('md5', data)
+        headers = await self._checksum_headers(md5, data)
         check_etag = self._etag_check(md5.hex(), f'part {number + 1}')
 
         def check(answer: Answer) -> str:
@@ -152,8 +144,9 @@ class S3Writer(PartWriter):
         await abort(self._client, self._key, self._upload)
 
     async def put(self, data: bytes) -> None:
-        md5, crc = await _checksums_of(data)
+        md5 = await digest('md5', data)
         self._etag = md5.hex()
+        headers = {**self._headers, **await self._checksum_headers(md5, data)}
         check_etag = self._etag_check(self._etag, 'the object', self._new)
 
         def check(answer: Answer) -> _Confirmation:
@@ -161,9 +154,8 @@ class S3Writer(PartWriter):
             return _Confirmation.of(answer, check_etag(answer))
 
         async def attempt(condition: Mapping[str, str]) -> _Confirmation:
-            headers = {**self._headers, **self._checksum_headers(md5, crc), **condition}
             return await self._client.call(
-                'PUT', self._key, check, headers=headers, body=data, statuses=(200, *_REFUSALS)
+                'PUT', self._key, check, headers={**headers, **condition}, body=data, statuses=(200, *_REFUSALS)
             )
 
         await self._publish(attempt)
@@ -202,11 +194,12 @@ class S3Writer(PartWriter):
             raise _NoConditionsError(f'{self._name}: status 501, {code}')
         self.check_upload(answer)
 
-    def _checksum_headers(self, md5: bytes, crc: int) -> dict[str, str]:
+    async def _checksum_headers(self, md5: bytes, data: bytes) -> dict[str, str]:
         """Return the headers by which the server checks a body."""
         headers = {'Content-MD5': base64.b64encode(md5).decode()}
         if self._client.takes_crc32c:
-            headers |= {'x-amz-checksum-crc32c': encode_crc(crc), 'x-amz-sdk-checksum-algorithm': 'CRC32C'}
+            crc = base64.b64encode(await digest('crc32c', data)).decode()
+            headers |= {'x-amz-checksum-crc32c': crc, 'x-amz-sdk-checksum-algorithm': 'CRC32C'}
         return headers
 
     def _etag_check(self, md5: str, sent: str, may_differ: bool = False) -> Callable[[Answer], str]:
