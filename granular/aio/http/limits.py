@@ -201,13 +201,9 @@ class Limit:
         self._turns += 1
         self._long_turns += seconds > _LONG
 
-    def _is_busy(self) -> bool:
-        """Return whether most turns of the loop were long."""
-        return self._long_turns * 2 > self._turns
-
     def _look(self, now: float, rate: float) -> None:
         """Change the limit if more requests may yield more replies, or fewer as many; revert a change that did not."""
-        busy = self._is_busy()
+        busy = self._long_turns * 2 > self._turns
         if not (self._crowded or busy) or self._pace is not None:
             return
         before, ceiling = self._before, self.capacity
