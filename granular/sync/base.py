@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
+from granular.aio.runtime.bridge import run, run_close
+from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
 
 A = TypeVar('A', bound=Any)
 B = TypeVar('B', bound='Blocking')
@@ -143,7 +143,8 @@ class SyncObject(Blocking, Generic[A]):
 
     def close(self) -> None:
         """Close the object. Closing it again has no effect."""
-        run(self.aio.aclose())
+        # What a writer publishes is awaited in any case.
+        (run if isinstance(self.aio, Publishing) else run_close)(self.aio.aclose())
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from granular.aio.execution.prefetch import END
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.errors import ObjectChangedError, UnsupportedError
@@ -141,7 +141,7 @@ class Iteration(Closing, StandardIterator[T]):
 
     def close(self) -> None:
         """Stop the iterator's tasks and requests. Closing it again has no effect."""
-        run(self._core.aclose())
+        run_close(self._core.aclose())
 
 
 class Listing:

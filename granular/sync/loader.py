@@ -6,7 +6,7 @@ from typing import Any, Self
 from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
@@ -57,4 +57,4 @@ class Loader(core.LoaderHandle, Closing):
 
     def close(self) -> None:
         """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""
-        run(self._core.aclose())
+        run_close(self._core.aclose())

@@ -10,7 +10,7 @@ from granular._lazy import at_exit
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.forking import each_after_fork
 from granular.config import MiB
 from granular.errors import ClosedError
@@ -151,7 +151,7 @@ class _RawReader(io.RawIOBase):
     def close(self) -> None:
         try:
             if not self.closed:
-                run(self._file.aclose())
+                run_close(self._file.aclose())
         finally:
             super().close()
 

@@ -163,6 +163,44 @@ for name, make in [*streams(granular, reader), ('reader', lambda: reader), *plac
     assert held() is None, name
 """
 
+FINALIZER = """
+# Closed by a finalizer, which the collector calls on the library's loop, or in a thread with the lock of all pools.
+import faulthandler
+from concurrent.futures import ThreadPoolExecutor
+
+faulthandler.dump_traceback_later(60, exit=True)
+
+class Held:
+    def __del__(self):
+        self.items.close()
+
+async def collect():
+    await ensure_event_loop()
+    gc.collect()
+
+def collect_in_submit():
+    def collect_at(frame, event, arg):
+        if event == 'call' and frame.f_code.co_name == '_adjust_thread_count':
+            sys.setprofile(None)
+            gc.collect()
+
+    with ThreadPoolExecutor(1) as pool:
+        sys.setprofile(collect_at)
+        pool.submit(len, ())
+
+reader = granular.DatasetReader(place / 'data', granular.decoders)
+gc.disable()
+for name, make in [*streams(granular, reader), ('reader', lambda: reader)]:
+    for collect_there in (lambda: run(collect()), collect_in_submit):
+        held = Held()
+        held.me, held.items = held, iter(make())
+        next(held.items)
+        held = weakref.ref(held)
+        collect_there()
+        assert held() is None, name
+        is_quiet()
+"""
+
 ASYNC = """
 async def main():
     reader = await aio.DatasetReader.open(f'{place}/data' if not json.loads(sys.argv[2]) else
@@ -297,7 +335,7 @@ def run_program(interpreter):
     return run
 
 
-DROPPING = {'script': (SYNC, 'spawn'), 'notebook': (NOTEBOOK,), 'collector': (OWN_LOOP,)}
+DROPPING = {'script': (SYNC, 'spawn'), 'notebook': (NOTEBOOK,), 'collector': (OWN_LOOP,), 'finalizer': (FINALIZER,)}
 EXITING = {'slow': (EXIT + SLOW,), 'script': (EXIT, 'spawn'), 'notebook': (NOTEBOOK_EXIT,)}
 
 

@@ -7,7 +7,7 @@ from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import Cursor, CursorHandle
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
 
@@ -111,7 +111,7 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
         for parent in self._parents:
             parent.close()
         if self._runs:
-            run(self._cursor.aclose())
+            run_close(self._cursor.aclose())
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,8 @@ thread, while the caller waits for its result.
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
+import logging
 import queue
 import sys
 import threading
@@ -26,8 +28,21 @@ from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
 
+logger: Final = logging.getLogger('granular')
+
 _STOP_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
+# Modules that hold locks of threads but call functions of the user only at the bottom of a thread, by these functions.
+_LOCKING: Final = frozenset(
+    function.__code__.co_filename
+    for function in (
+        threading.Thread.start,
+        concurrent.futures.ThreadPoolExecutor.submit,
+        concurrent.futures.Future.set_result,
+        logging.Logger.log,
+    )
+)
+_BOTTOM: Final = frozenset(('_bootstrap', '_bootstrap_inner', 'run', '_worker'))
 
 
 class Call(Generic[T]):
@@ -155,13 +170,22 @@ class Bridge:
                     raise failure
             return self._running[0][0]
 
+    def is_current(self) -> bool:
+        """Return whether this thread is that of the loop."""
+        return any(threading.current_thread() is thread for _, thread in self._running)
+
     def submit(self, call: Call[Any]) -> None:
         """Resume a coroutine on the loop."""
-        if any(threading.current_thread() is thread for _, thread in self._running):
+        if self.is_current():
             raise GranularError(
                 'a blocking call on the loop that would have to run it: await the method of granular.aio instead'
             )
         call.send(self.loop())
+
+    def send(self, call: Call[Any]) -> None:
+        """Resume a coroutine on the loop, if there is one, without waiting for anything."""
+        for loop, _ in self._running[:1]:
+            call.send(loop)
 
     def stop(self) -> None:
         """Cancel all tasks, close sessions and sockets, and end the thread."""
@@ -238,6 +262,35 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
             raise SystemExit from None
         shorten(error)
         raise
+
+
+def run_close(coro: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that closes something, as ``run`` does; it does not wait where the loop might need this thread.
+
+    The garbage collector calls a ``__del__`` of the user anywhere: on the loop, or while this thread passes a call to a
+    pool, and so holds a lock that the loop needs.
+    """
+    if not (bridge.is_current() or _holds_lock()):
+        run(coro)
+    elif isinstance(rest := _start(_logged(coro)), StartedCoroutine):
+        bridge.send(Call(rest, None))
+
+
+async def _logged(coro: Coroutine[Any, Any, None]) -> None:
+    try:
+        await coro
+    except Exception as error:
+        logger.warning('closing a dropped object failed', exc_info=error)
+
+
+def _holds_lock() -> bool:
+    """Return whether this call comes from within a function of the standard library that holds a lock of threads."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        if code.co_filename in _LOCKING and code.co_name not in _BOTTOM:
+            return True
+    return False
 
 
 def _start(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
