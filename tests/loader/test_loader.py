@@ -349,6 +349,17 @@ async def test_state_can_be_loaded_during_a_pending_next():
         assert (await waiting)['x'].tolist() == [40, 41, 42, 43]
 
 
+async def test_state_that_is_loaded_before_the_first_batch_is_there_tells_where_shards_end():
+    numbers = Numbers(12, wait=0.02)
+    async with aio.Loader(numbers, 2, workers=1, num_shards=2) as loader:
+        waiting = asyncio.create_task(anext(loader))
+        while not numbers.fetched:
+            await asyncio.sleep(0)
+        loader.load({'step': 2})
+        assert (await waiting)['x'].tolist() == [2, 3]
+        assert [batch['x'].tolist() async for batch in loader] == [[6, 7]]  # the other shard has no batch after [8, 9]
+
+
 async def test_exhausted_loader_leaves_no_task():
     loader = aio.Loader(Numbers(wait=0.01), 4)
     await anext(loader)

@@ -352,7 +352,7 @@ class RunningLoader(Running):
         self.ahead.drop()
         self.ahead.position = self._start = step
         self._ended, self._recipient, self._astray = False, 0, False
-        if self._assembly is not None:
+        if self.ahead.stop is not None:
             self._set_stop()
 
     def begin_epoch(self) -> None:
