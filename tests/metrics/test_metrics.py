@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import copy
 import math
 import multiprocessing
 import os
@@ -145,11 +146,12 @@ def test_local_files_are_counted(dataset):
     assert after.outcomes == {'ok': after.requests}
 
 
-def test_waits_of_loaders_and_streams_are_counted(dataset):
+@pytest.mark.parametrize('copied', [lambda iterator: iterator, copy.copy], ids=['original', 'copy'])
+def test_waits_of_loaders_and_streams_are_counted(dataset, copied):
     before = metrics.snapshot()
-    with granular.Loader(granular.DatasetReader(dataset, granular.decoders), 8) as loader:
+    with copied(granular.Loader(granular.DatasetReader(dataset, granular.decoders), 8)) as loader:
         assert len(list(loader)) == 8
-    assert len(list(MapDataset.source(range(10)).to_iter_dataset())) == 10
+    assert len(list(copied(iter(MapDataset.source(range(10)).to_iter_dataset())))) == 10
     after = metrics.snapshot()
     waited, worked = (getattr(after, name)['loader'].count for name in ('wait', 'consumer'))
     assert waited - _count(before.wait, 'loader') == 8

@@ -78,6 +78,15 @@ def folder(tmp_path):
     return path
 
 
+@pytest.mark.parametrize('method', COPIES)
+def test_copied_loader_of_a_reader_knows_its_length(folder, method):
+    with granular.DatasetReader(folder / 'data', granular.decoders) as reader:
+        twin = COPIES[method](granular.Loader(reader, 1))
+        assert len(twin) == len(reader)
+        assert [value(batch) for batch in twin] == [datapoint['x'] for datapoint in reader]
+        twin.close()
+
+
 PLACES = {
     'reader': (lambda folder: iter(granular.DatasetReader(folder / 'data')), 3),
     'bag': (lambda folder: iter(granular.BagReader(folder / 'data' / 'x.bag')), 3),

@@ -100,7 +100,8 @@ class Prefetch(Generic[T]):
         captures: bool,
     ) -> None:
         self._compute, self._stride, self._weight = compute, stride, weight
-        self._workers, self._name, self._captures = workers, f'granular-{kind}', captures
+        self._workers, self._captures = workers, captures
+        self._kind: Literal['loader', 'stream', 'interleave'] = kind
         self._wait_times, self._consumer_times = counters.times(kind)
         self.stop, self.depth = None, 0  # type: int | None, int
         self._frontier = 0  # the position behind the items that were started
@@ -121,6 +122,10 @@ class Prefetch(Generic[T]):
         self._long = 0  # slow items, one after the other
         self._waits = False  # True if items wait, for example for a bucket
         self._closed = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._wait_times, self._consumer_times = counters.times(self._kind)
 
     @property
     def position(self) -> int:
@@ -316,7 +321,7 @@ class Prefetch(Generic[T]):
     def using_pool(self) -> '_Using':
         """Return a context manager in which blocking calls run in threads of this object."""
         if self._pool is None:
-            self._pool = Threads(self._workers, self._name)
+            self._pool = Threads(self._workers, f'granular-{self._kind}')
         return _Using(self._pool)
 
     async def _run(self, position: int, count: int) -> T:
@@ -326,7 +331,7 @@ class Prefetch(Generic[T]):
             if self._waits:
                 return await self._compute(position, count)
             if self._lane is None:
-                self._lane = Threads(self._width, f'{self._name}-lane')
+                self._lane = Threads(self._width, f'granular-{self._kind}-lane')
             started = await start_inline(lambda: self._timed(position, count), self._lane)
             if not isinstance(started, StartedCoroutine):
                 return started

@@ -2,6 +2,7 @@
 
 import abc
 import collections
+import contextlib
 import functools
 import threading
 import time
@@ -19,7 +20,7 @@ from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_
 from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import ClosedError, InvalidArgumentError, StateError
+from granular.errors import ClosedError, GranularError, InvalidArgumentError, StateError
 from granular.indexing import check_integer
 
 if TYPE_CHECKING:
@@ -122,9 +123,7 @@ def running_part(loader: LoaderHandle) -> 'RunningLoader':
 def remaining_batches(loader: LoaderHandle) -> int | None:
     """Return the number of batches that follow; None if the source is endless."""
     core = loader._core
-    if core.batches is None:
-        return None
-    return core.turns.rounds(core.position, length_of(core.source))
+    return None if core.length is None else core.turns.rounds(core.position, core.length)
 
 
 class Loader(LoaderHandle):
@@ -324,16 +323,26 @@ class RunningLoader(Running):
         self._counted = self.counts  # before the last batch
         self._last: Batch | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        with contextlib.suppress(GranularError):  # it is raised by the iteration
+            self.length  # noqa: B018 - where it is unpickled, a reader is not open yet
+        return super().__getstate__()
+
     @functools.cached_property
+    def length(self) -> int | None:
+        """The number of datapoints; None if the source is endless."""
+        return None if self.source.endless else length_of(self.source)
+
+    @property
     def batches(self) -> int | None:
         """The number of batches; None if the source is endless.
 
         Raises:
           InvalidArgumentError: if the source has too few datapoints for one batch.
         """
-        if self.source.endless:
+        if (length := self.length) is None:
             return None
-        length, turns = length_of(self.source), self.turns
+        turns = self.turns
         if length < turns.stride:
             of_shards = f' of each of {turns.count} shards' if turns.count > 1 else ''
             raise InvalidArgumentError(
@@ -362,8 +371,8 @@ class RunningLoader(Running):
 
     def _set_stop(self) -> None:
         """Let a finite source end where a shard would get no whole batch."""
-        if self.batches is not None:
-            self.ahead.stop = self.turns.stop(self._start, length_of(self.source))
+        if self.batches is not None and self.length is not None:
+            self.ahead.stop = self.turns.stop(self._start, self.length)
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
