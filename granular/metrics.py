@@ -10,6 +10,7 @@ buckets and hosts (never keys, queries or users), outcomes, and stages of pipeli
 """
 
 import dataclasses
+import itertools
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -123,6 +124,10 @@ class Histogram(_Fields):
     def mean(self) -> float:
         """The mean in seconds; 0 if there is none."""
         return self.sum / max(1, self.count)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return the number of times up to each bound, as text, as exporters need it; the last bound is ``+Inf``."""
+        return list(zip([*map(str, BOUNDS), '+Inf'], itertools.accumulate(self.counts), strict=True))
 
     def quantile(self, share: float) -> float:
         """Return an upper bound of a quantile in seconds: less than twice as much, above 61 us.

@@ -12,7 +12,6 @@ OpenTelemetry has no observable histograms, so a histogram such as ``granular.fi
 as in Prometheus.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -56,6 +55,5 @@ def _values(sample: metrics.Sample) -> Iterator[Any]:
 def _buckets(sample: metrics.Sample) -> Iterator[Any]:
     for labels, histogram in sample.values.items():
         attributes = dict(zip(sample.labels, labels, strict=True))
-        bounds = [*map(str, metrics.BOUNDS), '+Inf']
-        for bound, count in zip(bounds, itertools.accumulate(histogram.counts), strict=True):
+        for bound, count in histogram.cumulative():
             yield _api.Observation(count, {**attributes, 'le': bound})

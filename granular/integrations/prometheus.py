@@ -10,7 +10,6 @@ Each name begins with ``granular_``, such as ``granular_requests_total{store="s3
 ``granular_first_byte_seconds_bucket{store="s3://bucket",le="0.0625"}``.
 """
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,9 +37,7 @@ class Collector(_registry.Collector):  # type: ignore[misc]
             family = make(name, sample.description, labels=sample.labels)
             for labels, value in sample.values.items():
                 if sample.kind == 'histogram':
-                    counts = itertools.accumulate(value.counts)
-                    bounds = [*map(str, metrics.BOUNDS), '+Inf']
-                    family.add_metric(labels, list(zip(bounds, counts, strict=True)), value.sum)
+                    family.add_metric(labels, value.cumulative(), value.sum)
                 else:
                     family.add_metric(labels, value)
             yield family

@@ -82,7 +82,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
         task = loaded
     except BaseException as error:
         failed = function_error(error) if isinstance(error, CONTROL) else error
-    outbox = _Outbox(pipe, _Reporter([] if task is None else task.stages()))
+    outbox = _Outbox(pipe, [] if task is None else task.stages())
     running: dict[int, concurrent.futures.Future[_Outcome]] = {}
     done: queue.SimpleQueue[tuple[int, concurrent.futures.Future[_Outcome]]] = queue.SimpleQueue()
 
@@ -148,28 +148,12 @@ async def _attempt(task: Task, position: Sequence[int]) -> _Outcome:
         return error, None
 
 
-class _Reporter:
-    """Reports of this process."""
-
-    def __init__(self, stages: Sequence[Stage]) -> None:
-        self._stages = stages
-        self._reported = [stage.spent_times() for stage in stages]  # stages pickle with their times
-
-    def report(self) -> Report:
-        """Return a report."""
-        metrics = counters.copy()
-        metrics.stages = {}
-        now = [stage.spent_times() for stage in self._stages]
-        added = [(a - c, b - d) for (a, b), (c, d) in zip(now, self._reported, strict=True)]
-        self._reported = now
-        return metrics, added
-
-
 class _Outbox:
-    """The replies of this process, and the memory that they are sent in."""
+    """The replies of this process, each with a report, and the memory that they are sent in."""
 
-    def __init__(self, pipe: Connection, reporter: _Reporter) -> None:
-        self._pipe, self._reporter = pipe, reporter
+    def __init__(self, pipe: Connection, stages: Sequence[Stage]) -> None:
+        self._pipe, self._stages = pipe, stages
+        self._reported = [stage.spent_times() for stage in stages]  # stages pickle with their times
         self._lock = threading.Lock()
         self.memory = shared_memory.Sender()
 
@@ -184,8 +168,16 @@ class _Outbox:
         try:
             with self._lock:
                 sent, fd = self.memory.write(number, parts)
-                self._pipe.send((number, error is None, head, sent, self._reporter.report()))
+                self._pipe.send((number, error is None, head, sent, self._report()))
                 if fd >= 0:
                     shared_memory.send_fd(self._pipe, fd)
         except OSError:
             os._exit(1)  # the parent has ended, or memory is exhausted: it reports this process as dead
+
+    def _report(self) -> Report:
+        metrics = counters.copy()
+        metrics.stages = {}
+        now = [stage.spent_times() for stage in self._stages]
+        added = [(a - c, b - d) for (a, b), (c, d) in zip(now, self._reported, strict=True)]
+        self._reported = now
+        return metrics, added
