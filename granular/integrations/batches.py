@@ -9,7 +9,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.loader.loader import LoaderHandle
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.user_functions import call_user
-from granular.errors import InvalidArgumentError
+from granular.errors import ClosedError, InvalidArgumentError
 from granular.indexing import check_integer
 from granular.sync.iteration import Closing
 
@@ -43,7 +43,7 @@ class Batches(Closing, Iterator[Any]):
         self._source, self._batches = batches, iter(batches)
         self._buffer = check_integer('buffer', buffer, 0)
         self._sent: collections.deque[_Sent] = collections.deque()
-        self._ended = False  # True once the loader has ended
+        self._ended = self._closed = False  # True once the loader has ended, or this is closed
         self._told = False  # True once the consumer was told the end
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
         self._state: Any = self._batches.state_dict() if self._keeps else None
@@ -68,6 +68,8 @@ class Batches(Closing, Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        if self._closed:
+            raise ClosedError('the batches are closed')
         if self._before is not None:
             self._batches.load_state_dict(self._before)
             self._before = None
@@ -153,7 +155,7 @@ class Batches(Closing, Iterator[Any]):
 
     def close(self) -> None:
         """Discard the batches converted ahead and close the loader."""
+        self._closed = True
         self._sent.clear()
-        self._ended = True
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()

@@ -15,7 +15,14 @@ import pytest
 
 import granular
 from granular import MapDataset, ShardOptions
-from granular.errors import DatapointError, InvalidArgumentError, MissingExtraError, OutOfRangeError, StateError
+from granular.errors import (
+    ClosedError,
+    DatapointError,
+    InvalidArgumentError,
+    MissingExtraError,
+    OutOfRangeError,
+    StateError,
+)
 from granular.integrations import batches as core
 from tests.support.tables import each_value
 
@@ -252,6 +259,8 @@ def test_batches_and_their_states(device):
         batches.load_state_dict(state)
         assert elements[:3] + [next(batches)['i'].tolist() for _ in range(5)] == expected
         assert elements == expected[:5]
+    with pytest.raises(ClosedError):
+        list(batches)  # not nothing, on which a program would train without a word
     plain = Batches(DataLoader([1, 2, 3]), device)
     assert [batch.tolist() for batch in plain] == [[1], [2], [3]]
     with pytest.raises(InvalidArgumentError, match='has no state'):
