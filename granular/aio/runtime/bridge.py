@@ -32,7 +32,8 @@ logger: Final = logging.getLogger('granular')
 
 _STOP_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
-# Modules that hold locks of threads but call functions of the user only at the bottom of a thread, by these functions.
+# Modules that hold locks of threads, in all functions but those below which threads run, and those that wait, in which
+# handlers of signals are called.
 _LOCKING: Final = frozenset(
     function.__code__.co_filename
     for function in (
@@ -42,7 +43,10 @@ _LOCKING: Final = frozenset(
         logging.Logger.log,
     )
 )
-_BOTTOM: Final = frozenset(('_bootstrap', '_bootstrap_inner', 'run', '_worker'))
+_FREE: Final = frozenset((
+    *('_bootstrap', '_bootstrap_inner', 'run', '_worker'),
+    *('join', '_wait_for_tstate_lock', 'wait', 'wait_for', 'result', 'exception', 'shutdown', '__exit__'),
+))  # fmt: skip
 
 
 class Call(Generic[T]):
@@ -288,7 +292,7 @@ def _holds_lock() -> bool:
     frame = inspect.currentframe()
     while frame is not None:
         code, frame = frame.f_code, frame.f_back
-        if code.co_filename in _LOCKING and code.co_name not in _BOTTOM:
+        if code.co_filename in _LOCKING and code.co_name not in _FREE:
             return True
     return False
 
