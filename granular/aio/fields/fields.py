@@ -8,7 +8,7 @@ import abc
 import functools
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, Final, Self
 
 from granular._other_names import Elementless
@@ -269,8 +269,11 @@ class Methods(Adapter):
     async def _call_once(self, name: str, count: int, *args: Any) -> list[Any]:
         """Return the values of some datapoints, which one call of a method returns."""
         values = await call_or_await(getattr(self.dataset, name), *args)
-        if len(values) != count:
-            raise DatapointError(f'{name} returned {counted(len(values), "value")} for {counted(count, "datapoint")}')
+        sized = isinstance(values, Sized) and isinstance(values, Iterable)
+        listed = sized and not isinstance(values, Mapping | str | bytes)
+        if not listed or len(values) != count:
+            shown = counted(len(values), 'value') if listed else f'a {type(values).__name__}'
+            raise DatapointError(f'{name} returned {shown} for {counted(count, "datapoint")}')
         return list(values)
 
     async def _call(self, field: str, indices: Ints, ctxs: Sequence[Ctx]) -> list[Any]:
