@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import shutil
+import signal
+import sys
 import threading
 
 import numpy as np
@@ -155,6 +157,34 @@ def test_large_datasets_open_with_three_requests(bucket, monkeypatch):
         with reader:
             assert opening <= 3  # the index, and whether there is one shard more
             assert reader.fetch(range(12)) == [point(i, 'refs') for i in range(12)]
+
+
+def test_child_that_is_forked_while_pages_are_kept_reads(tmp_path):
+    write(tmp_path / 'ds', range(30), shardlen=10, index=True)
+    folder = granular.Path(tmp_path / 'ds', config=granular.IOConfig(index_memory=1))
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        keeping, forked = threading.Event(), threading.Event()
+
+        def read():
+            sys.setprofile(pause)
+            reader.fetch(range(30))
+
+        def pause(frame, event, arg):
+            # Within the block of the lock, in which another thread may fork.
+            if event == 'c_call' and frame.f_code.co_name == '_keep' and arg.__name__ == 'pop':
+                sys.setprofile(None)
+                keeping.set()
+                forked.wait()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        keeping.wait()
+        if not (child := os.fork()):
+            signal.alarm(20)
+            os._exit(reader.fetch([0, 29]) != [point(0, 'refs'), point(29, 'refs')])
+        forked.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_index_is_passed_to_worker_processes(tmp_path):

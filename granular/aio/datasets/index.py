@@ -14,6 +14,7 @@ from granular.aio.bags.index_tables import PackedReferences, PackedTable, Packed
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.paths.path import Path
 from granular.aio.reply import stands_in
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import OnceMore, past_caches, read_all
@@ -65,6 +66,12 @@ class DatasetIndex(PackedTables):
         self._cached: dict[int, Words] = {}  # pages in memory, the one used last at the end
         self._cached_words = 0
         self._view: memoryview | None = None
+        _indices.add(self)
+
+    def after_fork(self) -> None:
+        """Reset in a forked child, which lacks the thread that may have held the lock."""
+        if self._lock.locked():
+            self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -369,3 +376,6 @@ class DatasetIndex(PackedTables):
 def to_nanoseconds(seconds: float | None) -> int:
     """Return the time of a listing in nanoseconds; 0 if it has none."""
     return 0 if seconds is None else int(seconds * 1e9)
+
+
+_indices: Final = each_after_fork(DatasetIndex.after_fork)
