@@ -3,7 +3,6 @@
 import abc
 import collections
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -305,6 +304,7 @@ class RunningLoader(Running):
         self._recycle_after = recycle_after
         self._recycles = bool(recycle_after) and mp is None  # worker processes have memory of their own
         self.turns = Turns(shard_id, num_shards, batch, whole=True)
+        self._length: int | None = None
         self._start = 0  # the step from which shards take turns
         self._ended = False  # True once the consumer was told the end of the epoch
         # The last batch, until it was received: where it begins, the thread to which it is on its way (0 for none), and
@@ -328,10 +328,12 @@ class RunningLoader(Running):
             self.length  # noqa: B018 - where it is unpickled, a reader is not open yet
         return super().__getstate__()
 
-    @functools.cached_property
+    @property
     def length(self) -> int | None:
         """The number of datapoints; None if the source is endless."""
-        return None if self.source.endless else length_of(self.source)
+        if self._length is None and not self.source.endless:
+            self._length = length_of(self.source)
+        return self._length
 
     @property
     def batches(self) -> int | None:
