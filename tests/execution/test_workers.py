@@ -367,6 +367,22 @@ def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop():
         assert [next(loader)['i'].item() for _ in range(ahead)] == list(range(1, ahead + 1))
 
 
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
+def test_handlers_of_signals_run_in_the_parent_alone(number, tmp_path):
+    # As one that saves the state of the loader, which in a worker is that of its start.
+    before = signal.signal(number, lambda *_: (tmp_path / f'{os.getpid()}').touch())
+    try:
+        source = sources.Transform(sources.Epochs(range(100), shuffle=False), functools.partial(at, -1, raise_error))
+        with granular.Loader(source, 1, prefetch=0, workers=1, mp='fork') as loader:
+            assert next(loader)['i'].tolist() == [0]
+            for process in [*multiprocessing.active_children(), multiprocessing.process.current_process()]:
+                os.kill(process.pid, number)
+            assert next(loader)['i'].tolist() == [1]
+    finally:
+        signal.signal(number, before)
+    assert [path.name for path in tmp_path.iterdir()] == [f'{os.getpid()}']
+
+
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
 @pytest.mark.parametrize(('count', 'threads'), each_value(itertools.product([1, 2, 3], [1, 4])))
 def test_forked_workers_start_their_own_threads(count, threads):

@@ -66,7 +66,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
       sizes: the sizes of the task's arrays, in a file whose descriptor comes first.
       place: the number of this worker, and the number of workers.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes its workers when it is interrupted
+    _leave_signals()
     after_fork(pipe.close)  # while a child held it, the parent would wait for the rest of what this process was sending
     from granular.aio.runtime import threads
     from granular.aio.runtime.bridge import bridge
@@ -122,6 +122,18 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
         future.cancel()
     bridge.stop()
     os._exit(0)  # threads of user functions are not awaited
+
+
+def _leave_signals() -> None:
+    """Leave signals to the parent, which closes its workers; a group of processes, as of a batch job, gets them all.
+
+    A handler of the user, which this process inherited, might write a checkpoint with the position of its loader here.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)  # by which a loop of the parent would take the signal for its own
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, lambda *_: None)  # what is ignored would be ignored by programs that functions run
 
 
 def _loaded(payload: bytes, fd: int, sizes: Sequence[int]) -> Any:
