@@ -367,6 +367,28 @@ def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop():
         assert [next(loader)['i'].item() for _ in range(ahead)] == list(range(1, ahead + 1))
 
 
+PRINTING = """
+import multiprocessing
+import granular
+
+def shown(i):
+    if multiprocessing.parent_process() is not None:  # a Loader computes the first datapoint itself
+        print(f'loading {i}')
+    return {'i': i}
+
+loader = granular.Loader(granular.MapDataset.range(4).map(shown), 2, workers=1, mp='fork')
+assert len(list(loader)) == 2
+"""
+
+
+def test_what_functions_print_in_a_worker_is_not_lost():
+    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONUNBUFFERED'}
+    environment['PYTHONPATH'] = str(ROOT)
+    with program([sys.executable, '-c', PRINTING], env=environment) as process:  # its output is a pipe
+        output, errors = process.communicate(timeout=60)
+    assert (sorted(output.splitlines()), errors) == ([f'loading {i}' for i in range(4)], '')
+
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGUSR1])
 def test_handlers_of_signals_run_in_the_parent_alone(number, tmp_path):
     # As one that saves the state of the loader, which in a worker is that of its start.

@@ -2,10 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import pickle
 import queue
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
@@ -121,7 +123,15 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
     for future in list(running.values()):
         future.cancel()
     bridge.stop()
+    _flush()
     os._exit(0)  # threads of user functions are not awaited
+
+
+def _flush() -> None:
+    """Write what functions have printed: the process ends without the end of Python, or is killed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # it is None, closed, or an object of the user, which may raise anything
+            stream.flush()
 
 
 def _leave_signals() -> None:
@@ -177,6 +187,7 @@ class _Outbox:
         except BaseException as unpicklable:  # the methods of its class may raise anything
             error = WorkerError(f'the item does not pickle: {summary(unpicklable)}')
             head = pickle.dumps(portable(error))
+        _flush()
         try:
             with self._lock:
                 sent, fd = self.memory.write(number, parts)
