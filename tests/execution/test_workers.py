@@ -367,6 +367,25 @@ def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop():
         assert [next(loader)['i'].item() for _ in range(ahead)] == list(range(1, ahead + 1))
 
 
+def drawn(i):
+    import torch
+
+    return {'numpy': np.random.rand(), 'torch': torch.rand(()).item()}
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn'])
+def test_workers_draw_different_numbers_from_global_generators(method):
+    import torch
+
+    assert torch.initial_seed() is not None  # it is imported, as by programs whose functions use it
+    batches = []
+    for _ in range(2):  # a loader for each epoch, whose workers have copies of the same states
+        with granular.Loader(MapDataset.range(16).map(drawn), 1, prefetch=3, workers=4, mp=method) as loader:
+            batches += loader
+    for name in ('numpy', 'torch'):
+        assert len({batch[name].item() for batch in batches}) == 32, name
+
+
 PRINTING = """
 import multiprocessing
 import granular

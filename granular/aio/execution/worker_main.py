@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import queue
+import random
 import signal
 import sys
 import threading
@@ -14,12 +15,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+import numpy as np
+
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
+from granular.formats.checksums import crc32c
 from granular.metrics import Metrics, counters, timing
 
 
@@ -59,7 +63,7 @@ class Task(Protocol):
 _Outcome = tuple[BaseException | None, Any]
 
 
-def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int, int]) -> None:
+def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int, int], started: int) -> None:
     """Compute requested items, until the parent stops the worker or ends.
 
     Args:
@@ -67,6 +71,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
       payload: the :class:`Task` and a function of ``place`` to call first, or None; or their pickle.
       sizes: the sizes of the task's arrays, in a file whose descriptor comes first.
       place: the number of this worker, and the number of workers.
+      started: the number of workers that the parent has started before.
     """
     _leave_signals()
     after_fork(pipe.close)  # while a child held it, the parent would wait for the rest of what this process was sending
@@ -78,6 +83,7 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
     try:
         fd = shared_memory.receive_fd(pipe) if sizes else -1
         loaded, initialize = _loaded(payload, fd, sizes) if isinstance(payload, bytes) else payload
+        _seed(started)
         if initialize is not None:
             initialize(*place)
         capturing.set(loaded.captures)
@@ -144,6 +150,17 @@ def _leave_signals() -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, lambda *_: None)  # what is ignored would be ignored by programs that functions run
+
+
+def _seed(number: int) -> None:
+    """Give the global random generators states of their own: forked processes all have those of their parent."""
+    random.seed(random.getrandbits(64) + number)
+    # Without the lock of the generator, which another thread may have held at the fork.
+    generators: Any = np.random
+    state = crc32c(pickle.dumps(generators.get_bit_generator().state))
+    generators.set_bit_generator(np.random.MT19937([state, number]))
+    if (torch := sys.modules.get('torch')) is not None:
+        torch.manual_seed((torch.initial_seed() + number + 1) % (1 << 63))
 
 
 def _loaded(payload: bytes, fd: int, sizes: Sequence[int]) -> Any:

@@ -37,6 +37,7 @@ _SHORT: Final = (
     'use fewer workers'
 )
 _SILENCE: Final = 1.0  # seconds without a message after which to check the worker
+_started: Final = itertools.count()  # numbers the worker processes
 
 # This process's ends of all pipes. While a forked child holds one, the worker does not notice that this process died.
 _ends: Final[weakref.WeakSet[Connection]] = each_after_fork(Connection.close)
@@ -255,7 +256,7 @@ class _Worker:
             _ends.add(self.pipe)
         self._process = context.Process(
             target=work,
-            args=(other_end, payload, sizes, (number, count)),
+            args=(other_end, payload, sizes, (number, count), next(_started)),
             name=f'granular-worker-{number}',
             daemon=True,
         )
