@@ -274,7 +274,12 @@ def run_close(coro: Coroutine[Any, Any, None]) -> None:
     The garbage collector calls a ``__del__`` of the user anywhere: on the loop, or while this thread passes a call to a
     pool, and so holds a lock that the loop needs.
     """
-    if not (bridge.is_current() or _holds_lock()):
+    try:
+        waits = not (bridge.is_current() or _holds_lock())
+    except BaseException:  # an interrupt
+        coro.close()
+        raise
+    if waits:
         run(coro)
     elif isinstance(rest := _start(_logged(coro)), StartedCoroutine):
         bridge.send(Call(rest, None))
