@@ -10,7 +10,7 @@ from typing import Any
 
 from granular._lazy import import_extra
 from granular._other_names import answering
-from granular.aio.execution.failures import Errors, Failure, OnError, capturing, outline
+from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing, outline
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
@@ -19,7 +19,6 @@ from granular.aio.pipeline.position import check_plain
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
 from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import Ints, check_integer, indices_of
 from granular.integrations import batches as core
@@ -179,12 +178,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         return rest
 
     async def _fetch(self, indices: Ints) -> list[Any]:
-        await ensure_event_loop()  # in whose context the variable is set
-        before = capturing.set(True)
-        try:
-            out = await self._node.fetch(indices)
-        finally:
-            capturing.reset(before)
+        out = await fetch_capturing(self._node, indices)
         for one in out:
             if type(one) is Failure and self.errors.raises_for(one):
                 raise one.error

@@ -1,5 +1,6 @@
 """``on_error`` stands where ``to_iter_dataset`` does: all later operations get what it leaves, merged or not."""
 
+import numpy as np
 import pytest
 
 import granular
@@ -127,6 +128,51 @@ def test_functions_that_read_other_data_get_its_errors(name, read):
     with iter(MapDataset.range(LENGTH).map(lambda i: (i, read(other, i))).to_iter_dataset(on_error='skip')) as iterator:
         assert [i for i, _ in iterator] == [i for i in range(LENGTH) if i % 5 != 2]
         assert iterator.errors == [(i, f'ValueError: {i} is bad') for i in range(2, LENGTH, 5)]
+
+
+def fails_once(raises, at):
+    def call(x):
+        if x == at:
+            raise raises(f'{x} failed')
+        return {'x': x}
+
+    return call
+
+
+class Computed:
+    def __init__(self, fn):
+        self.fn = fn
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return self.fn(index)
+
+
+CONSUMERS = {
+    'stream': lambda dataset: iter(dataset.to_iter_dataset(on_error='skip')),
+    'Loader': lambda dataset: granular.Loader(dataset, 1, on_error='skip'),
+}
+
+
+@pytest.mark.parametrize('at', [0, 3])
+@pytest.mark.parametrize('consumer', CONSUMERS)
+@pytest.mark.parametrize('source', [False, True])
+def test_functions_for_which_the_store_or_the_memory_fails_are_not_skipped(consumer, at, source):
+    for raises in (granular.errors.StoreTimeoutError, granular.errors.ClosedError, MemoryError):
+        fn = fails_once(raises, at)
+        dataset = Computed(fn) if source else MapDataset.range(5).map(fn)
+        with CONSUMERS[consumer](MapDataset.source(dataset)) as iterator, pytest.raises(raises, match=f'{at} failed'):
+            list(iterator)
+
+
+@pytest.mark.parametrize('at', [0, 3])
+@pytest.mark.parametrize('consumer', CONSUMERS)
+@pytest.mark.parametrize('raises', [FileNotFoundError, OSError])
+def test_files_that_are_missing_or_cut_are_skipped(consumer, at, raises):
+    with CONSUMERS[consumer](MapDataset.range(5).map(fails_once(raises, at))) as iterator:
+        assert [x for element in iterator for x in np.ravel(element['x'])] == [x for x in range(5) if x != at]
 
 
 def test_a_tuple_fails_with_any_of_its_parts():

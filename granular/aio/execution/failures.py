@@ -11,10 +11,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, TypeVar, cast
 
+from numpy.typing import ArrayLike
+
 from granular._words import counted
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
-from granular.errors import ClosedError, FunctionError, InvalidArgumentError, WorkerError
+from granular.errors import ClosedError, FunctionError, InvalidArgumentError, StoreError, WorkerError
 
 T = TypeVar('T')
 
@@ -68,6 +71,22 @@ class Failure:
 def of_datapoint(error: Exception) -> bool:
     """Return whether ``on_error`` applies to an error: not if it comes from the store or the machine."""
     return not ends_program(error) and not isinstance(error, OSError | MemoryError | ClosedError)
+
+
+def of_function(error: BaseException) -> bool:
+    """Return whether ``on_error`` applies to an error of a user function, which may read from a store itself."""
+    return not isinstance(error, StoreError | MemoryError | ClosedError)
+
+
+async def fetch_capturing(source: Any, indices: ArrayLike) -> list[Any]:
+    """Fetch datapoints from a source, with a ``Failure`` in place of each that fails."""
+    await ensure_event_loop()  # in whose context the variable is set
+    before = capturing.set(True)
+    try:
+        datapoints: list[Any] = await source.fetch(indices)
+        return datapoints
+    finally:
+        capturing.reset(before)
 
 
 def ends_program(error: BaseException) -> bool:

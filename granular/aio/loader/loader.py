@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from granular._other_names import answering
-from granular.aio.execution.failures import Errors, OnError, of_datapoint
+from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
 from granular.aio.execution.prefetch import END, NOT_READY, Prefetch
 from granular.aio.loader.collate import DROPPED, Assembly, Batch, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
@@ -392,14 +392,15 @@ class RunningLoader(Running):
 
     async def _first_datapoint(self) -> Any:
         """Return the first datapoint that does not fail; the first of all, unless failures are skipped or replaced."""
-        tries = 1 if self.errors.raises else _TRIED
-        for step in range(tries):
-            try:
-                return (await self.source.fetch([step]))[0]
-            except Exception as error:
-                if step + 1 == tries or not of_datapoint(error):
-                    raise
-        raise AssertionError
+        if self.errors.raises:
+            return (await self.source.fetch([0]))[0]
+        for step in range(_TRIED):
+            datapoint = (await fetch_capturing(self.source, [step]))[0]
+            if type(datapoint) is not Failure:
+                return datapoint
+            if self.errors.raises_for(datapoint):
+                break
+        raise datapoint.error
 
     async def take(self) -> Any:
         """Return the next batch, or ``END``; concurrent calls wait for each other.

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from granular._other_names import Elementless, Unindexed
 from granular._typing import Element_co
 from granular._words import counted
-from granular.aio.execution.failures import Failure, capturing, of_datapoint, without_failures
+from granular.aio.execution.failures import Failure, capturing, of_datapoint, of_function, without_failures
 from granular.aio.pipeline.data_source import as_data_source, file_bytes
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
@@ -428,7 +428,7 @@ async def map_in_threads(
         stage = getattr(call, '__self__', None)
         where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
         error.add_note(f'while {doing} the datapoint at index {index}{where}')
-        if not capture:
+        if not capture or not of_function(error):
             raise error
         return Failure(index, error)
 
