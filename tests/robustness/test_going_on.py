@@ -69,6 +69,55 @@ def test_failure_after_a_restored_state_skips_no_element(name):
             assert result == whole[at:]
 
 
+HOLDERS = {
+    'cache': lambda stream: stream.cache(),
+    'cache of flat_map': lambda stream: stream.flat_map(lambda x: [x, x]).cache(),
+    'window_shuffle': lambda stream: stream.window_shuffle(4, seed=1),
+    'two caches': lambda stream: stream.cache().repeat(2).flat_map(lambda x: [x, x]).cache(),
+}
+
+
+@pytest.mark.parametrize('name', HOLDERS)
+def test_stream_that_could_not_be_opened_in_set_state_repeats_no_element(name):
+    broken = False
+
+    def opened(i):
+        if broken:
+            raise OSError('no connection')
+        return MapDataset.range(10 * i, 10 * i + 3).to_iter_dataset()
+
+    dataset = HOLDERS[name](granular.IterDataset.interleave(MapDataset.range(3).map(opened), cycle_length=1))
+    whole, states = [], []
+    with iter(dataset) as iterator:
+        for element in iterator:
+            whole.append(element)
+            states.append(json.loads(json.dumps(iterator.get_state())))
+    with iter(dataset) as iterator:
+        elements = list(itertools.islice(iterator, 8))
+        broken = True
+        with pytest.raises(OSError, match='no connection'):
+            iterator.set_state(states[2])
+        broken = False
+        assert elements + list(iterator) == whole
+
+
+AHEAD = {
+    'prefetch': lambda stream: stream.prefetch(2).flat_map(lambda x: [x, x]).prefetch(2),
+    'interleave': lambda stream: granular.IterDataset.interleave([stream.prefetch(2).flat_map(lambda x: [x, x])], 1),
+}
+
+
+@pytest.mark.parametrize('name', AHEAD)
+async def test_cancelled_close_ends_the_tasks_of_all_stages(name):
+    iterator = aiter(AHEAD[name](MapDataset.range(20).to_iter_dataset()))
+    await anext(iterator)
+    closing = asyncio.create_task(iterator.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 def fails_twice(i, seed=None):
     if i in (41, 44):
         raise KeyError('broken')

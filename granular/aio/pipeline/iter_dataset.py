@@ -117,6 +117,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
           weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
         """
         if isinstance(datasets, Mapping):
+            if not all(isinstance(name, str) for name in datasets):  # as JSON has them, of which states are made
+                raise InvalidArgumentError(f'expected text as names of datasets, got {list(datasets)!r:.100}')
             streams = dict(zip(names := list(datasets), _streams(list(datasets.values())), strict=True))
             if isinstance(weights, Mapping):
                 if weights.keys() != datasets.keys():

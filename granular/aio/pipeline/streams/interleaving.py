@@ -212,13 +212,12 @@ class Interleaving(Flow):
         return flow
 
     async def _close(self, flows: Sequence[Flow]) -> None:
-        """Close streams, and add up their counters."""
-        for flow in flows:
-            self._started.discard(flow)
-            self._closed_failures += flow.failures()
+        """Close streams, and add up their counters. If that is interrupted, they are left to ``aclose``."""
+        await settle([flow.aclose() for flow in flows])
+        self._started.difference_update(flows)
+        self._closed_failures += [failure for flow in flows for failure in flow.failures()]
         self._closed_stats = sum_stats([self._closed_stats, *(flow.stats() for flow in flows)])
         self._closed_stats.update(ready=0, in_flight=0)
-        await settle([flow.aclose() for flow in flows])
 
     def stats(self) -> dict[str, float]:
         return sum_stats([self._closed_stats, super().stats()])
@@ -303,6 +302,8 @@ class Interleaving(Flow):
 
     async def aclose(self) -> None:
         self._closed = True
-        await self._ahead.aclose()
-        self._flows = {}
-        await self._close(list(self._started))
+        try:
+            await self._ahead.aclose()
+        finally:
+            self._flows = {}
+            await self._close(list(self._started))

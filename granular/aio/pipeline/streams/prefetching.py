@@ -150,7 +150,9 @@ class Prefetching(Flow):
 
     async def aclose(self) -> None:
         self._closed, ready = True, self._ready
-        await self._stop()
-        if ready is not None and ready.empty():  # wake a consumer that waits for an element
-            ready.put_nowait((None, ClosedError('the iterator is closed'), True))
-        await super().aclose()
+        try:
+            await self._stop()
+            if ready is not None and ready.empty():  # wake a consumer that waits for an element
+                ready.put_nowait((None, ClosedError('the iterator is closed'), True))
+        finally:
+            await super().aclose()

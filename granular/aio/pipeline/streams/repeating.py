@@ -148,7 +148,8 @@ class Caching(Holding):
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0
-        self._after = self._held.place()  # after the last cached element
+        # After the last cached element; None while those of a state are read again.
+        self._after: tuple[Any, int] | None = self._held.place()
         self._astray = False  # True if the stream must go back there, because its next element failed
 
     async def next(self) -> Any:
@@ -184,15 +185,15 @@ class Caching(Holding):
             if state:
                 judge_unnamed_hosts(self._stage, self._parent.hosts)
             state = {'parent': self._held.before, 'place': state}
-        if self._astray:
+        if self._astray and self._after is not None:
             await self._held.go_back(self._after)
             self._astray = False
         place, own = number_of(state, 'place'), self._held.before
         rewinds = not place and not terms.held
         keeps = rewinds or not self._parent.adapts or state['parent'] is own or state == self.state()
-        if not keeps or not self._held.holds or not same_position(state['parent'], own):
-            cached = state.get('cached')
+        if self._after is None or not (keeps and self._held.holds and same_position(state['parent'], own)):
+            cached, self._after = state.get('cached'), None
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
             self._cached, self._complete = self._held.take_again()
-            self._after = self._held.place()
+            self._after, self._astray = self._held.place(), False
         self._next_index = place
