@@ -74,7 +74,7 @@ class Transform(Element):
         super().__init__(convert(source))
         self.fn, self._own_seed = fn, seed
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         call = 'Transform calls fn(datapoint, seed=[seed, step])'
         return call_checked(call, self.fn, datapoint, seed=[self._own_seed, index])
 

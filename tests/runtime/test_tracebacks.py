@@ -308,6 +308,17 @@ def test_function_with_other_arguments_is_told_how_it_is_called(make, call, work
     assert 'takes_three(a, b, c) does not accept' in str(caught.value)
 
 
+@pytest.mark.parametrize('name', ['map', 'map_with_index', 'random_map', 'filter', 'flat_map'])
+def test_function_of_a_stream_with_other_arguments_is_told_how_it_is_called(name):
+    def takes_three(a, b, c):
+        raise AssertionError
+
+    stream = granular.MapDataset.range(4).to_iter_dataset().batch(2).seed(1)
+    with iter(getattr(stream, name)(takes_three)) as iterator:
+        with pytest.raises(InvalidArgumentError, match=rf'{name} calls fn\((index, )?element(, rng)?\)'):
+            next(iterator)
+
+
 def nested(datapoint):
     return takes_two(datapoint)
 

@@ -44,7 +44,7 @@ class _Applied(Element):
         self._parent_sparse: bool = self.sparse
         self.sparse = self.sparse or any(name == 'filter' for name, _ in singles)
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         metadata: RecordMetadata
         metadata, data = datapoint
         if type(data) is Failure:
@@ -70,16 +70,6 @@ class _Applied(Element):
 
     def describe(self) -> str:
         return ', '.join(f'{name}({name_of(fn)})' for name, fn in self._operations) or 'no operations'
-
-
-class _Ahead(Prefetched):
-    """Elements after the operations that run in this process, computed before they are requested."""
-
-    unlisted = True
-
-    def describe(self) -> str:
-        description: str = self.parents[0].describe()
-        return description
 
 
 class DataLoader:
@@ -161,7 +151,7 @@ class DataLoader:
             dataset = dataset.seed(seed)
         dataset = dataset.apply(rest).mp_prefetch(workers)
         if rest and as_read_options(read_options).prefetch_buffer_size:
-            dataset = IterDataset(_Ahead(stream_of(dataset), _BATCHES_AHEAD))
+            dataset = IterDataset(Prefetched(stream_of(dataset), _BATCHES_AHEAD, unlisted=True))
         self._dataset = dataset
 
     def __iter__(self) -> blocking_iterator.DatasetIterator:

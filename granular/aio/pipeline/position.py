@@ -114,7 +114,6 @@ class Fit(NamedTuple):
     remedy: str = ''
 
 
-_LATER: Final = 'continue on as many hosts as before, each from its own state'
 _CHOOSE: Final = 'keep dropped elements by allow_nones=True, or choose the others beforehand by slice(indices)'
 FITS: Final[Mapping[str, Fit]] = {
     'to_iter_dataset': Fit(),
@@ -178,7 +177,15 @@ class Terms(NamedTuple):
             judge_unnamed_hosts(self.stage, own)
         hosts = saved or 1
         if hosts != own and (self.held or (hosts > 1 and not self.in_step)):
-            raise StateError(_of_other_hosts(self, hosts, own))
+            fit, later = (
+                FITS[self.kind],
+                'as many hosts as before, each from its own state' if hosts > 1 else 'one host',
+            )
+            reason = f'it holds {fit.holds} back' if self.held else 'hosts do not advance equally through it'
+            raise StateError(
+                f'{self.stage}: the state was saved on {counted(hosts, "host")}, this pipeline has {own}, and '
+                f'{reason}: continue on {later}; for states that fit any number, {fit.remedy}'
+            )
 
 
 FREE: Final = Terms()
@@ -264,13 +271,3 @@ def judge_unnamed_hosts(stage: str, hosts: int) -> None:
     if hosts > 1:
         raise StateError(f'{earlier}: continue with that release, or from the start of an epoch')
     logger.warning('%s: it is taken for that of a single host', earlier)
-
-
-def _of_other_hosts(terms: Terms, saved: int, own: int) -> str:
-    fit = FITS[terms.kind]
-    reason = f'it holds {fit.holds} back' if terms.held else 'hosts do not advance equally through it'
-    later = _LATER if saved > 1 else 'continue on one host'
-    return (
-        f'{terms.stage}: the state was saved on {counted(saved, "host")}, this pipeline has {own}, and '
-        f'{reason}: {later}; for states that fit any number, {fit.remedy}'
-    )

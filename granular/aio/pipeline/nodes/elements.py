@@ -2,7 +2,7 @@
 
 import abc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +36,7 @@ class Element(Node):
     _doing = 'transforming'
 
     @abc.abstractmethod
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         """Return the transformed datapoint."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
@@ -46,7 +46,7 @@ class Element(Node):
         steps = np.asarray(indices).tolist()
         datapoints = await source.fetch(indices)
         return await map_in_threads(
-            [timed(node, node._call) for node in reversed(chain)], datapoints, self._doing, steps
+            [timed(node, node.call) for node in reversed(chain)], datapoints, self._doing, steps
         )
 
 
@@ -68,7 +68,7 @@ class Map(Function):
 
     operation = 'map'
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         return call_checked('map calls fn(element)', self.fn, datapoint)
 
 
@@ -77,7 +77,7 @@ class MapWithIndex(Function):
 
     operation = 'map_with_index'
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         return call_checked('map_with_index calls fn(index, element)', self.fn, index, datapoint)
 
 
@@ -91,7 +91,7 @@ class RandomMap(Function):
         self._seed = seed
         self._key = np.random.Philox(seed).state['state']['key']
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         return call_checked('random_map calls fn(element, rng)', self.fn, datapoint, generator(self._key, index))
 
     def describe(self) -> str:
@@ -110,10 +110,10 @@ class Streamed(Element):
         super().__init__(*node.parents)
         self.node = node
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         if datapoint is NONE:
             return NONE
-        out = self.node._call(datapoint, index)
+        out = self.node.call(datapoint, index)
         return NONE if out is None else out
 
     def describe(self) -> str:
@@ -130,9 +130,15 @@ class Filter(Function):
         super().__init__(parent, fn)
         self.sparse = True
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         element = None if datapoint is NONE else datapoint
         return datapoint if call_checked('filter calls fn(element)', self.fn, element) else None
+
+
+OPERATIONS: Final[Mapping[str, Callable[..., Function]]] = {
+    kind.operation: kind for kind in (Map, MapWithIndex, RandomMap, Filter)
+}
+"""Functions of single elements, by name: each is made of a source, the user's function, and a seed for random ones."""
 
 
 class Handled(Node):
@@ -159,7 +165,7 @@ def after_handled(source: Source) -> list[Element]:
 
 async def replaced(chain: Sequence[Element], replacement: Any, index: int) -> Any:
     """Return what becomes of the replacement of a failed datapoint in the operations after ``Handled``."""
-    calls = [timed(node, node._call) for node in chain]
+    calls = [timed(node, node.call) for node in chain]
     return (await map_in_threads(calls, [replacement], 'transforming', [index]))[0]
 
 
@@ -253,7 +259,7 @@ class Select(Element):
         super().__init__(parent)
         self._fields = tuple(fields)
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         try:
             return {field: datapoint[field] for field in self._fields}
         except KeyError as error:

@@ -10,7 +10,7 @@ from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
-from granular.aio.pipeline.streams.held import Held, Holding
+from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.user_functions import refuse_coroutine_function
 from granular.errors import DatapointError, StateError
@@ -94,8 +94,8 @@ class Rebatching(Holding):
     kind = 'rebatch'
 
     def __init__(self, parent: Flow, stage: str, size: int, drop: bool) -> None:
-        self.parents: tuple[Flow, ...] = (parent,)
-        self._held, self._size, self._drop = Held(parent, stage, self.kind), size, drop
+        super().__init__(parent, stage)
+        self._size, self._drop = size, drop
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0

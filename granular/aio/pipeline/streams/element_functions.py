@@ -3,16 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes import elements
-from granular.aio.pipeline.nodes.elements import generator
-from granular.aio.pipeline.nodes.functions import method_of, name_of
+from granular.aio.pipeline.nodes.elements import (
+    NONE,
+    OPERATIONS,
+    Element,
+    Handled,
+    Streamed,
+    after_handled,
+    parts_of,
+)
+from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
+from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
-from granular.aio.pipeline.streams.held import Held, Holding
+from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
@@ -33,21 +39,22 @@ class ElementFunction(Stream):
         if read is None:
             return None
         source: Source = read.source
-        if read.on_error != 'raise' and not elements.after_handled(source):
-            source = elements.Handled(source)
+        if read.on_error != 'raise' and not after_handled(source):
+            source = Handled(source)
         # Operations that number elements can be merged only if no earlier filter, or on_error, drops any.
         dense = not source.sparse and read.on_error == 'raise'
-        if self.name == 'map':
-            source = elements.Streamed(elements.Map(source, self.transform))
-        elif self.name == 'filter' and not read.allow_nones:
-            source = elements.Filter(source, self.transform)
-        elif self.name == 'map_with_index' and read.shard.shard_count == 1 and dense and gapless(source):
-            source = elements.Streamed(elements.MapWithIndex(source, self.transform))
-        elif self.name == 'random_map' and dense and self.seed is not None:
-            source = elements.Streamed(elements.RandomMap(source, self.transform, self.seed))
+        if self.name == 'filter':
+            fits = not read.allow_nones
+        elif self.name == 'map_with_index':
+            fits = read.shard.shard_count == 1 and dense and gapless(source)
         else:
-            return None
-        return read.replaced(parents=(source,))
+            fits = dense or self.name == 'map'
+        return read.replaced(parents=(self.node(source),)) if fits else None
+
+    def node(self, source: Source) -> Element:
+        """Return the operation on the datapoints of a source."""
+        function = OPERATIONS[self.name](source, self.transform, *(() if self.seed is None else (self.seed,)))
+        return function if self.name == 'filter' else Streamed(function)
 
     @property
     def transparent(self) -> bool:  # type: ignore[override]
@@ -95,35 +102,27 @@ class Applying(Flow):
 
     def __init__(self, parent: Flow, stage: ElementFunction) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._name, self._fn, self._count = parent, stage.name, stage.method, 0
-        self._stage = stage.describe()
+        self._parent, self._name, self._stage, self._count = parent, stage.name, stage.describe(), 0
         self._counter, self._check = Counter(self._stage), FilterCheck(stage.dataset_options, self._stage)
         if stage.name == 'filter':
             self.kind = 'filter'
             parent.keep_host()
-        self._key = None if stage.seed is None else np.random.Philox(stage.seed).state['state']['key']
+        self._node = stage.node(Wrapped(()))  # whose source is not read
 
     async def next(self) -> Any:
-        count = self._counter.count
         while True:
             element = await self._parent.next()
             if element is END:
                 self._check.end()
                 return END
             index, self._count = self._count, self._count + 1
-            if self._name == 'filter':
-                kept = await count(offload(self._fn, element))
-                self._check.count(not kept)
-                if kept:
-                    return element
-            elif element is None:
-                return None
-            elif self._name == 'map_with_index':
-                return await count(offload(self._fn, index, element))
-            elif self._name == 'random_map':
-                return await count(offload(self._fn, element, generator(self._key, index)))
-            else:
-                return await count(offload(self._fn, element))
+            if element is None:
+                element = NONE
+            element = await self._counter.count(offload(self._node.call, element, index))
+            if self.kind:
+                self._check.count(element is None)
+            if element is not None:
+                return None if element is NONE else element
 
     def state(self) -> Any:
         if self._name in ('map', 'filter'):
@@ -153,9 +152,8 @@ class FlatMapping(Holding):
     calls_functions = True
 
     def __init__(self, parent: Flow, stage: str, fn: Callable[[Any], Sequence[Any]]) -> None:
-        self.parents: tuple[Flow, ...] = (parent,)
-        self._fn, self._stage = fn, stage
-        self._held, self._counter = Held(parent, stage, self.kind), Counter(stage)
+        super().__init__(parent, stage)
+        self._fn, self._counter = fn, Counter(stage)
         self._computed: Sequence[Any] | None = ()  # None until those are made again of which a state was restored
         self._next_index = 0
 
@@ -177,7 +175,8 @@ class FlatMapping(Holding):
         return part
 
     async def _parts(self, element: Any) -> list[Any]:
-        return elements.parts_of(await self._counter.count(offload(self._fn, element)), self._stage)
+        parts = offload(call_checked, 'flat_map calls fn(element)', self._fn, element)
+        return parts_of(await self._counter.count(parts), self._stage)
 
     def state(self) -> Any:
         place = self._next_index if self._computed is None or self._next_index < len(self._computed) else 0

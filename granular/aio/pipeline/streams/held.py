@@ -149,9 +149,11 @@ class Held:
 
 
 class Holding(Flow):
-    """A stage that holds elements back."""
+    """A stage that holds elements of its parent back."""
 
-    _held: Held
+    def __init__(self, parent: Flow, stage: str, last: bool = False) -> None:
+        self.parents: tuple[Flow, ...] = (parent,)
+        self._stage, self._held = stage, Held(parent, stage, self.kind, last)
 
     async def begin(self) -> None:
         await super().begin()

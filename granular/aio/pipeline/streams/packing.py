@@ -12,7 +12,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.streams.held import Held, Holding
+from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
@@ -33,9 +33,8 @@ class Packing(Holding):
     kind = 'pack'
 
     def __init__(self, parent: Flow, stage: str, recipe: Recipe) -> None:
-        self.parents: tuple[Flow, ...] = (parent,)
+        super().__init__(parent, stage, last=True)
         self._recipe, self._features, self.turns = recipe, recipe.features, Turns.of(recipe.shard)
-        self._held = Held(parent, stage, self.kind, last=True)
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards

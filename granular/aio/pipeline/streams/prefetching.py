@@ -14,17 +14,17 @@ from granular.errors import ClosedError
 
 
 class Prefetched(Unchanged):
-    """Elements computed before they are requested."""
+    """Elements computed before they are requested; ``unlisted`` if the user did not ask for that."""
 
-    def __init__(self, parent: Stream, size: int) -> None:
+    def __init__(self, parent: Stream, size: int, unlisted: bool = False) -> None:
         super().__init__(parent)
-        self._size = size
+        self._size, self.unlisted = size, unlisted
 
     def flow(self) -> Flow:
         return Prefetching(self.parent.flow(), self._size)
 
     def describe(self) -> str:
-        return f'prefetch({self._size})'
+        return self.parent.describe() if self.unlisted else f'prefetch({self._size})'
 
 
 class Prefetching(Flow):

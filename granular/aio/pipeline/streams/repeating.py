@@ -6,7 +6,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
-from granular.aio.pipeline.streams.held import Held, Holding
+from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 
@@ -143,8 +143,8 @@ class Caching(Holding):
     kind = 'cache'
 
     def __init__(self, parent: Flow, stage: str) -> None:
-        self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._stage, self._held = parent, stage, Held(parent, stage, self.kind)
+        super().__init__(parent, stage)
+        self._parent = parent
         self._cached: list[Any] = []
         self._complete = False
         self._next_index = 0

@@ -149,7 +149,7 @@ class _Logged(Element):
     def record_time(self, count: int, seconds: float) -> None:
         pass  # the time of the log is that of no stage
 
-    def _call(self, datapoint: Any, index: int) -> Any:
+    def call(self, datapoint: Any, index: int) -> Any:
         logger.info('%s: step %d: %s', self.describe(), index, outline(datapoint))
         return datapoint
 

@@ -7,7 +7,7 @@ import numpy as np
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
-from granular.aio.pipeline.streams.held import Held, Holding
+from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
 from granular.shuffle import permute
@@ -49,8 +49,8 @@ class WindowShuffling(Holding):
     kind = 'window_shuffle'
 
     def __init__(self, parent: Flow, size: int, seed: int, description: str) -> None:
-        self.parents: tuple[Flow, ...] = (parent,)
-        self._held, self._size, self._seed = Held(parent, description, self.kind), size, seed
+        super().__init__(parent, description)
+        self._size, self._seed = size, seed
         self._window: list[Any] = []
         self._number = 0
         self._length = 0
