@@ -24,14 +24,14 @@ def main() -> None:
 
     try:
         app()
-    except GranularError as error:
-        from granular.cli.describe import printable
+    except (GranularError, OSError) as error:
+        if not isinstance(error, BrokenPipeError):  # of a reader of the output that has closed it
+            from granular.cli.describe import printable
 
-        sys.stderr.write(f'error: {printable(str(error))}\n')
-        raise SystemExit(1) from None
-    except BrokenPipeError:
-        # The reader of the pipe has closed it: drop buffered output, which would raise another error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.stderr.write(f'error: {printable(str(error))}\n')
+        if not isinstance(error, GranularError):
+            # Drop output that may be buffered, and would raise another error at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

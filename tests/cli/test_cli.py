@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import re
 import subprocess
@@ -183,6 +184,20 @@ def test_command_runs_as_a_module(path):
     command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', path, '0', 'label']
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ('label: 0\n', '')
+
+
+@pytest.mark.parametrize(
+    ('output', 'message'), [('/dev/full', 'error: [Errno 28] No space left on device\n'), ('a closed pipe', '')]
+)
+def test_output_that_cannot_be_written_is_no_traceback(output, message, tmp_path):
+    (tmp_path / 'file').touch()
+    command = [sys.executable, '-m', 'granular', 'ls', tmp_path]
+    if output == 'a closed pipe':
+        reader, output = os.pipe()
+        os.close(reader)
+    with open(output, 'wb') as stream:
+        done = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def test_missing_extra_is_named(interpreter):
