@@ -268,3 +268,13 @@ def test_read_ahead_changes_while_running():
         next(first)
         second.set_state(first.get_state())
         assert next(second) == 1
+
+
+def test_failures_of_streams_that_ended_are_the_last_thousand():
+    def part(number):
+        return MapDataset.range(300).map(lambda x: [][x]).to_iter_dataset(on_error='skip')
+
+    parts = [MapDataset.range(10).to_iter_dataset(), *map(part, range(4))]
+    with iter(IterDataset.interleave(parts, cycle_length=1).repeat(2)) as iterator:
+        assert list(iterator) == [*range(10), *range(10)]
+        assert (iterator.stats()['errors'], len(iterator.errors)) == (2400, 1000)

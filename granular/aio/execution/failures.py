@@ -25,7 +25,7 @@ logger: Final = logging.getLogger('granular')
 
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
-_RECENT: Final = 1000
+RECENT: Final = 1000
 _REASONS: Final = 100  # reasons that a summary tells apart
 _VALUE: Final = re.compile(r"""\bb'[^']*'|\bb"[^"]*"|\d+(?!\d*://)""")  # what differs between errors of one reason
 
@@ -163,7 +163,7 @@ class Errors:
         refuse_coroutine_function(on_error)
         self.on_error, self._unit = on_error, unit
         self.count: int = 0
-        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=_RECENT)
+        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=RECENT)
         self._reasons: collections.Counter[str] = collections.Counter()
 
     def raises_for(self, failure: Failure) -> bool:

@@ -328,7 +328,7 @@ class CursorHandle(abc.ABC):
 
     @property
     def errors(self) -> list[tuple[int, str]]:
-        """Index and message of failed elements, the last 1,000 of each source."""
+        """Index and message of failed elements, the last 1,000 of each source, and of those that have ended."""
         return self._cursor.flow.failures()
 
 

@@ -1,9 +1,11 @@
 """Streams in turn: several are open at a time, and the next one replaces one that ends."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, NamedTuple, cast
 
+from granular.aio.execution.failures import RECENT
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
@@ -116,7 +118,7 @@ class Interleaving(Flow):
         self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         self._closed_stats: dict[str, float] = {}
-        self._closed_failures: list[tuple[int, str]] = []
+        self._closed_failures: deque[tuple[int, str]] = deque(maxlen=RECENT)
         self._terms = FREE  # those under which the saved streams continue
         self._hosts = stage.hosts  # those that share the streams; 0 until one is made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
@@ -215,7 +217,7 @@ class Interleaving(Flow):
         """Close streams, and add up their counters. If that is interrupted, they are left to ``aclose``."""
         await settle([flow.aclose() for flow in flows])
         self._started.difference_update(flows)
-        self._closed_failures += [failure for flow in flows for failure in flow.failures()]
+        self._closed_failures.extend(failure for flow in flows for failure in flow.failures())
         self._closed_stats = sum_stats([self._closed_stats, *(flow.stats() for flow in flows)])
         self._closed_stats.update(ready=0, in_flight=0)
 
