@@ -58,38 +58,24 @@ class ElementFunction(Stream):
 
     @property
     def transparent(self) -> bool:  # type: ignore[override]
-        return not self._numbers() or self.merged() is not None
-
-    def _numbers(self) -> bool:
-        """Return whether the function gets the number of the element, or what follows from it."""
-        return self.name in ('map_with_index', 'random_map')
+        return self.name not in ('map_with_index', 'random_map') or self.merged() is not None
 
     def length(self) -> int:
-        if (read := self.merged()) is not None:
-            return read.length()
-        if self.name == 'filter':
-            return super().length()
-        return self.parent.length()
+        return super().length() if self.name == 'filter' else self.parent.length()
 
     def index_of(self, state: Any) -> int:
-        if (read := self.merged()) is not None:
-            return read.index_of(state)
-        if self._numbers():
-            self.length()
-            return cast(int, state['count'])
-        return super().index_of(state)
+        if self.transparent:
+            return super().index_of(state)
+        self.length()
+        return cast(int, state['count'])
 
     def state_at(self, index: int) -> Any:
-        if (read := self.merged()) is not None:
-            return read.state_at(index)
         state = super().state_at(index)
-        return {'parent': state, 'count': index} if self._numbers() else state
+        return state if self.transparent else {'parent': state, 'count': index}
 
     def flow(self) -> Flow:
         read = self.merged()
-        if read is not None:
-            return read.flow()
-        return Applying(self.parent.flow(), self)
+        return Applying(self.parent.flow(), self) if read is None else read.flow()
 
     def describe(self) -> str:
         return f'{self.name}({name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
