@@ -1,9 +1,12 @@
 """Interleaved streams that are opened while others are read: elements of Grain, exact states, and nothing left."""
 
+import gc
 import itertools
 import json
 import threading
+import weakref
 
+import numpy as np
 import pytest
 
 import granular
@@ -278,3 +281,23 @@ def test_failures_of_streams_that_ended_are_the_last_thousand():
     with iter(IterDataset.interleave(parts, cycle_length=1).repeat(2)) as iterator:
         assert list(iterator) == [*range(10), *range(10)]
         assert (iterator.stats()['errors'], len(iterator.errors)) == (2400, 1000)
+
+
+def test_states_that_are_refused_leave_no_streams_behind():
+    made = []
+
+    def part(number):
+        numbers = np.arange(8)
+        made.append(weakref.ref(numbers))
+        return MapDataset.source(numbers).to_iter_dataset().batch(2)
+
+    with iter(IterDataset.interleave(MapDataset.range(3).map(part), cycle_length=1)) as iterator:
+        assert [next(iterator).tolist() for _ in range(5)] == [[0, 1], [2, 3], [4, 5], [6, 7], [0, 1]]
+        state = iterator.get_state()
+        wrong = {**state['state'], 'open': [0], 'parents': {'0': 'x'}}
+        for _ in range(8):
+            with pytest.raises(StateError, match='stream 0'):
+                iterator.set_state({**state, 'state': wrong})
+        gc.collect()
+        assert sum(numbers() is not None for numbers in made) <= 4
+        assert [next(iterator).tolist() for _ in range(4)] == [[2, 3], [4, 5], [6, 7], [0, 1]]

@@ -193,12 +193,12 @@ class Interleaving(Flow):
             flow = await self._ahead.take()
         if flow is not None:
             flow.set_strict(self.strict)
+            self._flows[number] = flow  # first: it is used again, or closed, if it refuses the state
             if number in self._saved:
                 try:
                     await restore_checked(flow, self._saved[number], self._terms)
                 except StateError as error:
                     raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
-            self._flows[number] = flow
             self._hosts = max(self._hosts, flow.hosts)
         self._saved.pop(number, None)
         return flow
@@ -263,13 +263,12 @@ class Interleaving(Flow):
         self._uneven = flag_of(state, 'uneven')
         if self._uneven:
             terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
-        self._flows, flows, self._terms = {}, self._flows, terms
+        flows, self._terms = self._flows, terms
         self._saved = {number: states[number] for number in numbers if number in states}
+        self._flows = {number: flow for number, flow in flows.items() if number in self._saved}
         self._open, self._turn, self._begun = numbers, turn, begun
-        for number, flow in flows.items():
-            if number in self._saved:
-                await flow.restore(self._saved.pop(number), terms)
-                self._flows[number] = flow
+        for number, flow in self._flows.items():
+            await flow.restore(self._saved.pop(number), terms)
         # Streams that begin are made in order, before their turn.
         while begun and begun - 1 in numbers and begun - 1 not in states:
             begun -= 1
