@@ -374,3 +374,31 @@ async def test_progress_is_called_off_the_event_loop(tmp_path):
         assert sum(calls) == 10 + (9 << 20)
         calls.clear()
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize('target', ['folder', 'folder/inner', 'link/inner', 'link'])
+def test_folder_is_not_copied_into_itself_by_another_name(tmp_path, monkeypatch, target):
+    """Relative and absolute, and through a link."""
+    (tmp_path / 'folder').mkdir()
+    (tmp_path / 'folder' / 'file').write_bytes(b'content')
+    (tmp_path / 'link').symlink_to('folder')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match='cannot be copied into itself'):
+        granular.Path('folder').copy(tmp_path / target)
+    assert os.listdir('folder') == ['file']
+
+
+def test_file_that_another_writer_replaces_after_a_copy_stays(tmp_path, bucket, monkeypatch):
+    """It is not what was copied, and is not removed."""
+    (bucket / 'file').write_bytes(b'content')
+    replace = os.replace
+
+    def published(old, new):
+        replace(old, new)
+        if str(new).endswith('copy'):
+            (tmp_path / 'other').write_bytes(b'of another writer')
+            replace(tmp_path / 'other', new)
+
+    monkeypatch.setattr(os, 'replace', published)
+    (bucket / 'file').copy(tmp_path / 'copy')
+    assert (tmp_path / 'copy').read_bytes() == b'of another writer'

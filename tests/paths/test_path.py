@@ -171,6 +171,8 @@ def test_ranges_are_read(root):
     with pytest.raises(OutOfRangeError, match='100000'):
         path.read_range(99_990, 100_010)
     with pytest.raises(OutOfRangeError):
+        path.read_range(100_001)
+    with pytest.raises(OutOfRangeError):
         path.read_ranges([0, 200_000], [10, 200_001])
     for start, end in [(-1, 5), (9, 3)]:
         with pytest.raises(InvalidArgumentError, match='range'):

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import fcntl
 import gzip
 import io
 import json
@@ -583,6 +584,35 @@ def test_concurrent_processes_copy_once_despite_a_kill(tmp_path, local):
         outcomes = sorted(out.splitlines()[-1] for out, _ in threads.map(subprocess.Popen.communicate, (second, third)))
     assert outcomes == ['False False 0', 'True True 1000']
     assert contents(local / 'x') == files
+
+
+@pytest.mark.parametrize('moment', ['it found the folder', 'it found the lock'])
+def test_waiting_copy_goes_on_whenever_the_other_one_ends(tmp_path, local, monkeypatch, moment):
+    """Another process ends, and removes its lock, just when this one found that, or the folder of it."""
+    (tmp_path / 'file').write_bytes(b'content')
+    lock_folder = local / '.copy.copying'
+    lock_folder.mkdir(parents=True)
+    held = os.open(lock_folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    module, name = (os, 'mkdir') if moment == 'it found the folder' else (fcntl, 'flock')
+    call, ended = getattr(module, name), []
+
+    def found(*args, **kwargs):
+        try:
+            return call(*args, **kwargs)
+        except (FileExistsError, BlockingIOError):
+            if not ended:
+                ended.append(True)
+                (local / 'copy').write_bytes(b'content')
+                lock_folder.rmdir()
+                os.close(held)
+            raise
+
+    monkeypatch.setattr(module, name, found)
+    done = granular.copy_to_local(tmp_path / 'file', local / 'copy')
+    assert ended
+    assert not done.was_copied
+    assert os.listdir(local) == ['copy']
 
 
 async def test_cancelled_copy_leaves_no_thread(tmp_path, local):

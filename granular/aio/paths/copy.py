@@ -11,7 +11,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
-from granular.aio.stores import ContentInfo, Entry
+from granular.aio.stores import ContentInfo, Entry, ObjectWriter
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -35,7 +35,7 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
     # Other settings make another store of the same files, and another server may have a bucket of the same name.
     same = source.store == target.store or source.store.fingerprint == target.store.fingerprint
     if stat.is_dir:
-        if same and target.is_relative_to(source):
+        if same and await is_within(target, source):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
         await FolderCopy(source, target, progress).copy()
         return
@@ -185,11 +185,18 @@ class FolderCopy:
         if folder.key in self._created:
             return
         await folder.store.mkdir(folder.key, parents=True, exist_ok=True)
-        if folder.store.local:
-            root, real = await offload(lambda: [os.path.realpath(path.key) for path in (self._target, folder)])
-            if os.path.commonpath([root, real]) != root:
-                raise InvalidArgumentError(f'{folder}: is {real}, which lies outside of {self._target}')
+        if folder.store.local and not await is_within(folder, self._target):
+            real = await offload(os.path.realpath, folder.key)
+            raise InvalidArgumentError(f'{folder}: is {real}, which lies outside of {self._target}')
         self._created.add(folder.key)
+
+
+async def is_within(inner: PurePath, outer: PurePath) -> bool:
+    """Return whether a path is, or is in, another one of the same store, by whatever name on a disk."""
+    if not inner.store.local:
+        return inner.is_relative_to(outer)
+    left, right = await offload(lambda: [os.path.realpath(path.key) for path in (inner, outer)])
+    return os.path.commonpath([left, right]) == right
 
 
 def relative_name(folder: PurePath, key: str) -> str:
@@ -280,9 +287,11 @@ async def _stream(source: PurePath, target: PurePath, report: ProgressReport) ->
     info = await source.store.content_info(source.key)
     kind = target.store.digest_kind(info.size)
     digests = Digests({'crc32c', kind, *proven(info.digests)} - {''}, target.store.config.part_size)
-    async with File(target, 0, await target.store.open_writer(target.key)) as file:
+    writer = await target.store.open_writer(target.key)
+    async with File(target, 0, writer) as file:
         await _transfer(source, info, file, digests, report)
-    await _check_written(target, info.size, kind, digests)
+    if not target.store.local:  # the disk accepted the bytes
+        await _check_written(target, writer, info.size, kind, digests)
 
 
 async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Digests, report: ProgressReport) -> None:
@@ -310,17 +319,18 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
             )
 
 
-async def _check_written(target: PurePath, size: int, kind: str, digests: Digests) -> None:
-    """Compare a written file with the checksums of what was written; delete it and raise an error if it differs."""
+async def _check_written(target: PurePath, writer: ObjectWriter, size: int, kind: str, digests: Digests) -> None:
+    """Compare a written file with the checksums of what was written. If it differs, raise an error, and delete it,
+    unless its version shows that another writer has replaced it."""
     info = await target.store.content_info(target.key)
-    # The disk accepted the bytes, and a store without checksums has nothing to compare.
-    unproven = target.store.local or not kind
-    if info.size == size and (unproven or info.digests.get(kind, digests.found(kind)) == digests.found(kind)):
+    # A store without checksums has nothing to compare.
+    if info.size == size and (not kind or info.digests.get(kind, digests.found(kind)) == digests.found(kind)):
         return
     # A server's ETag need not be the expected checksum: only the content read back decides.
     crc = await _computed(target, info.size, 'crc32c', _CHUNK)
     if info.size != size or crc != digests.found('crc32c'):
-        await target.store.delete([target.key])
+        if writer.version in (None, info.version):
+            await target.store.delete([target.key])
         raise StoreError(
             f'{target}: expected {size} bytes of crc32c {digests.found("crc32c")}, the store has {info.size} of {crc}',
             path=f'{target}',

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from granular._words import counted
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
-from granular.aio.paths.copy import FolderCopy, relative_name
+from granular.aio.paths.copy import FolderCopy, is_within, relative_name
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
@@ -128,7 +128,7 @@ async def copy_to_local(
     await ensure_event_loop()
     if (done := await _done(source, target, unpack)) is None:
         path, form = await _find(source, unpack)
-        if source.store.local and await offload(_within, target.key, path.key):
+        if source.store.local and await is_within(target, path):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
         if form == 'file':
             done = await _copy_file(source, target, progress)
@@ -147,12 +147,6 @@ def _paths(src: Any, dst: Any, relative: str | os.PathLike[str] | None) -> tuple
             raise InvalidArgumentError(f'relative: expected a path in {source} and {target}, got {tail!r}')
         source, target = source / tail, target / tail
     return source, target
-
-
-def _within(target: str, source: str) -> bool:
-    """Return whether a path is, or is in, another."""
-    inner, outer = os.path.realpath(target), os.path.realpath(source)
-    return os.path.commonpath([inner, outer]) == outer
 
 
 async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
@@ -270,8 +264,6 @@ async def _locked(folder: Path, temporary: bool = False) -> AsyncIterator[None]:
             except NotFoundError:
                 continue  # removed by the previous holder
             except AlreadyExistsError:
-                if not await folder.is_dir():
-                    raise
                 if wait == 0.02:
                     logger.info('%s: waiting for another process that is copying it', folder)
                 await asyncio.sleep(wait)

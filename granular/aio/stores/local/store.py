@@ -59,8 +59,9 @@ class LocalStore(Store):
         """Read on the calling thread."""
         with translated(key):
             file = files.get(key, version)
-            first = max(0, file.size + start) if start < 0 else start
-            data = file.read_exactly(key, first, max(first, file.size) if stop is None else stop)
+            # Up to a given end, also what was appended since the file was opened.
+            first, end = self.check_range(key, start, stop, file.size) if stop is None or start < 0 else (start, stop)
+            data = file.read_exactly(key, first, end)
             file.check(key)
         _count(1, len(data))
         return Reply(data, first, file.size, file.version)
@@ -226,17 +227,16 @@ def _clock(folder: str) -> float:
 
 def _make_folders(key: str, parents: bool, exist_ok: bool) -> list[str]:
     """Create a folder, and those above it if ``parents``. Return the created folders."""
-    if parents:
-        missing = _missing(key)
-        os.makedirs(key, exist_ok=exist_ok)
-        return missing
+    missing = _missing(key) if parents else [key]
     try:
-        os.mkdir(key)
+        (os.makedirs if parents else os.mkdir)(key)
     except FileExistsError:
-        if not exist_ok or not os.path.isdir(key):
+        if exist_ok and os.path.isdir(key):
+            return []
+        if os.path.lexists(key):
             raise
-        return []
-    return [key]
+        return _make_folders(key, parents, exist_ok)  # removed meanwhile
+    return missing
 
 
 def _missing(folder: str) -> list[str]:
