@@ -24,6 +24,7 @@ from granular.aio.stores.base import Request
 from granular.aio.stores.block_cache import folder as cache_folder
 from granular.aio.stores.block_cache.blocks import Blocks
 from granular.aio.stores.block_cache.packs import Pack
+from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError, StoreTimeoutError
 from tests.support.faults import DATA, FaultServer
 
@@ -278,6 +279,21 @@ def test_stopped_lock_owner_does_not_block_other_processes(tmp_path, monkeypatch
             assert sum('locked by another process' in record.message for record in caplog.records) == 1
             with pytest.raises(StoreTimeoutError, match='locked by another process'):
                 Blocks(str(tmp_path), 8 * MB).packs.trim(0)
+
+
+def test_block_of_a_stopped_process_is_awaited_once_and_then_cached(tmp_path, monkeypatch):
+    monkeypatch.setattr('granular.aio.stores.block_cache.cache._FETCH_TIMEOUT', 0.05)  # otherwise the test waits for it
+    with FaultServer() as server:
+        config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
+        path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+        Blocks(str(tmp_path), 8 * MB)
+        (flights,) = tmp_path.glob('*/flights')
+        holder = RangeLocks(str(flights))
+        assert holder.lock(0, 0)  # all blocks, as a process that was stopped while it fetched them
+        assert path.read_ranges([5], [70_000], version='"one"') == [DATA[5:70_000]]
+        sent = len(server.ranges)
+        assert path.read_ranges([5], [70_000], version='"one"') == [DATA[5:70_000]]
+        assert len(server.ranges) == sent
 
 
 def test_forked_child_does_not_inherit_the_lock(tmp_path, monkeypatch):

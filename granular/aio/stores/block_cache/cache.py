@@ -250,7 +250,8 @@ class BlockCache:
             self._release(fetch, runs)
 
     async def _fetch_unclaimed(self, fetch: '_Fetch', runs: Sequence[BlockRun]) -> None:
-        """Wait for blocks that other processes fetch; fetch those that they release without caching them."""
+        """Wait for blocks that other processes fetch; fetch those that they release without caching them, and in the end
+        those of a process that was stopped: two processes may cache the same block."""
         deadline, pause = time.monotonic() + _FETCH_TIMEOUT, 0.002
         while (runs := [run for run in runs if not self._has_all(run)]) and time.monotonic() < deadline:
             if claimed := self._claim(fetch, runs):
@@ -259,6 +260,8 @@ class BlockCache:
             else:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, 0.05)
+        if runs:
+            await self._fetch_claimed(fetch, runs)
 
     def _claim(self, fetch: '_Fetch', runs: Iterable[BlockRun]) -> list[BlockRun]:
         """Claim blocks for fetching. Returns the runs of which no other process holds a block."""
