@@ -238,11 +238,14 @@ def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
             os._exit(0)
         os.waitpid(child, os.WUNTRACED)
         assert cache.fetch([1, 2]) == [1, 2]
+        with monkeypatch.context() as patch:  # it is not waited for at each batch
+            patch.setattr(time, 'sleep', lambda seconds: seconds and pytest.fail('waited again'))
+            assert cache.fetch([1, 2]) == [1, 2]
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert cache.fetch([1, 2]) == [1, 2]
         assert cache.fetch([1, 2]) == [1, 2]
-        assert source.fetched == [[1, 2], [1, 2]]
+        assert source.fetched == [[1, 2], [1, 2], [1, 2]]
 
 
 def test_concurrent_threads_fetch_each_value_once(source):

@@ -42,6 +42,7 @@ _FRONT: Final = _WORDS + _ROWS * _ROW
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _HEAD: Final = struct.Struct('<QQ')  # precedes each record: its length and its index
 _WAIT: Final = 1.0  # seconds that a writer waits for another one, whose process may be stopped
+_PAUSE: Final = 30.0  # seconds after that in which no writer waits
 _POLL: Final = 0.001
 _MEANWHILE: Final = 'the cache was closed meanwhile'
 
@@ -251,6 +252,7 @@ class _WritersLock:
         self._locks: RangeLocks | None = None  # on a separate open file, because forked processes share the others
         self._threads = threading.RLock()  # a thread whose interrupt left it locked may end it nevertheless
         self._taken = False
+        self._paused = 0.0  # time until which nobody waits, by the monotonic clock
         self._ended = False  # by now, the descriptor may be that of another file
 
     @contextlib.contextmanager
@@ -267,8 +269,12 @@ class _WritersLock:
                 return
             self._taken = True
             try:
-                while not (acquired := locks.lock(0, 1)) and time.monotonic() < until:
+                while not (acquired := locks.lock(0, 1)) and self._paused <= time.monotonic() < until:
                     time.sleep(_POLL)
+                if acquired:
+                    self._paused = 0.0
+                elif (now := time.monotonic()) >= self._paused:
+                    self._paused = now + _PAUSE
                 yield acquired
             finally:
                 self._taken = False

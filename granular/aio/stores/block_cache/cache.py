@@ -250,8 +250,10 @@ class BlockCache:
             self._release(fetch, runs)
 
     async def _fetch_unclaimed(self, fetch: '_Fetch', runs: Sequence[BlockRun]) -> None:
-        """Wait for blocks that other processes fetch; fetch those that they release without caching them, and in the end
-        those of a process that was stopped: two processes may cache the same block."""
+        """Wait for blocks that other processes fetch; fetch those that they release without caching them.
+
+        In the end, fetch those of a process that was stopped: two processes may cache the same block.
+        """
         deadline, pause = time.monotonic() + _FETCH_TIMEOUT, 0.002
         while (runs := [run for run in runs if not self._has_all(run)]) and time.monotonic() < deadline:
             if claimed := self._claim(fetch, runs):
