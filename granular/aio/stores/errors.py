@@ -1,9 +1,8 @@
 """Conversion of OS and third-party exceptions to ``GranularError`` subclasses, and quotes for their messages."""
 
-import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from granular._redact import hidden
@@ -38,8 +37,7 @@ _BY_ERRNO: Final[Mapping[int | None, tuple[type[GranularError], str]]] = {
 }
 
 
-@contextlib.contextmanager
-def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
+class translated:  # noqa: N801 - a context manager that reads like a function
     """Convert exceptions raised in the block to ``GranularError`` subclasses, with the path and the original as cause.
 
     Errors that are such already, and have no path, get it. An error that says no more than its class is no cause.
@@ -48,21 +46,28 @@ def translated(name: str, foreign: Foreign | None = None) -> Iterator[None]:
       name: the path or address.
       foreign: converts an exception of a library, given the path; returns None if it does not know the exception.
     """
-    try:
-        yield
-    except GranularError as error:
-        error.path = error.path or name
-        raise
-    except Exception as error:
-        converted = foreign(name, error) if foreign is not None else None
-        converted = converted or _from_builtin(name, error)
-        if converted is None:
-            raise
-        converted.path = converted.path or name
-        try:
-            raise converted from (None if _is_plain(error) else error)
-        finally:
-            del converted  # otherwise its traceback keeps it, and all that its frames hold
+
+    __slots__ = ('_foreign', '_name')
+
+    def __init__(self, name: str, foreign: Foreign | None = None) -> None:
+        self._name, self._foreign = name, foreign
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, GranularError):
+            error.path = error.path or self._name
+        elif isinstance(error, Exception):
+            converted = self._foreign(self._name, error) if self._foreign is not None else None
+            converted = converted or _from_builtin(self._name, error)
+            if converted is None:
+                return
+            converted.path = converted.path or self._name
+            try:
+                raise converted from (None if _is_plain(error) else error)
+            finally:
+                del converted, error  # otherwise the traceback keeps them, and all that their frames hold
 
 
 def _is_plain(error: Exception) -> bool:

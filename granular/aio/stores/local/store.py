@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import operator
 import os
 import shutil
@@ -11,11 +10,11 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, Final, TypeVar
 
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.threads import READS, SLOW, Timer, map_threads_now, offload, offload_whole
+from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, version_of
@@ -24,6 +23,12 @@ from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
 
 T = TypeVar('T')
+
+_FILES: Final = 64  # read together, each with a descriptor
+_CHECKED: Final = 16  # reads after which the time is looked at
+
+_Read = tuple[OpenFile, str, int, int]
+"""A file, its key, and a byte range."""
 
 
 def _count(requests: int, nbytes: int) -> None:
@@ -86,14 +91,21 @@ class LocalStore(Store):
         return self.read_many_now(requests)
 
     def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
-        """Read several byte ranges on the calling thread."""
+        """Read several byte ranges on the calling thread; in others as well, from the first slow ones on."""
         replies: list[bytes] = []
-        for key, starts, stops, version in requests:
-            with translated(key):
-                file = files.get(key, version)
-                replies += _read_ranges(file, key, starts, stops)
-                file.check(key)
-            _count(len(starts), sum(stops) - sum(starts))
+        for first in range(0, len(requests), _FILES):
+            opened: list[tuple[OpenFile, str]] = []
+            reads: list[_Read] = []
+            for key, starts, stops, version in requests[first : first + _FILES]:
+                with translated(key):
+                    file = files.get(key, version)
+                opened.append((file, key))
+                reads += [(file, key, start, stop) for start, stop in zip(starts, stops, strict=True)]
+            replies += _read_each(reads)
+            for file, key in opened:
+                with translated(key):
+                    file.check(key)
+        _count(len(replies), sum(map(len, replies)))
         return replies
 
     async def check_version(self, key: str, version: str) -> None:
@@ -272,20 +284,21 @@ def _leads_above(info: os.stat_result, folder: str) -> bool:
     return True
 
 
-def _read_ranges(file: OpenFile, key: str, starts: Any, stops: Any) -> list[bytes]:
-    """Read byte ranges of a file; in threads from the first slow ones on."""
-    pread, fd = os.pread, file.fd
+def _read_each(reads: Sequence[_Read]) -> list[bytes]:
+    pread, timer = os.pread, Timer()
     replies: list[bytes] = []
-    while len(replies) < len(starts):
-        timer, done = Timer(), len(replies)
-        for start, stop in zip(starts[done : done + READS], stops[done : done + READS], strict=True):
-            data = pread(fd, stop - start, start) if stop - start <= MAX_READ else b''
-            replies.append(data if len(data) == stop - start else file.read_exactly(key, start, stop))
-        if timer.wall > SLOW and timer.waited:  # a slow disk, which is faster with many reads at a time
-            rest = functools.partial(_read_nth, file, key, starts, stops, len(replies))
-            return replies + map_threads_now(rest, len(starts) - len(replies))
-    return replies
+    for file, key, start, stop in reads:
+        try:
+            data = pread(file.fd, stop - start, start) if stop - start <= MAX_READ else b''
+        except OSError:
+            data = b''
+        replies.append(data if len(data) == stop - start else _read_exactly(file, key, start, stop))
+        if not len(replies) % _CHECKED and timer.wall > SLOW and timer.waited:
+            break  # a slow disk, which is faster with many reads at a time
+    rest = reads[len(replies) :]
+    return replies + map_threads_now(lambda i: _read_exactly(*rest[i]), len(rest)) if rest else replies
 
 
-def _read_nth(file: OpenFile, key: str, starts: list[int], stops: list[int], first: int, i: int) -> bytes:
-    return file.read_exactly(key, starts[first + i], stops[first + i])
+def _read_exactly(file: OpenFile, key: str, start: int, stop: int) -> bytes:
+    with translated(key):
+        return file.read_exactly(key, start, stop)
