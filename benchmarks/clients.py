@@ -203,6 +203,23 @@ def opening(job: Job) -> dict[str, float]:
     return {'seconds': times[0], 'best': min(times), 'requests': requests, 'count': count}
 
 
+def scattered(job: Job) -> dict[str, float]:
+    """Measure the CPU of random datapoints of many shards on a disk, in microseconds: 64 at a time, and one by one."""
+    picks = np.random.default_rng(2).integers(0, job['count'], 6400).tolist()
+
+    def cost(read: Callable[[], object]) -> float:
+        times = []
+        for _ in range(6):
+            started = time.process_time()
+            read()
+            times.append(time.process_time() - started)
+        return min(times) / len(picks) * 1e6
+
+    with granular.ShardedDatasetReader(job['folder'], granular.decoders) as reader:
+        fetched = cost(lambda: [reader.fetch(picks[at : at + 64]) for at in range(0, len(picks), 64)])
+        return {'fetched': fetched, 'single': cost(lambda: [reader[i] for i in picks])}
+
+
 def batch(job: Job) -> dict[str, float]:
     """Measure the seconds and requests of one fetch of datapoints, and the requests for adjacent ones, per key."""
 
