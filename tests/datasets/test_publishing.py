@@ -151,7 +151,7 @@ os._exit(0)
     assert not [name for name in names(folder) if name.startswith('.')]
 
 
-@pytest.mark.parametrize('kind', ['writer', 'conversion'])
+@pytest.mark.parametrize('kind', ['writer', 'writer that failed to open', 'conversion'])
 def test_claim_is_renewed_while_its_writer_waits(moto, monkeypatch, kind):
     """The claim protects from `granular clean`, such as the first shard of a conversion, published last."""
     monkeypatch.setattr('granular.aio.datasets.claims._RENEWED', 0.01)  # instead of five minutes
@@ -173,7 +173,13 @@ def test_claim_is_renewed_while_its_writer_waits(moto, monkeypatch, kind):
         if kind == 'conversion':
             await aio.convert(source(), root, shardlen=1, sample=1)
             return
-        async with aio.ShardedDatasetWriter(root, {'n': 'int'}, granular.encoders, shardlen=1) as writer:
+        writer = aio.ShardedDatasetWriter(root, {'n': 'int'}, granular.encoders, shardlen=1)
+        if kind != 'writer':
+            (folder / 'spec.json').write_text('{}')
+            with pytest.raises(AlreadyExistsError, match='without shards'):
+                await writer.flush()
+            (folder / 'spec.json').unlink()
+        async with writer:
             await wait()
             await writer.append({'n': 1})
 

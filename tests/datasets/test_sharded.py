@@ -114,6 +114,23 @@ def test_reopened_writer_fills_an_appendable_shard(tmp_path):
         assert reader.layout == 'columns'
 
 
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+async def test_writer_that_failed_to_open_continues_where_the_other_one_stopped(tmp_path, layout):
+    options = {'shardlen': 2, 'layout': layout}
+    first, second = (aio.ShardedDatasetWriter(tmp_path / 'ds', FLAT, **options) for _ in range(2))
+    for i in range(3):
+        await first.append({'a': i, 'b': ''})
+    with pytest.raises(AlreadyExistsError, match='another writer is writing it'):
+        await second.flush()
+    await first.abort()
+    await second.flush()
+    assert second.found == 2
+    for i in range(2, 5):
+        await second.append({'a': i, 'b': ''})
+    await second.aclose()
+    assert values(tmp_path / 'ds') == list(range(5))
+
+
 def test_invalid_arguments_of_a_sharded_writer_are_refused(tmp_path):
     write(tmp_path / 'ds', range(5), shardlen=10)
     with pytest.raises(SpecError, match='but the writer has'):

@@ -62,6 +62,7 @@ class Claim:
         """Create the claim, and return the entries of the folder then; raise ``AlreadyExistsError`` if another writer
         has claimed one of the shards.
         """
+        self._released = False  # as it may have been taken before by an opening that failed
         try:
             await self._write(new=True)
         except GranularError as error:  # The claim may exist nevertheless, if the reply was lost.

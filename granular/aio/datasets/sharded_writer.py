@@ -168,17 +168,17 @@ class ShardedDatasetWriter(DatapointWriter):
         last = self.directory / shard_name(own[-1])
         if self._shardlen is None and await (last / 'spec.json').exists():
             raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
-        self._next = own[-1] + self._step
-        self._found = sum(length or 0 for length in lengths)
         await self._compare_checksums([number for number, length in zip(own, lengths, strict=False) if length])
-        if not growing and lengths[-1] is not None:
-            return
-        writer = await self._open_shard(last)
-        self._found += len(writer)
-        if self._full(writer):
-            await writer.aclose()
-        else:
-            self._writer, self._resumed = writer, len(writer)
+        writer, found = None, sum(length or 0 for length in lengths)
+        if growing or lengths[-1] is None:
+            writer = await self._open_shard(last)
+            found += len(writer)
+            if self._full(writer):
+                await writer.aclose()
+                writer = None
+        # Last, as a writer that fails to open may be opened again.
+        self._next, self._found = own[-1] + self._step, found
+        self._writer, self._resumed = writer, 0 if writer is None else len(writer)
 
     async def _compare_checksums(self, finished: list[int]) -> None:
         """Log if the last of the finished shards, which are never changed, has no checksums, but the next ones do."""
