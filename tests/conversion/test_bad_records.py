@@ -48,6 +48,15 @@ def test_bad_file_behind_the_sample_is_named(spec, tmp_path):
     assert (caught.value.key, caught.value.path, caught.value.index) == ('image', f'{bad[0]}', 44)
 
 
+def test_images_beside_the_folders_of_classes_are_left_out_with_a_warning(tmp_path, caplog):
+    image_folder(tmp_path / 'images', 4, {})
+    for name in ('b.png', 'a.jpg', '.hidden.png', 'notes.txt'):
+        (tmp_path / 'images' / name).write_bytes(b'')
+    assert granular.convert(tmp_path / 'images', tmp_path / 'out').datapoints == 4
+    [message] = caplog.messages
+    assert 'left out 2 images in no folder of a class, such as a.jpg' in message
+
+
 def test_names_of_files_and_majorities_decide_about_images(tmp_path):
     image_folder(tmp_path / 'images', 4, {0: b'a', 1: b'b', 2: b'c'})
     done = granular.convert(tmp_path / 'images', tmp_path / 'named', on_error='skip')

@@ -1,16 +1,20 @@
 """Folders of images, one folder per class, as a data source."""
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
+from granular._words import counted
 from granular.aio.conversion.infer import FileRecord
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import InvalidArgumentError, NotFoundError
+
+logger: Final = logging.getLogger('granular')
 
 IMAGE_SUFFIXES: Final = ('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp', 'tif', 'tiff', 'ppm', 'pgm')
 _ENDINGS: Final = tuple(f'.{suffix}' for suffix in IMAGE_SUFFIXES)
@@ -20,13 +24,18 @@ class ImageFolder:
     """Images in one folder per class: ``image`` (the file's bytes), ``label`` (the class number), ``class`` (its name).
 
     Classes are the folders in ``folder`` with images at any depth, sorted by name; the images of a class are sorted by
-    path. The names of all files are held in memory.
+    path. Images beside these folders are left out, which is logged. The names of all files are held in memory.
     """
 
     def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
         base = len(folder.key.rstrip('/')) + 1 if folder.key not in ('', '.') else 0
         images = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
         images.sort(key=lambda pair: (pair[0], pair[1].key))
+        if images and (others := [entry.name for entry in entries if '/' not in entry.key[base:]]):
+            logger.warning(
+                '%s: left out %s in no folder of a class, such as %s: move them into one, as in %s/NAME',
+                folder, counted(len(others), 'image'), min(others), folder.name,
+            )  # fmt: skip
         self._folder = folder
         self.classes: list[str] = sorted({name for name, _ in images})
         self._labels = {name: label for label, name in enumerate(self.classes)}
