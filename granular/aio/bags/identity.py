@@ -1,10 +1,13 @@
 """Identities of opened readers, pickled with them so that the copy opens the same data."""
 
+import abc
 import platform
-from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+from granular._typing import Datapoint_co
 from granular.aio.paths.path import Path
+from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.reply import changed, stand_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
@@ -57,13 +60,14 @@ class Identity(NamedTuple):
         host = self.host if self.host == opened.host else f'{self.host}, {opened.host}'
         return Identity(host, {**self.files, **opened.files})
 
-    def check(self, opened: 'Identity', name: str, only: Collection[str] | None = None) -> None:
-        """Check that a reader opened the same files as before, or ``only`` those of some names.
+    def check(self, opened: 'Identity', name: str, partly: bool = False) -> None:
+        """Check that a reader opened the same files as before; with ``partly``, one of the two may have further files.
 
         On another machine, local files are compared by size alone, because a copy has other versions. Raise
         ``ObjectChangedError`` for the first file that differs.
         """
-        for file in sorted({*self.files, *opened.files} if only is None else only):
+        before_files, now_files = self.files.keys(), opened.files.keys()
+        for file in sorted(before_files & now_files if partly else before_files | now_files):
             before, now = self.files.get(file), opened.files.get(file)
             if before is not None and now is not None and self.host != opened.host:
                 before, now = before._replace(version=None), now._replace(version=None)
@@ -76,3 +80,33 @@ class Identity(NamedTuple):
 
 def _describe(file: FileIdentity | None) -> str:
     return 'did not exist' if file is None else f'had {file.size} bytes and version {file.version}'
+
+
+class PinnedSource(OpenedDataSource[Datapoint_co]):
+    """A data source over files, pickled with the identities of those that it has opened: its copy refuses others."""
+
+    _name: str  # for errors
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._expected: Identity | None = None  # of the source that this one was unpickled from
+
+    @abc.abstractmethod
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the constructor, from which the source is unpickled."""
+
+    @abc.abstractmethod
+    def _opened_files(self) -> Identity | None:
+        """Return the files that the open source has opened; None if it has none to compare."""
+
+    def _pickled(self) -> dict[str, Any]:
+        """Return the attributes that the source is pickled with."""
+        return {'_expected': self._opened_files() if self._state == 'open' else self._expected}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return restored, (type(self), *self._arguments(), self._pickled())
+
+    def _check_files(self, opened: Identity | None = None, partly: bool = False) -> None:
+        """Raise ``ObjectChangedError`` unless what was opened, by default all, is what the source was pickled with."""
+        if self._expected is not None and (opened := opened or self._opened_files()) is not None:
+            self._expected.check(opened, self._name, partly)

@@ -5,11 +5,10 @@ from typing import Any, Self, SupportsIndex, overload
 import numpy as np
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.identity import Identity
+from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.loops import running_loop
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
@@ -17,7 +16,7 @@ from granular.formats.base import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
 
 
-class BagReader(OpenedDataSource[bytes]):
+class BagReader(PinnedSource[bytes]):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
     Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at
@@ -53,13 +52,11 @@ class BagReader(OpenedDataSource[bytes]):
         self._index = bytes(index) if isinstance(index, Buffer) else None if index is None else Path(index)
         self._options = (cache_index, cache_data, verify)
         self._bag = Bag(self._source, cache_index, cache_data, index=self._index, verify=verify)
-        self._expected: Identity | None = None
+        self._name = self._bag.name
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         cache_index, cache_data, verify = self._options
-        options = {'index': self._index, 'verify': verify}
-        attributes = {'_expected': self._opened_files() if self._state == 'open' else self._expected}
-        return restored, (type(self), (self._source, cache_index, cache_data), options, attributes)
+        return (self._source, cache_index, cache_data), {'index': self._index, 'verify': verify}
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._bag.name!r})'
@@ -71,8 +68,7 @@ class BagReader(OpenedDataSource[bytes]):
 
     async def _open(self) -> None:
         await self._bag.open()
-        if self._expected is not None and (opened := self._opened_files()) is not None:
-            self._expected.check(opened, self._bag.name)
+        self._check_files()
 
     def _opened_files(self) -> Identity | None:
         path = self._bag.path

@@ -8,7 +8,7 @@ import numpy as np
 
 from granular import formats
 from granular._typing import Datapoint_co
-from granular.aio.bags.identity import Identity
+from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
@@ -18,17 +18,26 @@ from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import OpenedDataSource, restored
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.indexing import Ints, index_of, indices_of
 
 
-class DatapointReader(OpenedDataSource[Datapoint_co]):
+class DatapointReader(PinnedSource[Datapoint_co]):
     """Base of the readers of a single dataset and of a sharded one."""
 
     directory: Path
-    _name: str
+    _shared: Any = None  # the index, pickled with the reader for a worker process
+
+    def _pickled(self) -> dict[str, Any]:
+        if self._state != 'open':
+            return {**super()._pickled(), '_shared': self._shared}
+        shared = self._index_state() if pickling_for_worker.get() else None
+        return super()._pickled() if shared is None else {'_shared': shared}
+
+    @abc.abstractmethod
+    def _index_state(self) -> Any:
+        """Return the index of the open reader, for a copy in a worker process; None if there is none."""
 
     @property
     @abc.abstractmethod
@@ -171,16 +180,15 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self._dataset = Dataset(self.directory, self._options)
         self._columns = self._dataset.columns
         self._name = self._dataset.name
-        self._shared: Snapshot | None = None  # pickled with the reader
-        self._expected: Identity | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {'_expected': self._expected, '_shared': self._shared}
-        if self._state == 'open':
-            # In a worker process, it uses the index of the parent process.
-            shared = self._dataset.snapshot if pickling_for_worker.get() else None
-            attributes = {'_expected': opened_files(self)} if shared is None else {'_shared': shared}
-        return restored, (type(self), (self.directory,), self._options.arguments(), attributes)
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.directory,), self._options.arguments()
+
+    def _index_state(self) -> Snapshot | None:
+        return self._dataset.snapshot
+
+    def _opened_files(self) -> Identity:
+        return Identity.of([self.directory.store], self._dataset.files())
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
@@ -197,8 +205,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
         self._dataset.warn_of_lengths()
-        if self._expected is not None:
-            self._expected.check(opened_files(self), self._name)
+        self._check_files()
         self._columns = self._dataset.columns
         state = self._dataset.state() if self._columns.snapshot is None else None
         if state is not None and (snapshot := await Snapshot.save(self.directory, {'': state})) is not None:
@@ -265,7 +272,7 @@ def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
 
 
 def opened_files(reader: DatasetReader[Any]) -> Identity:
-    return Identity.of([reader.directory.store], reader._dataset.files())
+    return reader._opened_files()
 
 
 def pinned(reader: DatasetReader[Any], files: Identity) -> DatasetReader[Any]:

@@ -18,9 +18,7 @@ from granular.aio.datasets.shard_opener import ListedShards, ShardOpener, Shards
 from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.lifecycle import check_open
-from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of
 
@@ -66,25 +64,25 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._choice = {'shardstart': series[0], 'shardstep': series[1], 'index': index}
         self._opener = ShardOpener(self.directory, self._options, series, index)
         self._shards: Shards = ListedShards()
-        self._expected: Identity | None = None
-        self._shared: SharedIndex | Snapshot | None = None  # pickled with the reader, as is the number of shards
-        self._count: int | None = None
+        self._count: int | None = None  # the number of shards, pickled with the reader
         self._starts = self._stops = np.zeros(0, np.int64)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {'_expected': self._expected, '_shared': self._shared, '_count': self._count}
-        if self._state == 'open':
-            # In a worker process, it uses the index of the parent process.
-            shared = self._opener.state_of(self._shards) if pickling_for_worker.get() else None
-            expected = Identity.of([self.directory.store], self._shards.files()) if shared is None else None
-            attributes = {'_expected': expected, '_shared': shared, '_count': len(self._opener.numbers)}
-        options = {**self._options.arguments(), **self._choice}
-        return restored, (type(self), (self.directory,), options, attributes)
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.directory,), {**self._options.arguments(), **self._choice}
+
+    def _pickled(self) -> dict[str, Any]:
+        count = len(self._opener.numbers) if self._state == 'open' else self._count
+        return {**super()._pickled(), '_count': count}
+
+    def _index_state(self) -> SharedIndex | Snapshot | None:
+        return self._opener.state_of(self._shards)
+
+    def _opened_files(self) -> Identity:
+        return Identity.of([self.directory.store], self._shards.files())
 
     async def _open(self) -> None:
         self._shards = await self._opener.open(self._shared, self._count)
-        if self._expected is not None:
-            self._expected.check(Identity.of([self.directory.store], self._shards.files()), self._name)
+        self._check_files()
         lengths = self._shards.lengths()
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths

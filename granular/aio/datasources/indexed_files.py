@@ -7,11 +7,11 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
 import numpy as np
 
 from granular._typing import Datapoint_co
-from granular.aio.bags.identity import FileIdentity, Identity
+from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
 from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
 from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
-from granular.aio.pipeline.data_source import OpenedDataSource, restored
+from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.reply import Reply
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
@@ -55,7 +55,7 @@ class SequenceSource(OpenedDataSource[Datapoint_co]):
         return await self._read_all(indices_of(indices, len(self), self._name))
 
 
-class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co]):
+class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     """A data source over files, its ``paths``, each with an index that is read once and shared with workers."""
 
     def __init__(self, paths: Paths) -> None:
@@ -65,18 +65,12 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         self._file_indices: list[Index] = []
         self._kept: list[object] = []  # what keeps the files open
         self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
-        self._expected: Identity | None = None  # of the source that this one was pickled from
 
-    def _arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of the constructor, from which the source is unpickled."""
-        return (self.paths,)
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.paths,), {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        expected = self._identity_of(self._file_indices) if self._state == 'open' else self._expected
-        attributes: dict[str, Any] = {'_expected': expected}
-        if pickling_for_worker.get():
-            attributes['_file_indices'] = self._file_indices
-        return restored, (type(self), self._arguments(), {}, attributes)
+    def _pickled(self) -> dict[str, Any]:
+        return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -91,10 +85,12 @@ class IndexedFiles(OpenedDataSource[Datapoint_co], Generic[Index, Datapoint_co])
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
         if not self._file_indices:
             indices = await self._read_file_indices()
-            if self._expected is not None:
-                self._expected.check(self._identity_of(indices), self._name)
+            self._check_files(self._identity_of(indices))
             self._file_indices = indices
         self._stops = np.cumsum([index.length for index in self._file_indices], dtype=np.int64)
+
+    def _opened_files(self) -> Identity:
+        return self._identity_of(self._file_indices)
 
     def _identity_of(self, indices: Sequence[Index]) -> Identity:
         opened = zip(self.paths, indices, strict=True)

@@ -10,13 +10,12 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from granular.aio.bags.identity import FileIdentity, Identity
+from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
 from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, grouped, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
@@ -70,7 +69,7 @@ class ChunkRead(NamedTuple):
     targets: list[int]  # their positions in the batch
 
 
-class ArrayRecordDataSource(SequenceSource[bytes]):
+class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
     """Random access to the records of ArrayRecord files, on a disk or in buckets, in the order given.
 
     ::
@@ -116,13 +115,12 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
         self._name = self._describe()
-        self._expected: Identity | None = None  # of the source that this one was pickled from
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        attributes: dict[str, Any] = {'_expected': self._known_files() if self._state == 'open' else self._expected}
-        if pickling_for_worker.get():
-            attributes['_file_indices'] = self._file_indices
-        return restored, (type(self), (self._parts, self._verify), {}, attributes)
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self._parts, self._verify), {}
+
+    def _pickled(self) -> dict[str, Any]:
+        return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
 
     def __repr__(self) -> str:
         return self._name
@@ -158,9 +156,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             path = part.path
             if path in new and part.stop > new[path].records:
                 raise OutOfRangeError(f'{path}: expected records up to {part.stop}, got {new[path].records}')
-        if self._expected is not None:  # of files that were opened then
-            opened = self._identity_of(new)
-            self._expected.check(opened, self._name, opened.files.keys() & self._expected.files.keys())
+        self._check_files(self._identity_of(new), partly=True)  # those that were opened then
         files.update(new)
         return files
 
@@ -170,7 +166,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
             stores, {f'{path}': FileIdentity(index.size, index.version) for path, index in files.items()}
         )
 
-    def _known_files(self) -> Identity:
+    def _opened_files(self) -> Identity:
         """Return the files that were opened, here or by the source that this one was pickled from."""
         opened = self._identity_of(self._file_indices)
         return opened if self._expected is None else self._expected.updated(opened)
@@ -192,7 +188,7 @@ class ArrayRecordDataSource(SequenceSource[bytes]):
     def _file_bytes(self, mask: Any) -> int | None:
         if self._state != 'open' or not all(part.whole for part in self._parts):  # other files are opened later
             return None
-        return sum(file.size for file in self._known_files().files.values())
+        return sum(file.size for file in self._opened_files().files.values())
 
     # --- reading
 

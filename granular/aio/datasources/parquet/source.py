@@ -65,8 +65,8 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
         self._groups = RowGroups([], self._cache_bytes)
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return self.paths, self._requested, self._cache_bytes
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.paths, self._requested, self._cache_bytes), {}
 
     # --- opening
 
@@ -126,10 +126,10 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
 
 def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[Any]:
     """Return a source of some of the files of a source; raise ``InvalidArgumentError`` if there is none."""
-    paths, requested, cache_bytes = source._arguments()
-    if not paths[part]:
-        raise InvalidArgumentError(f'{source!r}: has {counted(len(paths), "file")}, of which {part} selects none')
-    return ParquetDataSource(paths[part], requested, cache_bytes)
+    if not (paths := source.paths[part]):
+        count = counted(len(source.paths), 'file')
+        raise InvalidArgumentError(f'{source!r}: has {count}, of which {part} selects none')
+    return ParquetDataSource(paths, source._requested, source._cache_bytes)
 
 
 def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:

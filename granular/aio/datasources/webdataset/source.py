@@ -56,8 +56,8 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         self._decoders = decoders
         self._fields: dict[str, Field] = {}
 
-    def _arguments(self) -> tuple[Any, ...]:
-        return self.paths, self._decoders
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.paths, self._decoders), {}
 
     async def _read_file_indices(self) -> list[Index]:
         return await index_files(self.paths, Index, Scanner)
