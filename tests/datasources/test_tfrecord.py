@@ -1,6 +1,7 @@
 """TFRecord files: records at random and in order, checksums, states. Grain and protobuf are the oracles."""
 
 import gzip
+import json
 import struct
 import zlib
 
@@ -174,6 +175,29 @@ def test_states_fit_any_number_of_hosts(several, before, after):
             iterator.set_state({'state': earlier})
 
 
+def test_window_over_several_files_notices_that_a_later_one_was_replaced(root):
+    paths = [write(root / f'{i}.tfrecord', 2, 2 * i) for i in range(5)]
+    stream = granular.TFRecordIterDataset(paths).window_shuffle(6, seed=0)
+    with iter(stream) as iterator:
+        next(iterator)
+        state, rest = json.loads(json.dumps(iterator.get_state())), list(iterator)
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        assert list(iterator) == rest
+    write(paths[2], 2, 90)
+    with iter(stream) as iterator, pytest.raises(StateError, match=r'2\.tfrecord: \d+ bytes, the state was saved with'):
+        iterator.set_state(state)
+        next(iterator)
+    with iter(stream) as iterator:
+        iterator.set_state(state, strict=False)
+        assert len(list(iterator)) == len(rest)
+    write(paths[2], 2, 4)
+    paths[4].unlink()  # is not needed yet
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        assert [next(iterator) for _ in range(5)] == rest[:5]
+
+
 def test_invalid_states_are_errors(several):
     iterator = iter(granular.TFRecordIterDataset(several))
     start = iterator.get_state()
@@ -182,7 +206,9 @@ def test_invalid_states_are_errors(several):
         iterator.set_state({**start, 'state': state})
 
     for state in (3, {}, {'file': 0}, {'file': 9, 'offset': 0, 'record': 0, 'position': 0},
-                  {'file': -1, 'offset': 0, 'record': 0, 'position': 0}):  # fmt: skip
+                  {'file': -1, 'offset': 0, 'record': 0, 'position': 0},
+                  {'file': 0, 'offset': 0, 'record': 0, 'position': 0, 'next_bytes': 3},
+                  {'file': 0, 'offset': 0, 'record': 0, 'position': 0, 'next_bytes': ['3']}):  # fmt: skip
         with pytest.raises(StateError):
             restore(state)
     restore({'file': 2, 'offset': 10**6, 'record': 3, 'position': 10})

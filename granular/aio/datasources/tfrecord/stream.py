@@ -1,6 +1,7 @@
 """Streams TFRecord files, also compressed ones, from their beginning."""
 
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
@@ -17,12 +18,15 @@ from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.readahead import pages
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import InvalidArgumentError, StateError
+from granular.errors import GranularError, InvalidArgumentError, StateError
 from granular.formats.tfrecord import HEADER, OVERHEAD
 
 _PIECE: Final = 4 * MiB
+_AHEAD: Final = 16  # files of which a state has the bytes, after the one that is open
+_SIZES: Final = ('bytes', 'next_bytes')
 _START: Final = {'file': 0, 'offset': 0, 'record': 0, 'position': 0}
 
 
@@ -39,10 +43,11 @@ class TFRecordIterDataset(IterDataset[bytes]):
     compressed by gzip or zlib; the next 32 MiB are prefetched. Both checksums of each record are checked. Shuffle a
     stream with ``window_shuffle``; a ``TFRecordDataSource`` reads files that are not compressed at random.
 
-    A state is ``{'file': f, 'offset': o, 'record': r, 'position': p, 'bytes': b}``: of the next record, its file, its
-    first byte there, decompressed, the numbers of records before it in that file and in all, and the bytes of the file,
-    if it is open. Resuming reads from that byte on, or decompresses the file up to it; the next record is a
-    ``StateError`` if the file has other bytes now. A shard takes every ``shard_count``-th record, but reads them all;
+    A state is ``{'file': f, 'offset': o, 'record': r, 'position': p, 'bytes': b, 'next_bytes': [...]}``: of the next
+    record, its file, its first byte there, decompressed, the numbers of records before it in that file and in all, and
+    if the file is open, its bytes and those of the next 16 files, for stages that hold records of several. Resuming
+    reads from that byte on, or decompresses the file up to it; the first record of a file that has other bytes now is a
+    ``StateError``. A shard takes every ``shard_count``-th record, but reads them all;
     its state is ``{'at': state, 'hosts': shard_count, 'turn': t}``, with the number of records from which shards take
     turns.
 
@@ -99,13 +104,16 @@ class _Reading(Flow):
     def even(self) -> bool:
         return self.hosts == 1  # the number of records is not known
 
-    def _seek(self, state: Mapping[str, int], turn: int) -> None:
+    def _seek(self, state: Mapping[str, Any], turn: int) -> None:
         # Ctrl-C comes at calls: the position is that of the state only once nothing of another one is left.
         self._parser: Records | None = None
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields below are of the last one
-        at, size = [state[key] for key in _START], state.get('bytes')
+        at = [state[key] for key in _START]
+        self._known: dict[str, Any] = {key: state[key] for key in _SIZES if key in state}  # for states
+        sizes = [self._known.get('bytes'), *self._known.get('next_bytes', ())]
+        self._expected: dict[int, int | None] = dict(enumerate(sizes, state['file']))  # bytes by the number of the file
+        self._measured: dict[int, int] = {}  # likewise, of the next files
         self._turn = turn  # the position from which the hosts take the next turn
-        self._size: int | None = size  # of the file, once it is known
         self._file, self._offset, self._record, self._position = at
 
     async def next(self) -> Any:
@@ -137,7 +145,7 @@ class _Reading(Flow):
                 if piece is None:
                     self._parser.finish()
                     await self._stop()
-                    self._file, self._offset, self._record, self._size = self._file + 1, 0, 0, None
+                    self._file, self._offset, self._record, self._known = self._file + 1, 0, 0, {}
                     return
                 data = piece
             self._rest = (await offload(self._parser.feed, data))[::-1]
@@ -147,23 +155,35 @@ class _Reading(Flow):
             raise
 
     async def _open(self) -> None:
-        path = self._paths[self._file]
+        number = self._file
+        path = self._paths[number]
         await path.store.ready()
-        stat = await path.stat()
+        following = range(number + 1, min(number + 1 + _AHEAD, len(self._paths)))
+        self._measured = {i: size for i, size in self._measured.items() if i in following}
+        stat, *_ = await gather([path.stat(), *(self._measure(i) for i in following if i not in self._measured)])
         if stat.is_dir:
             raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
         head, size, version = b'', stat.size, None
         if size:
             reply = await path.store.read(path.key, 0, min(size, HEADER))
             head, size, version = reply.data, reply.size, reply.version
-        check_size(self._size, size, f'{path}', self.strict)
-        self._size = size
+        check_size(self._expected.get(number), size, f'{path}', self.strict)
+        self._expected[number] = size
+        following_sizes = [self._measured[i] for i in itertools.takewhile(self._measured.__contains__, following)]
+        self._known = {'bytes': size, 'next_bytes': following_sizes}
         compressed = bool(compression_of(head))
         start = 0 if compressed else self._offset
         if start > size:
             raise StateError(f'{path}: the state is of byte {start}, the file has {size}')
         self._pieces = _pieces(path, start, size, version)
         self._parser = Records(f'{path}', None if compressed else size, self._record, self._offset)
+
+    async def _measure(self, number: int) -> None:
+        """Note the bytes of a file, if it exists by now: opening it raises the error."""
+        path = self._paths[number]
+        with contextlib.suppress(GranularError):
+            await path.store.ready()
+            self._measured[number] = (await path.stat()).size
 
     async def _stop(self) -> None:
         pieces, self._pieces, self._parser = self._pieces, None, None
@@ -175,16 +195,16 @@ class _Reading(Flow):
             await self._read()
 
     def state(self) -> Any:
-        at = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
-        if self._size is not None:
-            at['bytes'] = self._size
+        at: dict[str, Any] = dict(zip(_START, (self._file, self._offset, self._record, self._position), strict=True))
+        at.update(self._known)
         state = self.turns.state(at, self.keeps_host)
         return state if state is at else {**state, 'turn': self._turn}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         at = self.turns.at(state, terms)
-        valid = isinstance(at, Mapping) and at.keys() - {'bytes'} == _START.keys()
-        if not valid or not all(type(value) is int and value >= 0 for value in at.values()):
+        valid = isinstance(at, Mapping) and at.keys() - set(_SIZES) == _START.keys()
+        numbers = [*({**at, 'next_bytes': 0}).values(), *at.get('next_bytes', ())] if valid else []
+        if not valid or not all(type(value) is int and value >= 0 for value in numbers):
             raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
         if at['file'] > len(self._paths):
             raise StateError(f'the state is of file {at["file"]}, of {counted(len(self._paths), "file")}')
