@@ -248,14 +248,15 @@ def test_damage_is_an_error_that_names_the_record(tmp_path, name, data, intact, 
     path.write_bytes(data)
     with pytest.raises(CorruptRecordError, match=rf'damaged\.tfrecord.*{match}'):
         list(granular.TFRecordDataSource(path))
-    for content in (data, gzip.compress(data)):
+    for content, expected in ((data, match), (gzip.compress(data), 'expected at most' if 'huge' in name else match)):
         path.write_bytes(content)
         iterator = iter(granular.TFRecordIterDataset(path))
         assert [next(iterator) for _ in range(intact)] == [record(i) for i in range(intact)]
         state = iterator.get_state()
         for _ in range(2):
-            with pytest.raises(CorruptRecordError, match=rf'damaged\.tfrecord.*record {intact}'):
+            with pytest.raises(CorruptRecordError, match=rf'damaged\.tfrecord.*{expected}') as caught:
                 next(iterator)
+            assert f'record {intact}' in str(caught.value)
         assert iterator.get_state() == state
 
 

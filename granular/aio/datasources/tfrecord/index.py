@@ -168,6 +168,7 @@ class Records:
         if self._inflater is not None:
             self._inflater.finish(self.record)
         if self._buffer:
+            self.feed(b'')  # raises the error of a damaged record that followed intact ones
             raise CorruptRecordError(
                 f'{self._name}: is truncated: record {self.record} at byte {self.at} is cut off after '
                 f'{len(self._buffer)} bytes'
