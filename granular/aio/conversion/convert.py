@@ -408,7 +408,8 @@ class _Work:
 
         async def publish(writer: DatasetWriter) -> None:
             try:
-                await self._publish(writer)
+                await writer.aclose()
+                self._bytes += writer.size
             except Exception as error:
                 errors.append(error)
 
@@ -481,7 +482,3 @@ class _Work:
             )
         self._missing += count - len(writer)
         return count
-
-    async def _publish(self, writer: DatasetWriter) -> None:
-        await writer.aclose()
-        self._bytes += writer.size

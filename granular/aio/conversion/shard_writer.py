@@ -1,6 +1,5 @@
 """Write the shards of a dataset from ranges of the records of a source."""
 
-import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from granular.aio.execution.failures import Failure, of_datapoint
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.lifecycle import ensure_open
-from granular.aio.runtime.tasks import outcome, start_task
+from granular.aio.runtime.readahead import whole_pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import EncodeError
@@ -95,19 +94,11 @@ class ShardWriter:
 
     async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int, tell: Tell) -> None:
         """Write records to a shard, and read the next ones meanwhile."""
-        indices, reading = range(start, min(start + self.chunk, stop)), None
         present = len(writer) if self.skip else 0
-        try:
-            while indices:
-                records = await outcome(reading or source.fetch(indices))
-                following = range(indices.stop, min(indices.stop + self.chunk, stop))
-                reading = start_task(source.fetch(following)) if following else None
-                present = await self.write(writer, records, indices.start, tell, present)
-                indices = following
-        finally:
-            if reading is not None:
-                reading.cancel()
-                await asyncio.gather(reading, return_exceptions=True)
+        async with contextlib.aclosing(whole_pages(source.fetch, stop, self.chunk, 2, start)) as chunks:
+            async for records in chunks:
+                present = await self.write(writer, records, start, tell, present)
+                start += self.chunk
 
     async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell, present: int = 0) -> int:
         """Append records, of which the first one has number ``first`` in the source, without those that are ``present``

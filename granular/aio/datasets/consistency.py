@@ -4,11 +4,11 @@ Writers remove ``spec.json`` before they replace any other file, and publish it 
 before the first bag is opened and after the last one, all bags belong to one dataset.
 """
 
-import email.utils
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from granular.aio.bags.identity import FileIdentity, check_files
+from granular.aio.http.messages import http_date
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, changed
 from granular.aio.runtime.tasks import gather
@@ -58,11 +58,8 @@ class OpenedSpec:
 
 def _age(reply: Reply) -> float:
     """Return the seconds since an object was last written, by the clock of its store; 0 if unknown."""
-    try:
-        date, modified = (email.utils.parsedate_to_datetime(text) for text in (reply.date, reply.modified))
-        return (date - modified).total_seconds()
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+    date, modified = http_date(reply.date), http_date(reply.modified)
+    return 0.0 if date is None or modified is None else (date - modified).total_seconds()
 
 
 async def open_as_one(

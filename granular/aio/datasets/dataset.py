@@ -47,9 +47,6 @@ class OpenOptions(NamedTuple):
             raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
         return cls(decoders, cache_index, tuple(cache_keys), verify)
 
-    def arguments(self) -> dict[str, Any]:
-        return self._asdict()
-
     def fields(self, spec: Spec, layout: Layout, name: str) -> list[Field]:
         """Return the fields of a dataset with their decoders; raise ``UnknownKeyError`` for a key in ``cache_keys``
         that is not in the spec.

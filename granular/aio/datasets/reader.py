@@ -182,7 +182,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self._name = self._dataset.name
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.directory,), self._options.arguments()
+        return (self.directory,), self._options._asdict()
 
     def _index_state(self) -> Snapshot | None:
         return self._dataset.snapshot
@@ -265,7 +265,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
-    reader = DatasetReader(dataset.directory, **options.arguments())
+    reader = DatasetReader(dataset.directory, **options._asdict())
     reader._dataset, reader._state = dataset.copy(), 'open'
     reader._columns = reader._dataset.columns
     return reader

@@ -68,7 +68,7 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.directory,), {**self._options.arguments(), **self._choice}
+        return (self.directory,), {**self._options._asdict(), **self._choice}
 
     def _pickled(self) -> dict[str, Any]:
         count = len(self._opener.numbers) if self._state == 'open' else self._count

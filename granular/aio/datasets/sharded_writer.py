@@ -169,16 +169,16 @@ class ShardedDatasetWriter(DatapointWriter):
         if self._shardlen is None and await (last / 'spec.json').exists():
             raise AlreadyExistsError(f'{last}: exists already: pass shardlen to write further shards')
         await self._compare_checksums([number for number, length in zip(own, lengths, strict=False) if length])
-        writer, found = None, sum(length or 0 for length in lengths)
+        writer, resumed, finished = None, 0, sum(length or 0 for length in lengths)
         if growing or lengths[-1] is None:
             writer = await self._open_shard(last)
-            found += len(writer)
+            resumed = len(writer)
             if self._full(writer):
                 await writer.aclose()
-                writer = None
-        # Last, as a writer that fails to open may be opened again.
-        self._next, self._found = own[-1] + self._step, found
-        self._writer, self._resumed = writer, 0 if writer is None else len(writer)
+                writer, resumed, finished = None, 0, finished + resumed
+        # Last, as a writer that fails to open may be opened again, and without calls, so that Ctrl-C does not divide it.
+        self._writer, self._resumed = writer, resumed
+        self._next, self._found = own[-1] + self._step, finished + resumed
 
     async def _compare_checksums(self, finished: list[int]) -> None:
         """Log if the last of the finished shards, which are never changed, has no checksums, but the next ones do."""
