@@ -131,6 +131,20 @@ async def test_writer_that_failed_to_open_continues_where_the_other_one_stopped(
     assert values(tmp_path / 'ds') == list(range(5))
 
 
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+@pytest.mark.parametrize('count', [1, 2])
+def test_shard_that_another_writer_has_written_since_is_not_appended_to(tmp_path, layout, count):
+    first, second = (
+        granular.ShardedDatasetWriter(tmp_path / 'ds', FLAT, granular.encoders, 2, layout=layout) for _ in range(2)
+    )
+    with first:
+        for i in range(count):
+            first.append({'a': i, 'b': ''})
+    with second, pytest.raises(AlreadyExistsError, match='000000'):
+        second.append({'a': 7, 'b': ''})
+    assert values(tmp_path / 'ds') == list(range(count))
+
+
 def test_invalid_arguments_of_a_sharded_writer_are_refused(tmp_path):
     write(tmp_path / 'ds', range(5), shardlen=10)
     with pytest.raises(SpecError, match='but the writer has'):

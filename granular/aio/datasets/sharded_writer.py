@@ -176,7 +176,7 @@ class ShardedDatasetWriter(DatapointWriter):
             if self._full(writer):
                 await writer.aclose()
                 writer, resumed, finished = None, 0, finished + resumed
-        # Last, as a writer that fails to open may be opened again, and without calls, so that Ctrl-C does not divide it.
+        # Last, as a writer that fails to open may be opened again; without calls, so that Ctrl-C does not divide it.
         self._writer, self._resumed = writer, resumed
         self._next, self._found = own[-1] + self._step, finished + resumed
 
@@ -245,7 +245,11 @@ class ShardedDatasetWriter(DatapointWriter):
             await mark(self.directory, self._readable)
             self._readable = 0
         await ensure_uninterrupted()
-        writer = await self._open_shard(self.directory / shard_name(self._next))
+        folder = self.directory / shard_name(self._next)
+        writer = await self._open_shard(folder)
+        if not is_unused(writer):  # a shard in columns, to which it would append
+            await writer.abort()
+            raise AlreadyExistsError(f'{folder}: another writer has written it meanwhile: open another one to continue')
         self._next += self._step
         return writer
 
