@@ -7,6 +7,7 @@ from tests.api.test_layers import MODULES
 
 # Of the standard library and of other packages, which have no public name for it.
 FOREIGN = {
+    '_asdict',  # named tuples
     '_cat_file',  # fsspec
     '_enter_task',  # asyncio
     '_exit',  # os

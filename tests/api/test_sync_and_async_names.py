@@ -30,6 +30,7 @@ PAIRS = [
 
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
 ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
+    'call',
     'copy_over',
     'describe',
     'divides',

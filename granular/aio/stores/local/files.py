@@ -23,6 +23,8 @@ IN_PLACE = 256 * KiB
 _END = 4 * KiB
 # Files that are kept open at most.
 _MOST = 512
+# Files that are open for one read at most.
+_AT_ONCE = 64
 
 
 class OpenFile(Descriptor):
@@ -191,6 +193,11 @@ def _limit() -> int:
     """Return how many files are kept open: half of the descriptors that the process may have, or 512."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if allowed == resource.RLIM_INFINITY else max(1, min(_MOST, allowed // 2))
+
+
+def open_at_once() -> int:
+    """Return how many files one read may have open at a time, beside those that are kept open."""
+    return max(1, min(_AT_ONCE, _limit() // 4))
 
 
 files = OpenFiles()

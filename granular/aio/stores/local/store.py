@@ -17,14 +17,13 @@ from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
-from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, version_of
+from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, open_at_once, version_of
 from granular.aio.stores.local.locks import FolderLock, being_written, lock, remove_unlocked
 from granular.errors import AlreadyExistsError
 from granular.metrics import local_files
 
 T = TypeVar('T')
 
-_FILES: Final = 64  # read together, each with a descriptor
 _CHECKED: Final = 16  # reads after which the time is looked at
 
 _Read = tuple[OpenFile, str, int, int]
@@ -93,10 +92,11 @@ class LocalStore(Store):
     def read_many_now(self, requests: Sequence[Request]) -> list[bytes]:
         """Read several byte ranges on the calling thread; in others as well, from the first slow ones on."""
         replies: list[bytes] = []
-        for first in range(0, len(requests), _FILES):
+        together = open_at_once()
+        for first in range(0, len(requests), together):
             opened: list[tuple[OpenFile, str]] = []
             reads: list[_Read] = []
-            for key, starts, stops, version in requests[first : first + _FILES]:
+            for key, starts, stops, version in requests[first : first + together]:
                 with translated(key):
                     file = files.get(key, version)
                 opened.append((file, key))
