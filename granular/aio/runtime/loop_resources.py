@@ -35,11 +35,13 @@ class Scope:
     async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
         """Return the resource of that key; the first caller creates it while the others wait for it."""
         future = self._opened.get(key)
+        if future is not None and future.done() and not future.cancelled():
+            if future.exception() is None:
+                return cast(T, future.result())
+            future = None  # it failed in this turn of the loop
         if future is None:
             future = self._opened[key] = asyncio.ensure_future(create(self))
             future.add_done_callback(functools.partial(self._drop_failed, key))
-        elif future.done():
-            return cast(T, future.result())
         try:
             # A caller that is cancelled must not cancel the resource for the others.
             return cast(T, await result_of(future))
