@@ -108,7 +108,7 @@ def opening(data: Data, server: Server) -> Result:
     spread = ours(data, 'scattered', folder=str(data.shards('refs')), count=data.count(1000) * 20)
     behind = f'{spread["fetched"]:.0f} us / {spread["single"]:.0f} us, 3 keys'
     name = 'CPU of a datapoint, 64 of 64 shards on a disk at a time / one by one'
-    bars += [Bar(name, spread['fetched'] / spread['single'], 1.5, behind, at_most=True), large_index(data, server)]
+    bars += [Bar(name, spread['fetched'] / spread['single'], 2, behind, at_most=True), large_index(data, server)]
     return bars, [Table('opening', f'Opening {data.count(1000):,} shards of 3 keys, 25 ms server', 'seconds', rows)]
 
 

@@ -7,6 +7,7 @@ import stat
 import threading
 import weakref
 import zlib
+from collections.abc import Sequence
 
 from granular.aio.reply import changed
 from granular.aio.runtime.buffers import blank
@@ -22,7 +23,7 @@ IN_PLACE = 256 * KiB
 # Bytes at the end of a file that show if the file was appended to or rewritten.
 _END = 4 * KiB
 # Files that are kept open at most.
-_MOST = 512
+_MOST = 8192
 # Files that are open for one read at most.
 _AT_ONCE = 64
 
@@ -177,20 +178,27 @@ class OpenFiles:
     def _evict(self, left: int) -> None:
         """Close the oldest files, until that many are left."""
         while len(self._order) > left:
-            _, version = oldest = next(iter(self._order))
-            if (kept := self._order.pop(oldest)()) is not None:
-                kept.pop(version, None)
+            self._close([next(iter(self._order))])
 
     def forget(self, path: str) -> None:
-        """Close a file, or all files in a folder, before they are deleted."""
+        """Close a file before it is deleted."""
         with self._lock:
-            for key in [key for key in self._order if f'{key[0]}/'.startswith(f'{path}/')]:
-                if (kept := self._order.pop(key)()) is not None:
-                    kept.pop(key[1], None)
+            self._close([(path, version) for version in self._find(path) or ()])
+
+    def forget_folder(self, path: str) -> None:
+        """Close all files in a folder before they are deleted."""
+        with self._lock:
+            self._close([key for key in self._order if key[0].startswith(f'{path}/')])
+
+    def _close(self, keys: Sequence[tuple[str, str]]) -> None:
+        for path, version in keys:
+            reference = self._order.pop((path, version), None)
+            if reference is not None and (kept := reference()) is not None:
+                kept.pop(version, None)
 
 
 def _limit() -> int:
-    """Return how many files are kept open: half of the descriptors that the process may have, or 512."""
+    """Return how many files are kept open: half of the descriptors that the process may have, or 8,192."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MOST if allowed == resource.RLIM_INFINITY else max(1, min(_MOST, allowed // 2))
 

@@ -205,7 +205,7 @@ class LocalStore(Store):
 
     async def delete_tree(self, key: str) -> None:
         def call() -> None:
-            files.forget(key)
+            files.forget_folder(key)
             shutil.rmtree(key)
 
         await _run(key, call)
