@@ -362,25 +362,23 @@ async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:
     ]
     unpacked = unpack_groups(requests, await read_records(requests), groups[0][0].spec)
     packed = [
-        (table, indices)
+        (indices, references)
         for (_, indices), references in zip(groups, cached, strict=True)
         if isinstance(references, PackedReferences)
-        for tables in references.tables
-        for table in tables
     ]
-    numbers = iter(await read_tables(packed)) if packed else iter(())
-    every, keys = np.concatenate([indices for _, indices in groups]), len(groups[0][0].spec)
+    wanted = [(table, indices) for indices, references in packed for tables in references.tables for table in tables]
+    numbers = iter(await read_tables(wanted)) if wanted else iter(())
+    every, keys = np.concatenate([np.zeros(0, np.int64), *(indices for indices, _ in packed)]), len(groups[0][0].spec)
     firsts, counts = np.repeat(every[:, None], keys, axis=1), np.ones((len(every), keys), np.int64)
     out, stop = [], 0
     for (columns, indices), references in zip(groups, cached, strict=True):
-        start, stop = stop, stop + len(indices)
-        pair = firsts[start:stop], counts[start:stop]
         if isinstance(references, PackedReferences):
             columns.refs.check_open()  # type: ignore[union-attr]
-            references.fill(*pair, numbers)
+            start, stop = stop, stop + len(indices)
+            references.fill(firsts[start:stop], counts[start:stop], numbers)
+            out.append((firsts[start:stop], counts[start:stop]))
         else:
-            pair = next(unpacked) if references is None else references.at(indices)
-        out.append(pair)
+            out.append(next(unpacked) if references is None else references.at(indices))
     return out
 
 
