@@ -402,3 +402,21 @@ def test_file_that_another_writer_replaces_after_a_copy_stays(tmp_path, bucket, 
     monkeypatch.setattr(os, 'replace', published)
     (bucket / 'file').copy(tmp_path / 'copy')
     assert (tmp_path / 'copy').read_bytes() == b'of another writer'
+
+
+def test_object_that_another_writer_replaces_after_a_copy_stays(tmp_path, bucket, monkeypatch):
+    """It is not what was copied, which is an error, and is not removed."""
+    (tmp_path / 'file').write_bytes(b'content')
+    target = (bucket / 'copy').aio
+    original = type(target.store).content_info
+
+    async def replaced(self, key):
+        if key == target.key:
+            await target.write_bytes(b'of another writer')
+        return await original(self, key)
+
+    monkeypatch.setattr(type(target.store), 'content_info', replaced)
+    with pytest.raises(StoreError, match='expected 7 bytes'):
+        granular.Path(tmp_path / 'file').copy(bucket / 'copy')
+    assert (bucket / 'copy').read_bytes() == b'of another writer'
+

@@ -320,8 +320,9 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
 
 
 async def _check_written(target: PurePath, writer: ObjectWriter, size: int, kind: str, digests: Digests) -> None:
-    """Compare a written file with the checksums of what was written. If it differs, raise an error, and delete it,
-    unless its version shows that another writer has replaced it."""
+    """Compare a written file with the checksums of what was written. If it differs, raise an error, and delete it if
+    its version shows that no other writer has replaced it.
+    """
     info = await target.store.content_info(target.key)
     # A store without checksums has nothing to compare.
     if info.size == size and (not kind or info.digests.get(kind, digests.found(kind)) == digests.found(kind)):
@@ -329,7 +330,7 @@ async def _check_written(target: PurePath, writer: ObjectWriter, size: int, kind
     # A server's ETag need not be the expected checksum: only the content read back decides.
     crc = await _computed(target, info.size, 'crc32c', _CHUNK)
     if info.size != size or crc != digests.found('crc32c'):
-        if writer.version in (None, info.version):
+        if writer.version is not None and writer.version == info.version:
             await target.store.delete([target.key])
         raise StoreError(
             f'{target}: expected {size} bytes of crc32c {digests.found("crc32c")}, the store has {info.size} of {crc}',

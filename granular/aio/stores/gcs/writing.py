@@ -179,6 +179,7 @@ class GCSWriter(PartWriter):
         try:
             outcome = await send()
             if isinstance(outcome, Resource):
+                self.version = outcome.generation
                 return
             if outcome == 'ended':
                 failure = StoreError(f'{self._name}: the upload no longer exists')
@@ -198,6 +199,7 @@ class GCSWriter(PartWriter):
         except BadReplyError:
             await self._client.delete(self._key, resource.generation)
             raise
+        self.version = resource.generation
 
     def _matching(self, resource: Resource, size: int) -> Resource:
         """Return the object, which must have the size and checksum of what was sent."""
