@@ -2,6 +2,7 @@
 
 import asyncio
 import email.utils
+import os
 import pickle
 import types
 import uuid
@@ -204,6 +205,25 @@ def test_replaced_file_is_an_error(root, suffix):
         with pytest.raises(ObjectChangedError, match=rf'x\.{suffix}.*replaced'):
             read()
     assert record_in(source_of(suffix, path)[0]) == RECORDS[-1]
+
+
+@pytest.mark.parametrize('suffix', ['tfrecord', 'tar'])  # others are opened by one read of their ends
+def test_file_that_shrinks_while_it_is_opened_was_replaced(tmp_path, suffix, monkeypatch):
+    path = write(granular.Path(tmp_path / f'x.{suffix}'), suffix)
+    store = type(path.aio.store)
+    stat = store.stat
+
+    async def stat_and_shrink(self, key):
+        found = await stat(self, key)
+        os.truncate(tmp_path / path.name, 5)
+        return found
+
+    for opener in openers(suffix):
+        write(path, suffix)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, 'stat', stat_and_shrink)
+            with pytest.raises(ObjectChangedError, match='has 5: it was replaced meanwhile'):
+                opener(path)
 
 
 @each_format

@@ -9,11 +9,12 @@ import numpy as np
 
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.paths.path import Path
+from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, ObjectChangedError, OutOfRangeError
 from granular.indexing import Ints
 
 SCAN: Final = 16 * MiB  # bytes that are read at a time of a file with many headers
@@ -81,6 +82,14 @@ async def forget_indices(paths: Iterable[Path]) -> None:
             await offload(remove_file, file)
 
 
+async def read_measured(path: Path, start: int, stop: int, version: str | None = None) -> Reply:
+    """Read bytes that a file had when its size was requested; raise ``ObjectChangedError`` if it is shorter by now."""
+    try:
+        return await path.store.read(path.key, start, stop, version)
+    except OutOfRangeError as error:
+        raise ObjectChangedError(f'{error}: it was replaced meanwhile: open it again', path=f'{path}') from error
+
+
 async def _index_of(path: Path, kind: type[Index], scanner: type[HeaderScanner[Index]]) -> Index:
     """Return the index of a file: the cached one if the file is unchanged, or a new one.
 
@@ -118,7 +127,7 @@ async def _scan(path: Path, scanner: HeaderScanner[Index]) -> Index:
         scanner.feed(0, b'', 0)
     while not scanner.done:
         at = scanner.at
-        reply = await path.store.read(path.key, at, min(size, at + scanner.reach()), version)
+        reply = await read_measured(path, at, min(size, at + scanner.reach()), version)
         size, version = reply.size, reply.version
         await offload(scanner.feed, at, reply.data, size)
         del reply  # free the bytes before the next read

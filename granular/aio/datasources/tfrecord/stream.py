@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from granular._words import counted
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
+from granular.aio.datasources.scanning import read_measured
 from granular.aio.datasources.tfrecord.index import Records, compression_of
 from granular.aio.execution.prefetch import END
 from granular.aio.paths.path import Path
@@ -165,7 +166,7 @@ class _Reading(Flow):
             raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
         head, size, version = b'', stat.size, None
         if size:
-            reply = await path.store.read(path.key, 0, min(size, HEADER))
+            reply = await read_measured(path, 0, min(size, HEADER))
             head, size, version = reply.data, reply.size, reply.version
         check_size(self._expected.get(number), size, f'{path}', self.strict)
         self._expected[number] = size
