@@ -419,4 +419,3 @@ def test_object_that_another_writer_replaces_after_a_copy_stays(tmp_path, bucket
     with pytest.raises(StoreError, match='expected 7 bytes'):
         granular.Path(tmp_path / 'file').copy(bucket / 'copy')
     assert (bucket / 'copy').read_bytes() == b'of another writer'
-
