@@ -8,7 +8,7 @@ import numpy as np
 
 import granular
 from granular import metrics
-from granular.aio.datasets.columns import Columns, record_indices
+from granular.aio.datasets.columns import Columns, record_requests
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
 from granular.aio.stores import ranges
 from granular.cli.describe import open_any, refuse_other_formats
@@ -77,8 +77,8 @@ class Planner:
                 firsts, counts = part.references.at(own)
             for i, choice in enumerate(self._choices, 1):
                 if choice.field.key not in self._cached:
-                    [chosen], _ = record_indices([(part, own)], choice, [(firsts, counts)])
-                    records.append(self._located(part.bags[choice.field.key], chosen, base + i))
+                    [request], _ = record_requests([(part, own)], choice, [(firsts, counts)])
+                    records.append(self._located(*request, base + i))
         plans = [self._planned(found) for found in (references, records)]
         return sum(count for count, _ in plans), sum(nbytes for _, nbytes in plans)
 

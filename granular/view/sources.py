@@ -14,7 +14,7 @@ from granular._redact import hidden
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.reader import BagReader, bag_of
 from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, Group, read_references, record_indices
+from granular.aio.datasets.columns import Columns, Group, read_references, record_requests
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.detect import Opened
@@ -206,8 +206,8 @@ class DatasetSource(Source):
             requests: list[tuple[Bag, Ints]] = []
             lengths: list[tuple[Ints, Ints]] = []
             for choice in choices:
-                records, chosen = record_indices(groups, choice, references)
-                requests += zip((columns.bags[choice.field.key] for columns, _ in groups), records, strict=True)
+                own_requests, chosen = record_requests(groups, choice, references)
+                requests += own_requests
                 shares = np.split(chosen, np.cumsum([len(wanted) for _, wanted in groups])[:-1])
                 for own, (_, counts) in zip(shares, references, strict=True):
                     lengths.append((own, counts[:, choice.number] if choice.field.many else own))

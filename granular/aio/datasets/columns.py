@@ -178,7 +178,7 @@ class Columns:
                 group = self, indices
                 references = await read_references([group])
                 for choice in self.choices:
-                    record_indices([group], choice, references)
+                    record_requests([group], choice, references)
                 return references[0]
 
     async def available(self, index: int) -> dict[str, bool | range]:
@@ -260,13 +260,12 @@ async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, li
         out.update({choice.field.key: column for choice, column in zip(some, values, strict=True)})
 
     async def read_raw(choice: Choice) -> None:
-        key = choice.field.key
-        [records], _ = record_indices([group], choice, references)
-        buffer = await read_adjacent(columns.bags[key], records)
+        [request], _ = record_requests([group], choice, references)
+        buffer = await read_adjacent(*request)
         if buffer is None:
             await read_values([choice])
         else:
-            out[key] = buffer
+            out[choice.field.key] = buffer
 
     raws = [
         choice
@@ -284,9 +283,8 @@ async def _read_columns(
     requests: list[tuple[Bag, Ints]] = []
     counts: dict[str, Ints] = {}
     for choice in choices:
-        key = choice.field.key
-        chosen, counts[key] = record_indices(groups, choice, references)
-        requests += zip((columns.bags[key] for columns, _ in groups), chosen, strict=True)
+        own, counts[choice.field.key] = record_requests(groups, choice, references)
+        requests += own
     records = await read_records(requests)
     flat = [_chain(records[i * len(groups) : (i + 1) * len(groups)]) for i in range(len(choices))]
     values = await decode_records(
@@ -311,22 +309,22 @@ def _locate(groups: Sequence[Group], counts: Ints | None, position: int) -> tupl
     raise IndexError(position)
 
 
-def record_indices(
+def record_requests(
     groups: Sequence[Group], choice: Choice, references: Sequence[tuple[Ints, Ints]]
-) -> tuple[list[Ints], Ints]:
-    """Return the record indices of a field, one after the other, for each group; and their number for each datapoint of
-    all groups.
+) -> tuple[list[tuple[Bag, Ints]], Ints]:
+    """Return the bag of a field and the record indices, one after the other, for each group; and their number for each
+    datapoint of all groups.
 
     The groups are computed together, as a batch has few datapoints of each of many shards. Raises
     ``CorruptDatasetError`` for references, those of ``read_references``, that point to no records.
     """
-    sizes = [len(indices) for _, indices in groups]
+    key, sizes = choice.field.key, [len(indices) for _, indices in groups]
     ends = list(itertools.accumulate(sizes, initial=0))
     if groups[0][0].refs is None:
-        return [indices for _, indices in groups], np.ones(ends[-1], np.int64)
-    key = choice.field.key
+        return [(columns.bags[key], indices) for columns, indices in groups], np.ones(ends[-1], np.int64)
     first, count = (np.concatenate([pair[i][:, choice.number] for pair in references]) for i in (0, 1))
-    lengths = [columns.bags[key].length for columns, _ in groups]
+    bags = [columns.bags[key] for columns, _ in groups]
+    lengths = [bag.length for bag in bags]
     bad = (first < 0) | (count < 0) | (first > np.repeat(lengths, sizes) - count)
     if bad.any():
         i = int(np.argmax(bad))
@@ -345,7 +343,7 @@ def record_indices(
         behind = np.cumsum(count)
         first = np.arange(totals.sum()) + np.repeat(first - behind + count, count)
         ends = [0, *np.cumsum(totals).tolist()]
-    return [first[start:stop] for start, stop in itertools.pairwise(ends)], count
+    return [(bag, first[start:stop]) for bag, start, stop in zip(bags, ends, ends[1:], strict=False)], count
 
 
 async def read_references(groups: Sequence[Group]) -> list[tuple[Ints, Ints]]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.bags.records import read_limits, read_parts
-from granular.aio.datasets.columns import Columns, read_references, record_indices
+from granular.aio.datasets.columns import Columns, read_references, record_requests
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import (
     AnyReader,
@@ -148,10 +148,8 @@ class TokenWindows(SequenceSource[Window]):
         groups = [(columns, np.arange(columns.length)) for columns in self._shards]
         references = await read_references(groups)
         (choice,) = self._shards[0].choose((self._key,))
-        records, _ = record_indices(groups, choice, references)
-        limits = await read_limits(
-            [(columns.bags[self._key], own) for (columns, _), own in zip(groups, records, strict=True)]
-        )
+        requests, _ = record_requests(groups, choice, references)
+        limits = await read_limits(requests)
         starts = np.concatenate([starts for starts, _ in limits])
         sizes = np.concatenate([stops for _, stops in limits]) - starts
         self._firsts = np.cumsum([0, *(columns.length for columns in self._shards)])
