@@ -169,7 +169,8 @@ class DatasetWriter(DatapointWriter):
             raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
         try:
             await self._enter(exist_ok=stat is not None or not store.local)
-            if stat is not None:
+            # Also a folder that was created here: another writer may have locked it first, and have finished by now.
+            if stat is not None or self._lock is not None:
                 await self._check_existing()
             await self._open_bags()
         except BaseException as error:
