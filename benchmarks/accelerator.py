@@ -3,6 +3,7 @@
 Without a GPU, a step is a sleep, in which the interpreter is as free as while one waits for a GPU.
 """
 
+import concurrent.futures
 import functools
 import os
 import time
@@ -17,40 +18,70 @@ from benchmarks.data import Data, ranges_of
 from benchmarks.nginx import Server
 from benchmarks.remote import ours, rival
 from benchmarks.rivals.ranges import Records
+from benchmarks.rivals.steps import STEP, has_gpu, torch_step
 from benchmarks.rivals.timing import train
 
-STEP = 0.1  # seconds of a step without a GPU
 BATCHES = {'image': 256, 'tokens': 8}
+READERS = 8
+PROCESSES = max(1, (os.cpu_count() or 1) // 4)
 Job = Mapping[str, Any]
 
 
 def accelerator(data: Data, server: Server) -> Result:
     """Measure the share of a step for which the loop waits for data, and the host's processor time of a step."""
     bars, rows, workers = [], [], os.cpu_count() or 1
+    processes = 'a worker process' if PROCESSES == 1 else f'{PROCESSES} worker processes'
     for key, place in (('image', data.images(224, 224)), ('tokens', data.tokens())):
         job = {'url': f'{server.delayed}/{place.name}', 'key': key, 'steps': data.count(100)}
         # It takes seconds for a batch of images.
         plain = {'steps': data.count(20), 'workers': workers, 'ranges': ranges_of(place, 20_000, f'{key}.bag')}
-        threads = {**plain, 'inflight': 64, 'batch': BATCHES[key], 'step': STEP}
+        threads = {**plain, 'inflight': 64, 'batch': BATCHES[key]}
         for who, consumer, more in (
             ('granular, torch', 'torch', {}),
-            ('granular, torch, a worker process', 'torch', {'mp': True}),
+            (f'granular, torch, {processes}', 'torch', {'mp': True}),
             ('granular, JAX', 'jax', {}),
             (f'torch DataLoader, a request for each in {workers} workers', 'plain', plain),
             ('SPDL, a request for each in 64 threads', 'spdl', threads),
             ('Grain, a request for each in 64 threads', 'grain', threads),
         ):
             this, is_ours = {**job, **more, 'consumer': consumer}, consumer in ('torch', 'jax')
-            if consumer in ('spdl', 'grain'):  # a step without a GPU
+            if consumer in ('spdl', 'grain'):
                 run = functools.partial(rival, data, consumer, consumer, 'train', core=None, **this)
             else:
                 run = functools.partial(ours, data, 'loop', None, 'accelerator', **this)
             got = medians([run() for _ in range(data.runs(3 if is_ours else 1))])
-            name, behind = f'{BATCHES[key]} {key}, {who}', f'{got["cpu"] * 1e3:.0f} ms of CPU a step'
+            name, behind = f'{BATCHES[key]} {key}, {who}', described(got)
             rows.append((name, got['waits'], behind))
             if is_ours:
                 bars.append(Bar(f'% of a step that waits for data, {name}', got['waits'], 1, behind, at_most=True))
-    return bars, [Table('accelerator', 'Steps of 100 ms, 25 ms server: waiting for data', '%', rows)]
+    if workers > READERS:
+        name, got = f'{READERS} processes, 256 image each, granular, torch', readers(data, server)
+        rows.append((name, got['waits'], described(got)))
+        bars.append(Bar(f'% of a step that waits for data, {name}', got['waits'], 1, described(got), at_most=True))
+    return bars, [Table('accelerator', f'Steps of {device()}, 25 ms server: waiting for data', '%', rows)]
+
+
+def device() -> str:
+    """Return what computes the steps."""
+    if not has_gpu():
+        return f'{STEP * 1e3:.0f} ms'
+    import torch
+
+    return str(torch.cuda.get_device_name())
+
+
+def described(got: Mapping[str, float]) -> str:
+    """Describe the processor time and the duration of a step."""
+    cpu, step, alone = (got[name] * 1e3 for name in ('cpu', 'step', 'alone'))
+    return f'{cpu:.0f} ms of CPU a step; {step:.1f} ms, without data {alone:.1f}'
+
+
+def readers(data: Data, server: Server) -> dict[str, float]:
+    """Measure processes that each read, decode and transfer as many images as one GPU needs, in steps that sleep."""
+    job = {'url': f'{server.delayed}/{data.images(224, 224).name}', 'key': 'image', 'steps': data.count(100)}
+    run = functools.partial(ours, data, 'loop', None, 'accelerator', **job, consumer='torch', sleeps=True)
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        return medians([ended.result() for ended in [pool.submit(run) for _ in range(READERS)]])
 
 
 def loop(job: Job) -> dict[str, float]:
@@ -70,15 +101,15 @@ def loader(job: Job) -> granular.Loader:
     reader = granular.DatasetReader(job['url'], granular.decoders)
     source = granular.MapDataset.source(reader).select([job['key']]).shuffle(seed=0).repeat()
     mp = 'spawn' if job.get('mp') else None
-    return granular.Loader(source, BATCHES[job['key']], mp=mp, **({'workers': 1} if mp else {}))
+    return granular.Loader(source, BATCHES[job['key']], mp=mp, **({'workers': PROCESSES} if mp else {}))
 
 
 def begin_torch(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
     """Return batches as tensors, on a GPU if there is one, and a step."""
     from granular.integrations.torch import Batches
 
-    device, step = torch_step(job['key'])
-    return iter(Batches(loader(job), device)), step
+    step = torch_step(job['key'], sleeps=job.get('sleeps', False))
+    return iter(Batches(loader(job), 'cuda' if has_gpu() else None)), step
 
 
 def begin_plain(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
@@ -86,41 +117,12 @@ def begin_plain(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
     import torch
 
     records: Any = Records(f'{job["url"]}/{job["key"]}.bag', job['ranges'], job['key'])
-    device, step = torch_step(job['key'])
+    device = 'cuda' if has_gpu() else 'cpu'
     batches = torch.utils.data.DataLoader(
-        records, BATCHES[job['key']], num_workers=job['workers'], pin_memory=device is not None
+        records, BATCHES[job['key']], num_workers=job['workers'], pin_memory=has_gpu()
     )
-    return ({job['key']: batch if device is None else batch.to(device, non_blocking=True)} for batch in batches), step
-
-
-def torch_step(key: str) -> tuple[str | None, Callable[[Any], None]]:
-    """Return the GPU, if there is one, and a step of training on it."""
-    import torch
-    from torch import nn
-
-    if not torch.cuda.is_available():
-        return None, lambda batch: time.sleep(STEP)
-    if key == 'image':
-        layers: list[nn.Module] = [nn.Conv2d(3, 256, 7, 4), nn.ReLU()]
-        for _ in range(8):
-            layers += [nn.Conv2d(256, 256, 3, padding=1), nn.ReLU()]
-        model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000))
-    else:
-        layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
-        model = nn.Sequential(nn.Embedding(50_000, 1024), nn.TransformerEncoder(layer, 8), nn.Linear(1024, 1000))
-    model = model.cuda()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-
-    def step(batch: Any) -> None:
-        value = batch[key].permute(0, 3, 1, 2).float() / 255 if key == 'image' else batch[key].long()
-        with torch.autocast('cuda', torch.bfloat16):
-            loss = model(value).float().square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.cuda.synchronize()  # what waits after this is the GPU
-
-    return 'cuda', step
+    step = torch_step(job['key'], sleeps=False)
+    return ({job['key']: batch.to(device, non_blocking=True)} for batch in batches), step
 
 
 def begin_jax(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
@@ -137,7 +139,7 @@ def begin_jax(job: Job) -> tuple[Iterator[Any], Callable[[Any], None]]:
     @jax.jit
     def compute(value: Any) -> Any:
         rows = jnp.broadcast_to(value.reshape(len(value), -1)[:, :4096].astype(jnp.bfloat16), (len(value), 4096))
-        return jax.lax.fori_loop(0, 1000, lambda _, x: jnp.tanh(x @ weights), rows).sum()
+        return jax.lax.fori_loop(0, 4000, lambda _, x: jnp.tanh(x @ weights), rows).sum()
 
     def step(batch: Any) -> None:
         if jax.default_backend() == 'cpu':

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -133,7 +134,9 @@ class Data:
     def job(self, name: str, **what: Any) -> str:
         """Write the job of a rival to a file."""
         target = self.folder / f'{name}.json'
-        target.write_text(json.dumps(what))
+        beside = target.with_suffix(f'.{threading.get_ident()}')
+        beside.write_text(json.dumps(what))
+        beside.replace(target)  # at once, as jobs of several processes may be the same
         return str(target)
 
 

@@ -1,4 +1,7 @@
-"""nginx as a bucket: a folder with ranges, without latency, with latency, with a tail, or over TLS, on core 0."""
+"""nginx as a bucket: a folder with ranges, without latency, with latency, with a tail, or over TLS.
+
+It has core 0, or a quarter of the cores if there are eight or more, the last ones.
+"""
 
 import contextlib
 import os
@@ -19,8 +22,8 @@ CONF = """
 load_module {modules}/ndk_http_module.so;
 load_module {modules}/ngx_http_lua_module.so;
 {user}
-worker_processes 1;
-worker_cpu_affinity 01;
+worker_processes {workers};
+worker_cpu_affinity {cores};
 worker_rlimit_nofile 65536;
 daemon off;
 pid {own}/nginx.pid;
@@ -94,7 +97,12 @@ def serving(folder: pathlib.Path, own: pathlib.Path) -> Iterator[Server]:
     names = Server._fields[:-1]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     user = 'user root;' if os.geteuid() == 0 else ''
-    (own / 'nginx.conf').write_text(CONF.format(modules=MODULES, user=user, own=own, folder=folder, gcs=GCS, **ports))
+    workers, last = max(1, (os.cpu_count() or 1) // 4), os.cpu_count() or 1
+    cores = ' '.join(f'{1 << (last - 1 - worker):b}' for worker in range(workers)) if workers > 1 else '01'
+    conf = CONF.format(
+        modules=MODULES, user=user, own=own, folder=folder, gcs=GCS, workers=workers, cores=cores, **ports
+    )
+    (own / 'nginx.conf').write_text(conf)
     process = subprocess.Popen(
         [program, '-p', own, '-c', own / 'nginx.conf'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -70,13 +70,23 @@ def ready():
 def train():
     import grain
     from ranges import Records
+    from steps import has_gpu, torch_step
     from timing import train
 
     records = Records(f'{job["url"]}/{job["key"]}.bag', job['ranges'], job['key'])
     options = grain.ReadOptions(num_threads=job['inflight'], prefetch_buffer_size=8 * job['batch'])
     dataset = grain.MapDataset.source(records).repeat().to_iter_dataset(options).batch(job['batch'])
+    if has_gpu():
+        dataset = dataset.map(transfer)
     batches = iter(grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=8))
-    tell(**train(batches, lambda batch: time.sleep(job['step']), job['steps']))
+    step = torch_step(job['key'], sleeps=False)
+    tell(**train(({job['key']: batch} for batch in batches), step, job['steps']))
+
+
+def transfer(batch):
+    import torch
+
+    return torch.from_numpy(batch).pin_memory().to('cuda', non_blocking=True)
 
 
 PARTS = {'write': write, 'read': read, 'overhead': overhead, 'parquet': parquet, 'ready': ready, 'train': train}

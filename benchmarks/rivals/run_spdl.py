@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import spdl.io
@@ -38,6 +39,7 @@ def read():
 
 def train():
     from ranges import Records
+    from steps import has_gpu, torch_step
     from timing import train
 
     is_image = job['key'] == 'image'
@@ -46,10 +48,19 @@ def train():
     builder = builder.pipe(records.read if is_image else records.__getitem__, concurrency=job['inflight'])
     if is_image:
         builder = builder.pipe(decode, concurrency=2)
-    builder = builder.aggregate(job['batch']).pipe(stack if is_image else np.stack).add_sink(8)
-    pipeline = builder.build(num_threads=job['inflight'] + 3)
+    builder = builder.aggregate(job['batch']).pipe(stack if is_image else np.stack)
+    if has_gpu():
+        builder = builder.pipe(transfer, executor=ThreadPoolExecutor(1))
+    pipeline = builder.add_sink(8).build(num_threads=job['inflight'] + 3)
+    step = torch_step(job['key'], sleeps=False)
     with pipeline.auto_stop():
-        tell(**train(iter(pipeline), lambda batch: time.sleep(job['step']), job['steps']))
+        tell(**train(({job['key']: batch} for batch in pipeline), step, job['steps']))
+
+
+def transfer(batch):
+    import torch
+
+    return spdl.io.transfer_tensor_h2d(torch.from_numpy(batch))
 
 
 if __name__ == '__main__':

@@ -2,14 +2,17 @@
 
 import abc
 import collections
+import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, Final, NamedTuple, Self
 
 from granular.aio.execution.prefetch import END
 from granular.aio.loader.loader import LoaderHandle
 from granular.aio.runtime.lifecycle import copied
+from granular.aio.runtime.threads import Threads
 from granular.aio.runtime.user_functions import call_user
-from granular.errors import ClosedError, InvalidArgumentError
+from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 from granular.indexing import check_integer
 from granular.sync.iteration import Closing
 
@@ -21,18 +24,20 @@ ANSWERS: Final = {
 
 
 class _Sent(NamedTuple):
-    """A converted batch, or the error of its conversion, and the loader's state after it."""
+    """A batch that is being converted, or the error of that, and the loader's states before and after it."""
 
-    batch: Any
-    state: Any
-    error: Exception | None = None
+    conversion: Future[Any] | None
+    before: Any
+    after: Any
+    error: BaseException | None = None
 
 
 class Batches(Closing, Iterator[Any]):
-    """Converted batches of a loader; the next ones are converted before they are requested.
+    """Converted batches of a loader; the next ones are converted in a thread before they are requested.
 
-    The state is the loader's state after the last batch that was returned, however many were converted ahead. Iterated
-    again after its end, it iterates the loader again.
+    A batch is taken from the loader once the one before it is converted, so that a Loader may use the memory of a
+    converted batch again. The state is the loader's state after the last batch that was returned, however many were
+    converted ahead. Iterated again after its end, it iterates the loader again.
 
     Args:
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
@@ -42,6 +47,8 @@ class Batches(Closing, Iterator[Any]):
     def __init__(self, batches: Any, buffer: int) -> None:
         self._source, self._batches = batches, iter(batches)
         self._buffer = check_integer('buffer', buffer, 0)
+        self._thread: Threads | None = None
+        self._process = os.getpid()
         self._sent: collections.deque[_Sent] = collections.deque()
         self._ended = self._closed = False  # True once the loader has ended, or this is closed
         self._told = False  # True once the consumer was told the end
@@ -51,9 +58,23 @@ class Batches(Closing, Iterator[Any]):
 
     __copy__ = copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._thread is not None:
+            raise UnsupportedError(
+                'started batches are neither pickled nor copied: save their state, and restore that in new ones'
+            )
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _process=os.getpid())
+
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
         """Convert a batch to the framework's type and start its transfer to the device."""
+
+    def _hand_over(self, converted: Any) -> Any:
+        """Return what the consumer gets, on its thread, for what ``_convert`` returned."""
+        return converted
 
     def __iter__(self) -> Self:
         if self._told:
@@ -70,42 +91,71 @@ class Batches(Closing, Iterator[Any]):
     def __next__(self) -> Any:
         if self._closed:
             raise ClosedError('the batches are closed')
+        if self._thread is not None and self._process != os.getpid():
+            raise GranularError('the batches were started in the process that this one was forked from: start others')
         if self._before is not None:
             self._batches.load_state_dict(self._before)
             self._before = None
-        while not self._ended and len(self._sent) <= self._buffer and not (self._sent and self._sent[-1].error):
+        if not self._sent and not self._ended:
             self._send()
         if not self._sent:
             self._told = True
             raise StopIteration
-        batch, state, error = self._sent[0]
+        if len(self._sent) == 1:
+            self._failed()
+        conversion, before, after, error = self._sent[0]
+        batch = None if conversion is None else self._hand_over(conversion.result())
+        # Only then, as it wakes up threads that share the interpreter with this one.
+        while not self._ended and len(self._sent) <= self._buffer and not self._failed():
+            self._send()
         del self._sent[0]  # without a call, after which an interrupt might come
-        self._state = state
+        self._state = before if error else after
         if error is not None:
             raise error
         return batch
 
     def _send(self) -> None:
+        """Take the next batch, and start its conversion; without a buffer, convert it on this thread."""
         before = self._batches.state_dict() if self._keeps else None
         self._before = before
-        batch: Any = END
         sent: tuple[_Sent, ...] = ()
         try:
             batch = next(self._batches, END)
-            if batch is not END:
-                batch = call_user(self._convert, batch)
         except Exception as error:
-            # Return the batches before it first. The loader stays at the batch that failed, and so does the state.
-            if batch is not END and self._keeps:
-                self._batches.load_state_dict(before)
-            sent = (_Sent(None, before, error),)
+            sent = (_Sent(None, before, None, error),)
         else:
             self._ended = batch is END
-            state = self._batches.state_dict() if self._keeps else None
             if not self._ended:
-                sent = (_Sent(batch, state),)
+                after = self._batches.state_dict() if self._keeps else None
+                sent = (_Sent(self._start(batch), before, after),)
         self._sent += sent  # without a call, after which an interrupt might come
         self._before = None
+
+    def _start(self, batch: Any) -> Future[Any]:
+        if not self._buffer:
+            conversion: Future[Any] = Future()
+            try:
+                conversion.set_result(call_user(self._convert, batch))
+            except Exception as error:
+                conversion.set_exception(error)
+            return conversion
+        if self._thread is None:
+            self._thread = Threads(1, 'granular_convert')
+        return self._thread.submit(call_user, self._convert, batch)
+
+    def _failed(self) -> bool:
+        """Wait for the last conversion. Returns whether it, or the loader, failed.
+
+        The batches before it are returned first. The loader stays at the batch that failed, and so does the state.
+        """
+        if (error := self._settle()) is None:
+            return bool(self._sent) and self._sent[-1].error is not None
+        before = self._before = self._sent[-1].before
+        if self._keeps:
+            self._batches.load_state_dict(before)
+        self._sent[-1] = _Sent(None, before, None, error)
+        self._before, self._ended = None, False
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the next batch.
@@ -128,6 +178,7 @@ class Batches(Closing, Iterator[Any]):
           StateError: if it is not a state of this loader.
         """
         self._check('state', self._keeps)
+        self._settle()
         self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
         self._before = None
         self._sent.clear()
@@ -156,6 +207,14 @@ class Batches(Closing, Iterator[Any]):
     def close(self) -> None:
         """Discard the batches converted ahead and close the loader."""
         self._closed = True
+        self._settle()
         self._sent.clear()
+        if self._thread is not None:
+            self._thread.retire()
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()
+
+    def _settle(self) -> BaseException | None:
+        """Wait for the last conversion, after which none reads the loader's memory. Returns its error."""
+        conversion = self._sent[-1].conversion if self._sent else None
+        return None if conversion is None or self._process != os.getpid() else conversion.exception()

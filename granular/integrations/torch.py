@@ -4,7 +4,7 @@ Readers and MapDatasets need no adapter: a ``torch.utils.data.DataLoader`` accep
 batches with ``__getitems__``. ``Dataset`` skips those of their datapoints that fail.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -198,18 +198,24 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
     """
     pin = (device is not None if pin_memory is None else pin_memory) and has_accelerator()
 
-    def place(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            value = value.pin_memory() if pin and value.device.type == 'cpu' else value
-            return value if device is None else value.to(device, non_blocking=True)
-        if isinstance(value, Mapping):
-            return {key: place(part) for key, part in value.items()}
-        if isinstance(value, tuple) and hasattr(value, '_fields'):
-            return type(value)(*map(place, value))
-        return type(value)(map(place, value)) if isinstance(value, list | tuple) else value
+    def place(tensor: Any) -> Any:
+        tensor = tensor.pin_memory() if pin and tensor.device.type == 'cpu' else tensor
+        return tensor if device is None else tensor.to(device, non_blocking=True)
 
     converted = data.default_convert(batch)
-    return place(converted) if pin or device is not None else converted
+    return _map_tensors(place, converted) if pin or device is not None else converted
+
+
+def _map_tensors(fn: Callable[[Any], Any], value: Any) -> Any:
+    """Return the value, of dicts, lists and tuples, with the result of the function in place of each tensor."""
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    if isinstance(value, Mapping):
+        return {key: _map_tensors(fn, part) for key, part in value.items()}
+    parts = (_map_tensors(fn, part) for part in value) if isinstance(value, list | tuple) else ()
+    if isinstance(value, tuple) and hasattr(value, '_fields'):
+        return type(value)(*parts)
+    return type(value)(parts) if isinstance(value, list | tuple) else value
 
 
 def has_accelerator() -> bool:
@@ -226,8 +232,9 @@ class Batches(core.Batches):
         for batch in Batches(granular.Loader(source, 64), device='cuda'):
             loss = model(batch['image'])
 
-    It has the loader's states (``state_dict``, ``load_state_dict``), which do not count batches being transferred, and
-    closes the loader.
+    A thread copies the next batch into pinned memory and from there, in a CUDA stream of its own, to a GPU. The stream
+    that is current in ``next`` waits for the transfer, the program does not. The batches have the loader's states
+    (``state_dict``, ``load_state_dict``), which do not count batches being transferred, and close the loader.
 
     Args:
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
@@ -243,6 +250,22 @@ class Batches(core.Batches):
     def __init__(self, batches: Any, device: Any = None, buffer: int = 1) -> None:
         super().__init__(batches, buffer if device is not None else 0)
         self._device = device
+        self._stream: Any = None
+        if device is not None and buffer and torch.device(device).type == 'cuda':
+            with torch.cuda.device(device):  # 'cuda' is another device in another thread
+                self._device = torch.device('cuda', torch.cuda.current_device())
+            self._stream = torch.cuda.Stream(self._device)
 
     def _convert(self, batch: Any) -> Any:
-        return to_torch(batch, self._device)
+        if self._stream is None:
+            return to_torch(batch, self._device), None
+        with torch.cuda.stream(self._stream):
+            return to_torch(batch, self._device), self._stream.record_event()
+
+    def _hand_over(self, converted: Any) -> Any:
+        batch, sent = converted
+        if sent is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_event(sent)
+            _map_tensors(lambda tensor: tensor.record_stream(current), batch)  # until then its memory is in use
+        return batch

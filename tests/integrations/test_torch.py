@@ -1,5 +1,6 @@
 """PyTorch loaders over readers and streams: requests per batch, shards, states and tensors."""
 
+import copy
 import gc
 import itertools
 import json
@@ -7,7 +8,10 @@ import logging
 import multiprocessing
 import os
 import pickle
+import queue
+import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -18,10 +22,12 @@ from granular import MapDataset, ShardOptions
 from granular.errors import (
     ClosedError,
     DatapointError,
+    GranularError,
     InvalidArgumentError,
     MissingExtraError,
     OutOfRangeError,
     StateError,
+    UnsupportedError,
 )
 from granular.integrations import batches as core
 from tests.support.tables import each_value
@@ -330,7 +336,7 @@ def test_state_that_is_loaded_after_an_interrupt_is_continued(buffer):
     class Interrupted(core.Batches):
         def _convert(self, batch):
             if batch['i'][0] == 8 and interrupts and interrupts.pop():
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return batch['i'].tolist()
 
     source = granular.sources.Epochs([{'i': i} for i in range(16)], shuffle=False)
@@ -341,6 +347,67 @@ def test_state_that_is_loaded_after_an_interrupt_is_continued(buffer):
                 next(batches)
         batches.load_state_dict(beginning)
         assert [next(batches) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+class Copied(core.Batches):
+    """Copies batches, and notes in which thread."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.threads = queue.SimpleQueue()
+
+    def _convert(self, batch):
+        time.sleep(0.002)
+        self.threads.put(threading.current_thread())
+        return batch['i'].tolist()
+
+
+def numbers(count):
+    return granular.sources.Epochs([{'i': i} for i in range(count)], shuffle=False)
+
+
+@pytest.mark.parametrize('buffer', [1, 3])
+def test_batches_are_converted_in_a_thread_while_the_consumer_works(buffer):
+    with Copied(granular.Loader(numbers(64), 4, recycle_after=buffer), buffer) as batches:
+        assert next(batches) == [0, 1, 2, 3]
+        converted = [batches.threads.get(timeout=60) for _ in range(1 + buffer)]  # without another call
+        assert len({*converted}) == 1 and threading.current_thread() not in converted
+        # Memory that the Loader uses again was converted before.
+        assert [next(batches) for _ in range(40)] == [[4 * (i % 16) + j for j in range(4)] for i in range(1, 41)]
+    converted[0].join(60)
+    assert not converted[0].is_alive()
+
+
+def test_state_that_is_refused_loses_no_batch():
+    with Copied(granular.Loader(numbers(16), 4), 2) as batches:
+        assert next(batches) == [0, 1, 2, 3]
+        with pytest.raises(StateError):
+            batches.load_state_dict({'step': 'six'})
+        assert [next(batches) for _ in range(3)] == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+def ask(batches, answers):
+    try:
+        answers.put(str(next(batches)))
+    except GranularError as error:
+        answers.put(str(error))
+
+
+def test_started_batches_are_neither_copied_nor_used_in_a_forked_process():
+    batches = Copied([{'i': np.arange(2)}] * 4, 1)
+    assert next(batches) == [0, 1]
+    for use in (copy.copy, pickle.dumps):
+        with pytest.raises(UnsupportedError, match='started batches are neither pickled nor copied'):
+            use(batches)
+    context = multiprocessing.get_context('fork')
+    answers = context.SimpleQueue()
+    child = context.Process(target=ask, args=(batches, answers))
+    child.start()
+    assert 'in the process that this one was forked from' in answers.get()
+    child.join()
+    answers.close()
+    assert next(batches) == [0, 1]
+    batches.close()
 
 
 def odd_fails(datapoint):

@@ -193,6 +193,7 @@ def test_errors_name_the_step_of_the_loader_and_the_index_in_the_stage(caplog):
         ({'x': 1, 2: 2}, 'keys'),
         (7, 'dict'),
         ({'x': object()}, 'an array of numbers'),
+        ({'x': (np.zeros(2), np.zeros((3, 2)))}, "key 'x': .* a tuple of parts of different shapes"),
         ({'x': np.ma.masked_array(1, True)}, 'without a mask'),
     ],
 )
@@ -277,6 +278,10 @@ def test_prefetch_is_bounded():
         assert stats['datapoints'] == 10
         assert stats['bytes'] == 10 * (8 + 24)
         assert stats['ready'] + stats['in_flight'] <= 4
+        time.sleep(0.2)  # a step of the consumer
+        next(loader)
+        while loader.stats()['ready'] < 3:  # the next one starts a little later, and by itself
+            time.sleep(0.001)
 
 
 def test_closing_stops_all_work():

@@ -20,6 +20,9 @@ T = TypeVar('T')
 
 _LONG: Final = 0.005  # seconds for an item, and for each of its datapoints, above which several are computed at a time
 _LONG_EACH: Final = 0.0001
+_LATER: Final = 0.005  # seconds by which the next items start later, where others are ready
+_LATER_SHARE: Final = 0.05  # of the time between two requests, which is less
+_NOW: Final = 0.0005  # seconds of these that are not worth a timer
 _CHEAP: Final = 0.002  # seconds below which an item is cheap
 _PATIENCE: Final = 3  # slow items in a row
 _JUDGED: Final = 2.0  # seconds after which the shares of the interpreter are judged
@@ -113,6 +116,7 @@ class Prefetch(Generic[T]):
         self._consumer_clock, self._loop_clock = _Clock(), _Clock()
         self._asked = 0.0  # when the next item was requested, or the last one
         self._returned: float | None = None  # when the last item was returned
+        self._spent = 0.0  # seconds from there to the request for the next one
         self._arriving = False  # True until its consumer has received it
         self._items: collections.deque[_Item[T]] = collections.deque()
         self._pool: Threads | None = None
@@ -170,7 +174,7 @@ class Prefetch(Generic[T]):
         self._asked = max(self._asked, asked)
         if self._returned is not None:
             self._asked = max(asked, self._returned)  # two consumers may wait at a time
-            spent = self._asked - self._returned
+            spent = self._spent = self._asked - self._returned
             self.consumed += spent
             self._consumer_times.observe(spent)
             self.consumer_cpu += self._consumer_clock.elapsed()
@@ -243,7 +247,19 @@ class Prefetch(Generic[T]):
         return first.value
 
     def _begin_more(self) -> None:
-        """Start the items that are due, unless all were taken: the consumer may then continue elsewhere."""
+        """Start the items that are due, unless all were taken: the consumer may then continue elsewhere.
+
+        Where another item is ready, they start a little later, so that the consumer has the interpreter for the start
+        of its step, such as for the first kernels on a GPU.
+        """
+        if self._items and not self._closed:
+            delay = min(_LATER, self._spent * _LATER_SHARE) if self._items[0].task is None else 0.0
+            if delay > _NOW:
+                asyncio.get_running_loop().call_later(delay, self._begin_due)
+            else:
+                self.begin()
+
+    def _begin_due(self) -> None:
         if self._items and not self._closed:
             self.begin()
 

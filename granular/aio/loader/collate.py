@@ -140,7 +140,13 @@ def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
             f'step {step}, key {key!r}: expected an array without a mask, which batches do not have: call its '
             f'filled(), or return the mask as another key'
         )
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise DatapointError(
+            f'step {step}, key {key!r}: expected a number or an array of numbers, got a {type(value).__name__} of '
+            f'parts of different shapes: make each a key of its own in a transform'
+        ) from error
 
 
 def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
