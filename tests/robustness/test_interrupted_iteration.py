@@ -272,6 +272,7 @@ def test_second_ctrl_c_while_the_first_is_undone_loses_and_repeats_no_element(na
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function unblocked')  # of conftest.py, in a collection
 @pytest.mark.parametrize('name', [name for name in ITERATORS if name.endswith('IterDataset')])
 def test_ctrl_c_inside_a_stream_of_files_is_raised_as_itself(name: str, data: Any) -> None:
     """Interrupts also come in a frame that awaits, between those of coroutines, where no counted point is."""
