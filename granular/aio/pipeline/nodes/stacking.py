@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from granular._lazy import is_masked
 from granular.aio.pipeline.nodes.source import estimate_nbytes
+from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import check_integer
@@ -39,7 +40,7 @@ def memory_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     size = math.prod(shape) * dtype.itemsize
     if size < _ALIGNED or dtype.hasobject:
         return np.empty(shape, dtype)
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    raw = uninitialised(size + _ALIGNMENT)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size].view(dtype).reshape(shape)
 
