@@ -2,13 +2,15 @@
 
 import abc
 import collections
+import contextlib
+import functools
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import queue
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from granular.aio.execution.prefetch import END
 from granular.aio.loader.loader import LoaderHandle
+from granular.aio.runtime.bridge import call_uninterrupted
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import Threads
 from granular.aio.runtime.user_functions import call_user
@@ -22,11 +24,57 @@ ANSWERS: Final = {
 }
 """Arguments of other libraries, and what to pass to ``Batches`` instead."""
 
+_CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
+
+
+class _Conversion:
+    """A batch that is being converted.
+
+    It is no future, because an interrupt (Ctrl-C) of a thread that waits for one can leave its lock locked.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any], batch: Any) -> None:
+        self._convert: Callable[[], Any] | None = functools.partial(convert, batch)
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._done = False
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # gets an item when it is done
+
+    def start(self, thread: Threads) -> None:
+        """Convert it in a thread, whose pool has locks: call it where no interrupt comes."""
+        try:
+            thread.submit(self.run, BaseException)
+        except BaseException as error:
+            self._end(None, error)
+
+    def run(self, kept: type[BaseException]) -> None:
+        """Convert it on this thread. Errors of the given type are kept, others are raised."""
+        value, error = None, None
+        try:
+            value = self._convert and call_user(self._convert)
+        except kept as failure:
+            error = failure
+        self._end(value, error)
+        del self, error  # which would refer to each other by the traceback
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        self.value, self.error, self._convert, self._done = value, error, None, True
+        self._news.put(None)
+
+    def wait(self) -> BaseException | None:
+        """Wait for its end, and return its error."""
+        while not self._done:
+            with contextlib.suppress(queue.Empty):
+                # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
+                self._news.get(timeout=_CHECK_INTERVAL)
+        self._news.put(None)  # for another thread that waits
+        return self.error
+
 
 class _Sent(NamedTuple):
     """A batch that is being converted, or the error of that, and the loader's states before and after it."""
 
-    conversion: Future[Any] | None
+    conversion: _Conversion | None
     before: Any
     after: Any
     error: BaseException | None = None
@@ -54,7 +102,9 @@ class Batches(Closing, Iterator[Any]):
         self._told = False  # True once the consumer was told the end
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
         self._state: Any = self._batches.state_dict() if self._keeps else None
-        self._before: Any = None  # the state before the batch that is being sent, to which an interrupt leads back
+        # While a batch is being sent: the state before it, to which an interrupt leads back; without states, the batch.
+        self._before: Any = None
+        self._taken: tuple[Any, ...] = ()
 
     __copy__ = copied
 
@@ -95,7 +145,7 @@ class Batches(Closing, Iterator[Any]):
             raise GranularError('the batches were started in the process that this one was forked from: start others')
         if self._before is not None:
             self._batches.load_state_dict(self._before)
-            self._before = None
+            self._before, self._taken = None, ()
         if not self._sent and not self._ended:
             self._send()
         if not self._sent:
@@ -104,7 +154,7 @@ class Batches(Closing, Iterator[Any]):
         if len(self._sent) == 1:
             self._failed()
         conversion, before, after, error = self._sent[0]
-        batch = None if conversion is None else self._hand_over(conversion.result())
+        batch = None if conversion is None else self._hand_over(conversion.value)
         # Only then, as it wakes up threads that share the interpreter with this one.
         while not self._ended and len(self._sent) <= self._buffer and not self._failed():
             self._send()
@@ -120,28 +170,29 @@ class Batches(Closing, Iterator[Any]):
         self._before = before
         sent: tuple[_Sent, ...] = ()
         try:
-            batch = next(self._batches, END)
+            # In a loop, and below without a call, after which an interrupt might come.
+            for batch in map(next, () if self._taken else (self._batches,)):
+                self._taken = (batch,)
+                break
         except Exception as error:
             sent = (_Sent(None, before, None, error),)
         else:
-            self._ended = batch is END
+            self._ended = not self._taken
             if not self._ended:
                 after = self._batches.state_dict() if self._keeps else None
-                sent = (_Sent(self._start(batch), before, after),)
-        self._sent += sent  # without a call, after which an interrupt might come
-        self._before = None
+                sent = (_Sent(self._start(*self._taken), before, after),)
+        self._sent += sent
+        self._before, self._taken = None, ()
 
-    def _start(self, batch: Any) -> Future[Any]:
+    def _start(self, batch: Any) -> _Conversion:
+        conversion = _Conversion(self._convert, batch)
         if not self._buffer:
-            conversion: Future[Any] = Future()
-            try:
-                conversion.set_result(call_user(self._convert, batch))
-            except Exception as error:
-                conversion.set_exception(error)
+            conversion.run(Exception)
             return conversion
         if self._thread is None:
             self._thread = Threads(1, 'granular_convert')
-        return self._thread.submit(call_user, self._convert, batch)
+        call_uninterrupted(functools.partial(conversion.start, self._thread))
+        return conversion
 
     def _failed(self) -> bool:
         """Wait for the last conversion. Returns whether it, or the loader, failed.
@@ -180,7 +231,7 @@ class Batches(Closing, Iterator[Any]):
         self._check('state', self._keeps)
         self._settle()
         self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
-        self._before = None
+        self._before, self._taken = None, ()
         self._sent.clear()
         self._ended = self._told = False
         self._state = self._batches.state_dict()
@@ -217,4 +268,4 @@ class Batches(Closing, Iterator[Any]):
     def _settle(self) -> BaseException | None:
         """Wait for the last conversion, after which none reads the loader's memory. Returns its error."""
         conversion = self._sent[-1].conversion if self._sent else None
-        return None if conversion is None or self._process != os.getpid() else conversion.exception()
+        return None if conversion is None or self._process != os.getpid() else conversion.wait()

@@ -89,6 +89,8 @@ STREAMS: dict[str, Callable[[], Any]] = {
     'DataLoader': data_loader,
     'Loader': loader,
     'Loader, processes': lambda: loader(mp='fork', workers=1),
+    'Loader, batches of torch': lambda: torch_batches(loader(), 'cpu', 2),
+    'batches of torch of a stream': lambda: torch_batches(elements().batch(2), 'cpu'),
 }  # fmt: skip
 
 
@@ -161,14 +163,15 @@ ITERATORS: dict[str, Callable[[granular.Path], Any]] = {
     'glob': lambda folder: (folder / 'listed').glob('*/*'),
     'rglob': lambda folder: (folder / 'listed').rglob('*'),
     'walk': lambda folder: (folder / 'listed').walk(),
-    'batches of torch': lambda folder: torch_batches(),
+    'batches of torch': lambda folder: torch_batches(loader()),
+    'batches of torch of a list': lambda folder: torch_batches([np.full(2, number) for number in NUMBERS], 'cpu', 2),
 }  # fmt: skip
 
 
-def torch_batches() -> Any:
+def torch_batches(*args: Any) -> Any:
     from granular.integrations import torch
 
-    return torch.Batches(loader())
+    return torch.Batches(*args)
 
 
 @pytest.mark.filterwarnings('ignore:unclosed scandir iterator')  # interrupted before the next instruction

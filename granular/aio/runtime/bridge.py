@@ -268,6 +268,14 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         raise
 
 
+def call_uninterrupted(fn: Callable[[], object]) -> None:
+    """Call a function that does not wait where Ctrl-C does not reach: on the loop, soon, if this is the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        bridge.loop().call_soon_threadsafe(fn)
+    else:
+        fn()
+
+
 def run_close(coro: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine that closes something, as ``run`` does; it does not wait where the loop might need this thread.
 
