@@ -274,6 +274,21 @@ def test_second_ctrl_c_while_the_first_is_undone_loses_and_repeats_no_element(na
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+def test_memory_is_used_again_by_one_batch_although_a_state_is_loaded_after_ctrl_c() -> None:
+    for at in itertools.count(1):
+        with loader(recycle_after=1) as iterator:
+            for _ in range(3):
+                next(iterator)
+            with contextlib.suppress(KeyboardInterrupt), MainThread(at) as interrupt:
+                iterator.__next__()
+            if not interrupt.where:
+                break
+            iterator.load(iterator.save())
+            for step in range(iterator.consumed, iterator.consumed + 8, 2):
+                assert next(iterator)['x'].tolist() == [step % COUNT, step % COUNT + 1], interrupt.where
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function unblocked')  # of conftest.py, in a collection
 @pytest.mark.parametrize('name', [name for name in ITERATORS if name.endswith('IterDataset')])
