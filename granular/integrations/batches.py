@@ -96,7 +96,7 @@ class Batches(Closing, Iterator[Any]):
         self._source, self._batches = batches, iter(batches)
         self._buffer = check_integer('buffer', buffer, 0)
         self._thread: Threads | None = None
-        self._process = os.getpid()
+        self._process = 0  # that has the thread
         self._sent: collections.deque[_Sent] = collections.deque()
         self._ended = self._closed = False  # True once the loader has ended, or this is closed
         self._told = False  # True once the consumer was told the end
@@ -114,9 +114,6 @@ class Batches(Closing, Iterator[Any]):
                 'started batches are neither pickled nor copied: save their state, and restore that in new ones'
             )
         return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _process=os.getpid())
 
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
@@ -141,7 +138,7 @@ class Batches(Closing, Iterator[Any]):
     def __next__(self) -> Any:
         if self._closed:
             raise ClosedError('the batches are closed')
-        if self._thread is not None and self._process != os.getpid():
+        if self._inherited():
             raise GranularError('the batches were started in the process that this one was forked from: start others')
         if self._before is not None:
             self._batches.load_state_dict(self._before)
@@ -190,6 +187,7 @@ class Batches(Closing, Iterator[Any]):
             conversion.run(Exception)
             return conversion
         if self._thread is None:
+            self._process = os.getpid()
             self._thread = Threads(1, 'granular_convert')
         call_uninterrupted(functools.partial(conversion.start, self._thread))
         return conversion
@@ -260,7 +258,7 @@ class Batches(Closing, Iterator[Any]):
         self._closed = True
         self._settle()
         self._sent.clear()
-        if self._thread is not None:
+        if self._thread is not None and not self._inherited():
             self._thread.retire()
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()
@@ -268,4 +266,8 @@ class Batches(Closing, Iterator[Any]):
     def _settle(self) -> BaseException | None:
         """Wait for the last conversion, after which none reads the loader's memory. Returns its error."""
         conversion = self._sent[-1].conversion if self._sent else None
-        return None if conversion is None or self._process != os.getpid() else conversion.wait()
+        return None if conversion is None or self._inherited() else conversion.wait()
+
+    def _inherited(self) -> bool:
+        """Return whether the thread is one of the process that this one was forked from."""
+        return self._thread is not None and self._process != os.getpid()

@@ -410,6 +410,20 @@ def test_started_batches_are_neither_copied_nor_used_in_a_forked_process():
     batches.close()
 
 
+@pytest.mark.parametrize('buffer', [0, 1])
+def test_batches_that_were_not_started_are_used_in_a_forked_process(buffer):
+    batches = Copied(granular.Loader(numbers(8), 4), buffer)
+    context = multiprocessing.get_context('fork')
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: [ask(batches, answers) for _ in range(2)])
+    child.start()
+    assert [answers.get() for _ in range(2)] == ['[0, 1, 2, 3]', '[4, 5, 6, 7]']
+    child.join()
+    answers.close()
+    assert list(itertools.islice(batches, 2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    batches.close()
+
+
 def odd_fails(datapoint):
     if datapoint['i'] % 8 == 3:
         raise ValueError(f'bad {datapoint["i"]}')
