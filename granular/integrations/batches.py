@@ -4,16 +4,18 @@ import abc
 import collections
 import contextlib
 import functools
-import os
 import queue
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 from granular.aio.loader.loader import LoaderHandle
 from granular.aio.runtime.bridge import call_uninterrupted
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import Threads
-from granular.aio.runtime.user_functions import call_user
+from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 from granular.indexing import check_integer
 from granular.sync.iteration import Closing
@@ -85,7 +87,8 @@ class Batches(Closing, Iterator[Any]):
 
     A batch is taken from the loader once the one before it is converted, so that a Loader may use the memory of a
     converted batch again. The state is the loader's state after the last batch that was returned, however many were
-    converted ahead. Iterated again after its end, it iterates the loader again.
+    converted ahead. Iterated again after its end, it iterates the loader again. Each batch is returned once, to one of
+    any number of threads.
 
     Args:
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
@@ -96,7 +99,9 @@ class Batches(Closing, Iterator[Any]):
         self._source, self._batches = batches, iter(batches)
         self._buffer = check_integer('buffer', buffer, 0)
         self._thread: Threads | None = None
-        self._process = 0  # that has the thread
+        self._inherited = False  # True if the thread belongs to the process that this one was forked from
+        self._lock = threading.RLock()  # held by one call at a time, except of close
+        self._holder = 0  # the thread that holds it in next
         self._sent: collections.deque[_Sent] = collections.deque()
         self._ended = self._closed = False  # True once the loader has ended, or this is closed
         self._told = False  # True once the consumer was told the end
@@ -105,6 +110,11 @@ class Batches(Closing, Iterator[Any]):
         # While a batch is being sent: the state before it, to which an interrupt leads back; without states, the batch.
         self._before: Any = None
         self._taken: tuple[Any, ...] = ()
+        # The batch on its way to its consumer, which an interrupt may keep from it; the state before; 0, or its thread.
+        self._left: Any = None
+        self._left_before: Any = None
+        self._recipient = 0
+        _all.add(self)
 
     __copy__ = copied
 
@@ -113,7 +123,15 @@ class Batches(Closing, Iterator[Any]):
             raise UnsupportedError(
                 'started batches are neither pickled nor copied: save their state, and restore that in new ones'
             )
-        return self.__dict__
+        return {**self.__dict__, '_lock': None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
+        _all.add(self)
+
+    def forked(self) -> None:
+        """Give up, in a forked child, what belongs to its parent."""
+        self._inherited, self._lock, self._holder = self._thread is not None, threading.RLock(), 0
 
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
@@ -124,61 +142,83 @@ class Batches(Closing, Iterator[Any]):
         return converted
 
     def __iter__(self) -> Self:
-        if self._told:
-            again = iter(self._source)
-            if again is self._batches and not isinstance(again, LoaderHandle):
-                raise InvalidArgumentError(
-                    f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
-                )
-            self._batches = again
-            self._state = self._batches.state_dict() if self._keeps else None
-            self._ended = self._told = False
+        with self._lock:
+            if self._told:
+                again = iter(self._source)
+                if again is self._batches and not isinstance(again, LoaderHandle):
+                    raise InvalidArgumentError(
+                        f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
+                    )
+                self._batches = again
+                self._state = self._batches.state_dict() if self._keeps else None
+                self._ended = self._told = False
         return self
 
     def __next__(self) -> Any:
+        this = threading.get_ident()
+        if self._holder not in (0, this) and computing.get():
+            raise GranularError(
+                'batches were used by a function that computes elements, while another thread waits for a batch, maybe '
+                'for these elements: use another iterator there'
+            )
+        with self._lock:
+            self._holder = this
+            try:
+                batch = self._left if self._recipient == this else self._next(self._sent, this)
+            finally:
+                self._holder = 0
+        # Without a call, after which an interrupt might come.
+        if self._recipient == this:  # otherwise another thread has taken a batch since
+            self._left, self._recipient = None, 0
+        return batch
+
+    def _next(self, sent: collections.deque[_Sent], recipient: int) -> Any:
         if self._closed:
             raise ClosedError('the batches are closed')
-        if self._inherited():
+        if self._inherited:
             raise GranularError('the batches were started in the process that this one was forked from: start others')
         if self._before is not None:
             self._batches.load_state_dict(self._before)
             self._before, self._taken = None, ()
-        if not self._sent and not self._ended:
-            self._send()
-        if not self._sent:
+        if not sent and not self._ended:
+            self._send(sent)
+        if not sent:
+            if self._closed:  # meanwhile: what is closed may seem to have ended
+                raise ClosedError('the batches are closed')
             self._told = True
             raise StopIteration
-        if len(self._sent) == 1:
-            self._failed()
-        conversion, before, after, error = self._sent[0]
+        if len(sent) == 1:
+            self._failed(sent)
+        conversion, before, after, error = sent[0]
         batch = None if conversion is None else self._hand_over(conversion.value)
         # Only then, as it wakes up threads that share the interpreter with this one.
-        while not self._ended and len(self._sent) <= self._buffer and not self._failed():
-            self._send()
-        del self._sent[0]  # without a call, after which an interrupt might come
-        self._state = before if error else after
+        while not self._ended and len(sent) <= self._buffer and not self._failed(sent):
+            self._send(sent)
+        del sent[0]  # without a call, after which an interrupt might come
         if error is not None:
+            self._state = before
             raise error
+        self._left, self._left_before, self._state, self._recipient = batch, before, after, recipient
         return batch
 
-    def _send(self) -> None:
+    def _send(self, sent: collections.deque[_Sent]) -> None:
         """Take the next batch, and start its conversion; without a buffer, convert it on this thread."""
         before = self._batches.state_dict() if self._keeps else None
         self._before = before
-        sent: tuple[_Sent, ...] = ()
+        more: tuple[_Sent, ...] = ()
         try:
             # In a loop, and below without a call, after which an interrupt might come.
             for batch in map(next, () if self._taken else (self._batches,)):
                 self._taken = (batch,)
                 break
         except Exception as error:
-            sent = (_Sent(None, before, None, error),)
+            more = (_Sent(None, before, None, error),)
         else:
             self._ended = not self._taken
             if not self._ended:
                 after = self._batches.state_dict() if self._keeps else None
-                sent = (_Sent(self._start(*self._taken), before, after),)
-        self._sent += sent
+                more = (_Sent(self._start(*self._taken), before, after),)
+        sent += more
         self._before, self._taken = None, ()
 
     def _start(self, batch: Any) -> _Conversion:
@@ -187,22 +227,21 @@ class Batches(Closing, Iterator[Any]):
             conversion.run(Exception)
             return conversion
         if self._thread is None:
-            self._process = os.getpid()
             self._thread = Threads(1, 'granular_convert')
         call_uninterrupted(functools.partial(conversion.start, self._thread))
         return conversion
 
-    def _failed(self) -> bool:
+    def _failed(self, sent: collections.deque[_Sent]) -> bool:
         """Wait for the last conversion. Returns whether it, or the loader, failed.
 
         The batches before it are returned first. The loader stays at the batch that failed, and so does the state.
         """
-        if (error := self._settle()) is None:
-            return bool(self._sent) and self._sent[-1].error is not None
-        before = self._before = self._sent[-1].before
+        if (error := _settle(sent)) is None:
+            return sent[-1].error is not None
+        before = self._before = sent[-1].before
         if self._keeps:
             self._batches.load_state_dict(before)
-        self._sent[-1] = _Sent(None, before, None, error)
+        sent[-1] = _Sent(None, before, None, error)
         self._before, self._ended = None, False
         return True
 
@@ -213,7 +252,7 @@ class Batches(Closing, Iterator[Any]):
           InvalidArgumentError: if the iterable has no state.
         """
         self._check('state', self._keeps)
-        return dict(self._state)
+        return dict(self._left_before if self._recipient else self._state)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Resume from a state; batches converted ahead are discarded.
@@ -227,12 +266,13 @@ class Batches(Closing, Iterator[Any]):
           StateError: if it is not a state of this loader.
         """
         self._check('state', self._keeps)
-        self._settle()
-        self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
-        self._before, self._taken = None, ()
-        self._sent.clear()
-        self._ended = self._told = False
-        self._state = self._batches.state_dict()
+        with self._lock:
+            self._settle()
+            self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
+            self._before, self._taken, self._left, self._recipient = None, (), None, 0
+            self._sent.clear()
+            self._ended = self._told = False
+            self._state = self._batches.state_dict()
 
     get_state, set_state = state_dict, load_state_dict
 
@@ -257,17 +297,23 @@ class Batches(Closing, Iterator[Any]):
         """Discard the batches converted ahead and close the loader."""
         self._closed = True
         self._settle()
-        self._sent.clear()
-        if self._thread is not None and not self._inherited():
+        self._sent = collections.deque()  # anew, as another thread may be in next
+        self._left, self._recipient = None, 0
+        if self._thread is not None and not self._inherited:
             self._thread.retire()
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()
 
-    def _settle(self) -> BaseException | None:
-        """Wait for the last conversion, after which none reads the loader's memory. Returns its error."""
-        conversion = self._sent[-1].conversion if self._sent else None
-        return None if conversion is None or self._inherited() else conversion.wait()
+    def _settle(self) -> None:
+        """Wait for the last conversion, after which none reads the loader's memory."""
+        if not self._inherited:
+            _settle(self._sent)
 
-    def _inherited(self) -> bool:
-        """Return whether the thread is one of the process that this one was forked from."""
-        return self._thread is not None and self._process != os.getpid()
+
+def _settle(sent: collections.deque[_Sent]) -> BaseException | None:
+    """Wait for the last conversion. Returns its error."""
+    conversion = sent[-1].conversion if sent else None
+    return None if conversion is None else conversion.wait()
+
+
+_all: Final[weakref.WeakSet[Batches]] = each_after_fork(lambda batches: batches.forked())

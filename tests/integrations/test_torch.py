@@ -1,5 +1,6 @@
 """PyTorch loaders over readers and streams: requests per batch, shards, states and tensors."""
 
+import concurrent.futures
 import copy
 import gc
 import itertools
@@ -384,6 +385,38 @@ def test_state_that_is_refused_loses_no_batch():
         with pytest.raises(StateError):
             batches.load_state_dict({'step': 'six'})
         assert [next(batches) for _ in range(3)] == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+@pytest.mark.parametrize('buffer', [0, 1, 3])
+def test_threads_that_share_batches_get_each_once(buffer):
+    expected = [[i] for i in range(100)]
+    with Copied([{'i': np.full(1, i)} for i in range(100)], buffer) as batches:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            parts = [*pool.map(list, [batches] * 3)]
+    assert sorted(itertools.chain(*parts)) == expected
+    assert all(part == sorted(part) for part in parts)
+
+
+def test_batches_that_their_own_function_uses_are_refused():
+    def use(i):
+        time.sleep(0.02)
+        return next(batches) if i == 6 else {'i': i}
+
+    batches = Copied(iter(MapDataset.range(16).map(use).to_iter_dataset().batch(4)), 1)
+    with pytest.raises(GranularError, match='use another iterator there'):
+        list(batches)
+    batches.close()
+
+
+def test_batches_that_another_thread_closes_are_a_closed_error():
+    for i in range(30):
+        batches = Copied([{'i': np.zeros(1)}] * 1000, 1 + i % 2)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            consumer = pool.submit(list, batches)
+            time.sleep(0.003 + 0.0002 * i)
+            batches.close()
+            with pytest.raises(ClosedError):
+                consumer.result()
 
 
 def ask(batches, answers):
