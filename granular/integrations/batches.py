@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 from granular.aio.loader.loader import LoaderHandle
-from granular.aio.runtime.bridge import call_uninterrupted
+from granular.aio.runtime.bridge import call_uninterrupted, may_wait
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import Threads
@@ -40,6 +40,7 @@ class _Conversion:
         self.value: Any = None
         self.error: BaseException | None = None
         self._done = False
+        self._thread = 0  # that converts it
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # gets an item when it is done
 
     def start(self, thread: Threads) -> None:
@@ -51,6 +52,7 @@ class _Conversion:
 
     def run(self, kept: type[BaseException]) -> None:
         """Convert it on this thread. Errors of the given type are kept, others are raised."""
+        self._thread = threading.get_ident()
         value, error = None, None
         try:
             value = self._convert and call_user(self._convert)
@@ -64,8 +66,8 @@ class _Conversion:
         self._news.put(None)
 
     def wait(self) -> BaseException | None:
-        """Wait for its end, and return its error."""
-        while not self._done:
+        """Wait for its end, and return its error; do not wait in its own thread, where garbage may be closed."""
+        while not self._done and self._thread != threading.get_ident():
             with contextlib.suppress(queue.Empty):
                 # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
                 self._news.get(timeout=_CHECK_INTERVAL)
@@ -296,10 +298,11 @@ class Batches(Closing, Iterator[Any]):
     def close(self) -> None:
         """Discard the batches converted ahead and close the loader."""
         self._closed = True
-        self._settle()
+        if waits := may_wait():
+            self._settle()
         self._sent = collections.deque()  # anew, as another thread may be in next
         self._left, self._recipient = None, 0
-        if self._thread is not None and not self._inherited:
+        if self._thread is not None and waits and not self._inherited:
             self._thread.retire()
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()

@@ -408,6 +408,28 @@ def test_batches_that_their_own_function_uses_are_refused():
     batches.close()
 
 
+def test_batches_that_are_closed_by_garbage_of_their_own_thread_are_a_closed_error():
+    class Owner:
+        def __init__(self, batches):
+            self.batches, self.itself = batches, self
+
+        def __del__(self):
+            self.batches.close()
+
+    class Collecting(core.Batches):
+        def _convert(self, batch):
+            gc.collect()
+            return batch['i'].tolist()
+
+    batches = Collecting(granular.Loader(numbers(16), 4), 1)
+    owner = Owner(batches)
+    assert next(batches) == [0, 1, 2, 3]
+    gc.collect()
+    del owner  # in a cycle, so that it is collected in the next conversion
+    with pytest.raises(ClosedError):
+        list(batches)
+
+
 def test_batches_that_another_thread_closes_are_a_closed_error():
     for i in range(30):
         batches = Copied([{'i': np.zeros(1)}] * 1000, 1 + i % 2)
