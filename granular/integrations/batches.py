@@ -153,7 +153,7 @@ class Batches(Closing, Iterator[Any]):
                     )
                 self._batches = again
                 self._state = self._batches.state_dict() if self._keeps else None
-                self._ended = self._told = False
+                self._ended, self._told, self._before = False, False, None
         return self
 
     def __next__(self) -> Any:
@@ -270,11 +270,13 @@ class Batches(Closing, Iterator[Any]):
         self._check('state', self._keeps)
         with self._lock:
             self._settle()
+            before, sent = self.state_dict(), collections.deque[_Sent]()
+            # Until it is loaded, an interrupt, which might come after any call, leads back to the state before.
+            self._state = self._before = before
+            self._sent, self._taken, self._left, self._recipient, self._ended = sent, (), None, 0, False
             self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
-            self._before, self._taken, self._left, self._recipient = None, (), None, 0
-            self._sent.clear()
-            self._ended = self._told = False
-            self._state = self._batches.state_dict()
+            after = self._batches.state_dict()
+            self._before, self._state, self._told = None, after, False
 
     get_state, set_state = state_dict, load_state_dict
 

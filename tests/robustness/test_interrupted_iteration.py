@@ -274,6 +274,31 @@ def test_second_ctrl_c_while_the_first_is_undone_loses_and_repeats_no_element(na
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
+@pytest.mark.parametrize('name', [name for name in STREAMS if 'processes' not in name])
+def test_interrupted_load_of_a_state_is_done_or_not(name: str) -> None:
+    def interrupted(at: int) -> MainThread:
+        with running(STREAMS[name]()) as iterator:
+            beginning = save(iterator)
+            consume(iterator, [], 2)
+            with contextlib.suppress(KeyboardInterrupt), MainThread(at) as interrupt:
+                iterator.load_state_dict(beginning)
+            state = save(iterator)
+            consume(iterator, rest := [], 3)
+        with running(STREAMS[name]()) as resumed:
+            resumed.load_state_dict(state)
+            consume(resumed, same := [], 3)
+        assert plain(rest) == plain(same) and plain(rest) in (expected[:3], expected[2:5]), interrupt.where
+        return interrupt
+
+    with running(STREAMS[name]()) as iterator:
+        consume(iterator, elements := [], 5)
+    expected = plain(elements)
+    for at in points(interrupted(-1).count):
+        interrupted(at)
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 def test_memory_is_used_again_by_one_batch_although_a_state_is_loaded_after_ctrl_c() -> None:
     for at in itertools.count(1):
         with loader(recycle_after=1) as iterator:
