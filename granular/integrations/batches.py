@@ -135,6 +135,10 @@ class Batches(Closing, Iterator[Any]):
         """Give up, in a forked child, what belongs to its parent."""
         self._inherited, self._lock, self._holder = self._thread is not None, threading.RLock(), 0
 
+    def _prepare(self, batch: Any) -> Any:
+        """Return what ``_convert`` gets for a batch, on the consumer's thread."""
+        return batch
+
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
         """Convert a batch to the framework's type and start its transfer to the device."""
@@ -224,7 +228,7 @@ class Batches(Closing, Iterator[Any]):
         self._before, self._taken = None, ()
 
     def _start(self, batch: Any) -> _Conversion:
-        conversion = _Conversion(self._convert, batch)
+        conversion = _Conversion(self._convert, self._prepare(batch))
         if not self._buffer:
             conversion.run(Exception)
             return conversion
