@@ -203,7 +203,10 @@ class Batches(Closing, Iterator[Any]):
         del sent[0]  # without a call, after which an interrupt might come
         if error is not None:
             self._state = before
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame, and so would keep everything alive
         self._left, self._left_before, self._state, self._recipient = batch, before, after, recipient
         return batch
 
@@ -225,6 +228,7 @@ class Batches(Closing, Iterator[Any]):
                 after = self._batches.state_dict() if self._keeps else None
                 more = (_Sent(self._start(*self._taken), before, after),)
         sent += more
+        del more  # the traceback of its error refers to this frame
         self._before, self._taken = None, ()
 
     def _start(self, batch: Any) -> _Conversion:
@@ -244,10 +248,13 @@ class Batches(Closing, Iterator[Any]):
         """
         if (error := _settle(sent)) is None:
             return sent[-1].error is not None
-        before = self._before = sent[-1].before
+        conversion, before = sent[-1].conversion, sent[-1].before
+        self._before = before
         if self._keeps:
             self._batches.load_state_dict(before)
         sent[-1] = _Sent(None, before, None, error)
+        if conversion is not None:
+            conversion.error = None  # the frames of its traceback refer to it
         self._before, self._ended = None, False
         return True
 

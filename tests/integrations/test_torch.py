@@ -1,6 +1,7 @@
 """PyTorch loaders over readers and streams: requests per batch, shards, states and tensors."""
 
 import concurrent.futures
+import contextlib
 import copy
 import gc
 import itertools
@@ -14,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -328,6 +330,36 @@ def test_failed_conversion_is_raised_at_the_position_of_its_batch(buffer):
             assert batches.state_dict() == state
         batches.load_state_dict({**state, 'step': 12})
         assert next(batches) == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize('place', ['source', 'conversion'])
+@pytest.mark.parametrize('buffer', [0, 1])
+def test_batches_that_failed_are_freed_without_the_garbage_collector(buffer, place):
+    def source():
+        yield 1
+        if place == 'source':
+            raise ValueError('two')
+        yield 2
+
+    class Fragile(core.Batches):
+        def _convert(self, batch):
+            if batch == 2:
+                raise ValueError('two')
+            return batch
+
+    batches = Fragile(source(), buffer)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            list(batches)
+        freed = weakref.ref(batches)
+        del batches
+        deadline = time.monotonic() + 10  # for the thread of the conversions
+        while freed() is not None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize('buffer', [0, 2])
