@@ -2,16 +2,20 @@
 
 import abc
 import collections
-import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import contextlib
+import functools
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from granular.aio.execution.prefetch import END
 from granular.aio.loader.loader import LoaderHandle
+from granular.aio.runtime.bridge import call_uninterrupted, may_wait
+from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import copied
 from granular.aio.runtime.threads import Threads
-from granular.aio.runtime.user_functions import call_user
+from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 from granular.indexing import check_integer
 from granular.sync.iteration import Closing
@@ -22,11 +26,59 @@ ANSWERS: Final = {
 }
 """Arguments of other libraries, and what to pass to ``Batches`` instead."""
 
+_CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
+
+
+class _Conversion:
+    """A batch that is being converted.
+
+    It is no future, because an interrupt (Ctrl-C) of a thread that waits for one can leave its lock locked.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any], batch: Any) -> None:
+        self._convert: Callable[[], Any] | None = functools.partial(convert, batch)
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._done = False
+        self._thread = 0  # that converts it
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # gets an item when it is done
+
+    def start(self, thread: Threads) -> None:
+        """Convert it in a thread, whose pool has locks: call it where no interrupt comes."""
+        try:
+            thread.submit(self.run, BaseException)
+        except BaseException as error:
+            self._end(None, error)
+
+    def run(self, kept: type[BaseException]) -> None:
+        """Convert it on this thread. Errors of the given type are kept, others are raised."""
+        self._thread = threading.get_ident()
+        value, error = None, None
+        try:
+            value = self._convert and call_user(self._convert)
+        except kept as failure:
+            error = failure
+        self._end(value, error)
+        del self, error  # which would refer to each other by the traceback
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        self.value, self.error, self._convert, self._done = value, error, None, True
+        self._news.put(None)
+
+    def wait(self) -> BaseException | None:
+        """Wait for its end, and return its error; do not wait in its own thread, where garbage may be closed."""
+        while not self._done and self._thread != threading.get_ident():
+            with contextlib.suppress(queue.Empty):
+                # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
+                self._news.get(timeout=_CHECK_INTERVAL)
+        self._news.put(None)  # for another thread that waits
+        return self.error
+
 
 class _Sent(NamedTuple):
     """A batch that is being converted, or the error of that, and the loader's states before and after it."""
 
-    conversion: Future[Any] | None
+    conversion: _Conversion | None
     before: Any
     after: Any
     error: BaseException | None = None
@@ -37,7 +89,8 @@ class Batches(Closing, Iterator[Any]):
 
     A batch is taken from the loader once the one before it is converted, so that a Loader may use the memory of a
     converted batch again. The state is the loader's state after the last batch that was returned, however many were
-    converted ahead. Iterated again after its end, it iterates the loader again.
+    converted ahead. Iterated again after its end, it iterates the loader again. Each batch is returned once, to one of
+    any number of threads.
 
     Args:
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
@@ -48,13 +101,22 @@ class Batches(Closing, Iterator[Any]):
         self._source, self._batches = batches, iter(batches)
         self._buffer = check_integer('buffer', buffer, 0)
         self._thread: Threads | None = None
-        self._process = os.getpid()
+        self._inherited = False  # True if the thread belongs to the process that this one was forked from
+        self._lock = threading.RLock()  # held by one call at a time, except of close
+        self._holder = 0  # the thread that holds it in next
         self._sent: collections.deque[_Sent] = collections.deque()
         self._ended = self._closed = False  # True once the loader has ended, or this is closed
         self._told = False  # True once the consumer was told the end
         self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
         self._state: Any = self._batches.state_dict() if self._keeps else None
-        self._before: Any = None  # the state before the batch that is being sent, to which an interrupt leads back
+        # While a batch is being sent: the state before it, to which an interrupt leads back; without states, the batch.
+        self._before: Any = None
+        self._taken: tuple[Any, ...] = ()
+        # The batch on its way to its consumer, which an interrupt may keep from it; the state before; 0, or its thread.
+        self._left: Any = None
+        self._left_before: Any = None
+        self._recipient = 0
+        _all.add(self)
 
     __copy__ = copied
 
@@ -63,10 +125,19 @@ class Batches(Closing, Iterator[Any]):
             raise UnsupportedError(
                 'started batches are neither pickled nor copied: save their state, and restore that in new ones'
             )
-        return self.__dict__
+        return {**self.__dict__, '_lock': None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _process=os.getpid())
+        self.__dict__.update(state, _lock=threading.RLock())
+        _all.add(self)
+
+    def forked(self) -> None:
+        """Give up, in a forked child, what belongs to its parent."""
+        self._inherited, self._lock, self._holder = self._thread is not None, threading.RLock(), 0
+
+    def _prepare(self, batch: Any) -> Any:
+        """Return what ``_convert`` gets for a batch, on the consumer's thread."""
+        return batch
 
     @abc.abstractmethod
     def _convert(self, batch: Any) -> Any:
@@ -77,83 +148,113 @@ class Batches(Closing, Iterator[Any]):
         return converted
 
     def __iter__(self) -> Self:
-        if self._told:
-            again = iter(self._source)
-            if again is self._batches and not isinstance(again, LoaderHandle):
-                raise InvalidArgumentError(
-                    f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
-                )
-            self._batches = again
-            self._state = self._batches.state_dict() if self._keeps else None
-            self._ended = self._told = False
+        with self._lock:
+            if self._told:
+                again = iter(self._source)
+                if again is self._batches and not isinstance(again, LoaderHandle):
+                    raise InvalidArgumentError(
+                        f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
+                    )
+                self._batches = again
+                self._state = self._batches.state_dict() if self._keeps else None
+                self._ended, self._told, self._before = False, False, None
         return self
 
     def __next__(self) -> Any:
+        this = threading.get_ident()
+        if self._holder not in (0, this) and computing.get():
+            raise GranularError(
+                'batches were used by a function that computes elements, while another thread waits for a batch, maybe '
+                'for these elements: use another iterator there'
+            )
+        with self._lock:
+            self._holder = this
+            try:
+                batch = self._left if self._recipient == this else self._next(self._sent, this)
+            finally:
+                self._holder = 0
+        # Without a call, after which an interrupt might come.
+        if self._recipient == this:  # otherwise another thread has taken a batch since
+            self._left, self._recipient = None, 0
+        return batch
+
+    def _next(self, sent: collections.deque[_Sent], recipient: int) -> Any:
         if self._closed:
             raise ClosedError('the batches are closed')
-        if self._thread is not None and self._process != os.getpid():
+        if self._inherited:
             raise GranularError('the batches were started in the process that this one was forked from: start others')
         if self._before is not None:
             self._batches.load_state_dict(self._before)
-            self._before = None
-        if not self._sent and not self._ended:
-            self._send()
-        if not self._sent:
+            self._before, self._taken = None, ()
+        if not sent and not self._ended:
+            self._send(sent)
+        if not sent:
+            if self._closed:  # meanwhile: what is closed may seem to have ended
+                raise ClosedError('the batches are closed')
             self._told = True
             raise StopIteration
-        if len(self._sent) == 1:
-            self._failed()
-        conversion, before, after, error = self._sent[0]
-        batch = None if conversion is None else self._hand_over(conversion.result())
+        if len(sent) == 1:
+            self._failed(sent)
+        conversion, before, after, error = sent[0]
+        batch = None if conversion is None else self._hand_over(conversion.value)
         # Only then, as it wakes up threads that share the interpreter with this one.
-        while not self._ended and len(self._sent) <= self._buffer and not self._failed():
-            self._send()
-        del self._sent[0]  # without a call, after which an interrupt might come
-        self._state = before if error else after
+        while not self._ended and len(sent) <= self._buffer and not self._failed(sent):
+            self._send(sent)
+        del sent[0]  # without a call, after which an interrupt might come
         if error is not None:
-            raise error
+            self._state = before
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame, and so would keep everything alive
+        self._left, self._left_before, self._state, self._recipient = batch, before, after, recipient
         return batch
 
-    def _send(self) -> None:
+    def _send(self, sent: collections.deque[_Sent]) -> None:
         """Take the next batch, and start its conversion; without a buffer, convert it on this thread."""
         before = self._batches.state_dict() if self._keeps else None
         self._before = before
-        sent: tuple[_Sent, ...] = ()
+        more: tuple[_Sent, ...] = ()
         try:
-            batch = next(self._batches, END)
+            # In a loop, and below without a call, after which an interrupt might come.
+            for batch in map(next, () if self._taken else (self._batches,)):
+                self._taken = (batch,)
+                break
         except Exception as error:
-            sent = (_Sent(None, before, None, error),)
+            more = (_Sent(None, before, None, error),)
         else:
-            self._ended = batch is END
+            self._ended = not self._taken
             if not self._ended:
                 after = self._batches.state_dict() if self._keeps else None
-                sent = (_Sent(self._start(batch), before, after),)
-        self._sent += sent  # without a call, after which an interrupt might come
-        self._before = None
+                more = (_Sent(self._start(*self._taken), before, after),)
+        sent += more
+        del more  # the traceback of its error refers to this frame
+        self._before, self._taken = None, ()
 
-    def _start(self, batch: Any) -> Future[Any]:
+    def _start(self, batch: Any) -> _Conversion:
+        conversion = _Conversion(self._convert, self._prepare(batch))
         if not self._buffer:
-            conversion: Future[Any] = Future()
-            try:
-                conversion.set_result(call_user(self._convert, batch))
-            except Exception as error:
-                conversion.set_exception(error)
+            conversion.run(Exception)
             return conversion
         if self._thread is None:
             self._thread = Threads(1, 'granular_convert')
-        return self._thread.submit(call_user, self._convert, batch)
+        call_uninterrupted(functools.partial(conversion.start, self._thread))
+        return conversion
 
-    def _failed(self) -> bool:
+    def _failed(self, sent: collections.deque[_Sent]) -> bool:
         """Wait for the last conversion. Returns whether it, or the loader, failed.
 
         The batches before it are returned first. The loader stays at the batch that failed, and so does the state.
         """
-        if (error := self._settle()) is None:
-            return bool(self._sent) and self._sent[-1].error is not None
-        before = self._before = self._sent[-1].before
+        if (error := _settle(sent)) is None:
+            return sent[-1].error is not None
+        conversion, before = sent[-1].conversion, sent[-1].before
+        self._before = before
         if self._keeps:
             self._batches.load_state_dict(before)
-        self._sent[-1] = _Sent(None, before, None, error)
+        sent[-1] = _Sent(None, before, None, error)
+        if conversion is not None:
+            conversion.error = None  # the frames of its traceback refer to it
         self._before, self._ended = None, False
         return True
 
@@ -164,7 +265,7 @@ class Batches(Closing, Iterator[Any]):
           InvalidArgumentError: if the iterable has no state.
         """
         self._check('state', self._keeps)
-        return dict(self._state)
+        return dict(self._left_before if self._recipient else self._state)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Resume from a state; batches converted ahead are discarded.
@@ -178,12 +279,15 @@ class Batches(Closing, Iterator[Any]):
           StateError: if it is not a state of this loader.
         """
         self._check('state', self._keeps)
-        self._settle()
-        self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
-        self._before = None
-        self._sent.clear()
-        self._ended = self._told = False
-        self._state = self._batches.state_dict()
+        with self._lock:
+            self._settle()
+            before, sent = self.state_dict(), collections.deque[_Sent]()
+            # Until it is loaded, an interrupt, which might come after any call, leads back to the state before.
+            self._state = self._before = before
+            self._sent, self._taken, self._left, self._recipient, self._ended = sent, (), None, 0, False
+            self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
+            after = self._batches.state_dict()
+            self._before, self._state, self._told = None, after, False
 
     get_state, set_state = state_dict, load_state_dict
 
@@ -207,14 +311,25 @@ class Batches(Closing, Iterator[Any]):
     def close(self) -> None:
         """Discard the batches converted ahead and close the loader."""
         self._closed = True
-        self._settle()
-        self._sent.clear()
-        if self._thread is not None:
+        if waits := may_wait():
+            self._settle()
+        self._sent = collections.deque()  # anew, as another thread may be in next
+        self._left, self._recipient = None, 0
+        if self._thread is not None and waits and not self._inherited:
             self._thread.retire()
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()
 
-    def _settle(self) -> BaseException | None:
-        """Wait for the last conversion, after which none reads the loader's memory. Returns its error."""
-        conversion = self._sent[-1].conversion if self._sent else None
-        return None if conversion is None or self._process != os.getpid() else conversion.exception()
+    def _settle(self) -> None:
+        """Wait for the last conversion, after which none reads the loader's memory."""
+        if not self._inherited:
+            _settle(self._sent)
+
+
+def _settle(sent: collections.deque[_Sent]) -> BaseException | None:
+    """Wait for the last conversion. Returns its error."""
+    conversion = sent[-1].conversion if sent else None
+    return None if conversion is None else conversion.wait()
+
+
+_all: Final[weakref.WeakSet[Batches]] = each_after_fork(lambda batches: batches.forked())

@@ -14,6 +14,7 @@ from granular.integrations import batches as core
 __all__ = ['Batches', 'device_put', 'to_jax']
 
 jax = import_extra('jax', 'jax')
+_enable_x64: Any = (jax if hasattr(jax, 'enable_x64') else import_extra('jax.experimental', 'jax')).enable_x64
 
 
 def to_jax(batch: Any, sharding: Any) -> Any:
@@ -139,5 +140,10 @@ class Batches(core.Batches):
         super().__init__(batches, buffer)
         self._sharding = sharding
 
+    def _prepare(self, batch: Any) -> Any:
+        return batch, jax.config.jax_enable_x64
+
     def _convert(self, batch: Any) -> Any:
-        return to_jax(batch, self._sharding)
+        batch, x64 = batch
+        with _enable_x64(x64):  # a context of the consumer's thread may have changed it, for that thread alone
+            return to_jax(batch, self._sharding)

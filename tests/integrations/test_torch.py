@@ -1,5 +1,7 @@
 """PyTorch loaders over readers and streams: requests per batch, shards, states and tensors."""
 
+import concurrent.futures
+import contextlib
 import copy
 import gc
 import itertools
@@ -13,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -329,6 +332,36 @@ def test_failed_conversion_is_raised_at_the_position_of_its_batch(buffer):
         assert next(batches) == [12, 13, 14, 15]
 
 
+@pytest.mark.parametrize('place', ['source', 'conversion'])
+@pytest.mark.parametrize('buffer', [0, 1])
+def test_batches_that_failed_are_freed_without_the_garbage_collector(buffer, place):
+    def source():
+        yield 1
+        if place == 'source':
+            raise ValueError('two')
+        yield 2
+
+    class Fragile(core.Batches):
+        def _convert(self, batch):
+            if batch == 2:
+                raise ValueError('two')
+            return batch
+
+    batches = Fragile(source(), buffer)
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            list(batches)
+        freed = weakref.ref(batches)
+        del batches
+        deadline = time.monotonic() + 10  # for the thread of the conversions
+        while freed() is not None and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize('buffer', [0, 2])
 def test_state_that_is_loaded_after_an_interrupt_is_continued(buffer):
     interrupts = [True]
@@ -386,6 +419,60 @@ def test_state_that_is_refused_loses_no_batch():
         assert [next(batches) for _ in range(3)] == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
 
 
+@pytest.mark.parametrize('buffer', [0, 1, 3])
+def test_threads_that_share_batches_get_each_once(buffer):
+    expected = [[i] for i in range(100)]
+    with Copied([{'i': np.full(1, i)} for i in range(100)], buffer) as batches:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            parts = [*pool.map(list, [batches] * 3)]
+    assert sorted(itertools.chain(*parts)) == expected
+    assert all(part == sorted(part) for part in parts)
+
+
+def test_batches_that_their_own_function_uses_are_refused():
+    def use(i):
+        time.sleep(0.02)
+        return next(batches) if i == 6 else {'i': i}
+
+    batches = Copied(iter(MapDataset.range(16).map(use).to_iter_dataset().batch(4)), 1)
+    with pytest.raises(GranularError, match='use another iterator there'):
+        list(batches)
+    batches.close()
+
+
+def test_batches_that_are_closed_by_garbage_of_their_own_thread_are_a_closed_error():
+    class Owner:
+        def __init__(self, batches):
+            self.batches, self.itself = batches, self
+
+        def __del__(self):
+            self.batches.close()
+
+    class Collecting(core.Batches):
+        def _convert(self, batch):
+            gc.collect()
+            return batch['i'].tolist()
+
+    batches = Collecting(granular.Loader(numbers(16), 4), 1)
+    owner = Owner(batches)
+    assert next(batches) == [0, 1, 2, 3]
+    gc.collect()
+    del owner  # in a cycle, so that it is collected in the next conversion
+    with pytest.raises(ClosedError):
+        list(batches)
+
+
+def test_batches_that_another_thread_closes_are_a_closed_error():
+    for i in range(30):
+        batches = Copied([{'i': np.zeros(1)}] * 1000, 1 + i % 2)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            consumer = pool.submit(list, batches)
+            time.sleep(0.003 + 0.0002 * i)
+            batches.close()
+            with pytest.raises(ClosedError):
+                consumer.result()
+
+
 def ask(batches, answers):
     try:
         answers.put(str(next(batches)))
@@ -407,6 +494,20 @@ def test_started_batches_are_neither_copied_nor_used_in_a_forked_process():
     child.join()
     answers.close()
     assert next(batches) == [0, 1]
+    batches.close()
+
+
+@pytest.mark.parametrize('buffer', [0, 1])
+def test_batches_that_were_not_started_are_used_in_a_forked_process(buffer):
+    batches = Copied(granular.Loader(numbers(8), 4), buffer)
+    context = multiprocessing.get_context('fork')
+    answers = context.SimpleQueue()
+    child = context.Process(target=lambda: [ask(batches, answers) for _ in range(2)])
+    child.start()
+    assert [answers.get() for _ in range(2)] == ['[0, 1, 2, 3]', '[4, 5, 6, 7]']
+    child.join()
+    answers.close()
+    assert list(itertools.islice(batches, 2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     batches.close()
 
 

@@ -89,6 +89,8 @@ STREAMS: dict[str, Callable[[], Any]] = {
     'DataLoader': data_loader,
     'Loader': loader,
     'Loader, processes': lambda: loader(mp='fork', workers=1),
+    'Loader, batches of torch': lambda: torch_batches(loader(), 'cpu', 2),
+    'batches of torch of a stream': lambda: torch_batches(elements().batch(2), 'cpu'),
 }  # fmt: skip
 
 
@@ -161,14 +163,15 @@ ITERATORS: dict[str, Callable[[granular.Path], Any]] = {
     'glob': lambda folder: (folder / 'listed').glob('*/*'),
     'rglob': lambda folder: (folder / 'listed').rglob('*'),
     'walk': lambda folder: (folder / 'listed').walk(),
-    'batches of torch': lambda folder: torch_batches(),
+    'batches of torch': lambda folder: torch_batches(loader()),
+    'batches of torch of a list': lambda folder: torch_batches([np.full(2, number) for number in NUMBERS], 'cpu', 2),
 }  # fmt: skip
 
 
-def torch_batches() -> Any:
+def torch_batches(*args: Any) -> Any:
     from granular.integrations import torch
 
-    return torch.Batches(loader())
+    return torch.Batches(*args)
 
 
 @pytest.mark.filterwarnings('ignore:unclosed scandir iterator')  # interrupted before the next instruction
@@ -268,6 +271,46 @@ def test_second_ctrl_c_while_the_first_is_undone_loses_and_repeats_no_element(na
                 interrupted(iterator, result, undone := MainThread(second))
                 consume(iterator, result, most)
             assert plain(result) == plain(expected), f'{name}, points {first}, {second}: {undone.where}'
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+@pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
+@pytest.mark.parametrize('name', [name for name in STREAMS if 'processes' not in name])
+def test_interrupted_load_of_a_state_is_done_or_not(name: str) -> None:
+    def interrupted(at: int) -> MainThread:
+        with running(STREAMS[name]()) as iterator:
+            beginning = save(iterator)
+            consume(iterator, [], 2)
+            with contextlib.suppress(KeyboardInterrupt), MainThread(at) as interrupt:
+                iterator.load_state_dict(beginning)
+            state = save(iterator)
+            consume(iterator, rest := [], 3)
+        with running(STREAMS[name]()) as resumed:
+            resumed.load_state_dict(state)
+            consume(resumed, same := [], 3)
+        assert plain(rest) == plain(same) and plain(rest) in (expected[:3], expected[2:5]), interrupt.where
+        return interrupt
+
+    with running(STREAMS[name]()) as iterator:
+        consume(iterator, elements := [], 5)
+    expected = plain(elements)
+    for at in points(interrupted(-1).count):
+        interrupted(at)
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+def test_memory_is_used_again_by_one_batch_although_a_state_is_loaded_after_ctrl_c() -> None:
+    for at in itertools.count(1):
+        with loader(recycle_after=1) as iterator:
+            for _ in range(3):
+                next(iterator)
+            with contextlib.suppress(KeyboardInterrupt), MainThread(at) as interrupt:
+                iterator.__next__()
+            if not interrupt.where:
+                break
+            iterator.load(iterator.save())
+            for step in range(iterator.consumed, iterator.consumed + 8, 2):
+                assert next(iterator)['x'].tolist() == [step % COUNT, step % COUNT + 1], interrupt.where
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')

@@ -93,6 +93,15 @@ def case_the_next_batch_is_on_its_way(folder):
         assert found == list(range(6))
 
 
+def case_context_of_the_consumer_applies_to_the_conversion(folder):
+    numbers = np.arange(4) + 2**40
+    for buffer in (0, 1):
+        with jax.enable_x64(True):
+            for batch in Batches([{'i': numbers}] * 3, sharding(), buffer):
+                assert batch['i'].dtype == np.int64 and batch['i'].tolist() == numbers.tolist()
+        assert next(Batches([{'i': numbers}], sharding(), buffer))['i'].dtype == np.int32
+
+
 def case_states(folder):
     with Batches(Loader(source(), 8), sharding()) as batches:
         found = [np.asarray(next(batches)['i']).tolist() for _ in range(5)]

@@ -480,10 +480,10 @@ class RunningLoader(Running):
 
     def _recycle(self) -> None:
         """Let the memory of an earlier batch be used again, as one more was received."""
-        if self._last is None:
+        last, self._last = self._last, None  # first: an interrupt may come after the call, and a state be loaded then
+        if last is None:
             return
-        self._returned.append(self._last)
-        self._last = None
+        self._returned.append(last)
         if len(self._returned) > self._recycle_after and self._assembly is not None:
             self._assembly.recycled.append(self._returned.popleft())
 

@@ -268,14 +268,18 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
         raise
 
 
-def run_close(coro: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine that closes something, as ``run`` does; it does not wait where the loop might need this thread.
+def call_uninterrupted(fn: Callable[[], object]) -> None:
+    """Call a function that does not wait where Ctrl-C does not reach: on the loop, soon, if this is the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        bridge.loop().call_soon_threadsafe(fn)
+    else:
+        fn()
 
-    The garbage collector calls a ``__del__`` of the user anywhere: on the loop, or while this thread passes a call to a
-    pool, and so holds a lock that the loop needs.
-    """
+
+def run_close(coro: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that closes something, as ``run`` does; it waits only where it may wait."""
     try:
-        waits = not (bridge.is_current() or _holds_lock())
+        waits = may_wait()
     except BaseException:  # an interrupt
         coro.close()
         raise
@@ -283,6 +287,15 @@ def run_close(coro: Coroutine[Any, Any, None]) -> None:
         run(coro)
     elif isinstance(rest := _start(_logged(coro)), StartedCoroutine):
         bridge.send(Call(rest, None))
+
+
+def may_wait() -> bool:
+    """Return whether what closes something may wait in this thread for others.
+
+    The garbage collector calls a ``__del__`` of the user anywhere: on the loop, or while this thread passes a call to a
+    pool, and so holds a lock that the loop needs.
+    """
+    return not (bridge.is_current() or _holds_lock())
 
 
 async def _logged(coro: Coroutine[Any, Any, None]) -> None:
