@@ -374,6 +374,12 @@ def test_edited_states_are_refused(dataset, name, wrong):
             next(iterator)  # an interleaved stream is restored when its turn comes
 
 
+@pytest.mark.parametrize('wrong', ['run/33', {'step': 3}, None])
+def test_what_is_no_state_is_answered_by_what_is_one(wrong):
+    with iter(NUMBERS) as iterator, pytest.raises(StateError, match=r'granular.load_state\(path\) returned, got '):
+        iterator.set_state(wrong)
+
+
 def test_converted_batches_pass_strictness_on(folders):
     from granular.integrations import torch
 
