@@ -252,6 +252,10 @@ class Batches(core.Batches):
         self._device = device
         self._stream: Any = None
         if device is not None and buffer and torch.device(device).type == 'cuda':
+            if not torch.cuda.is_available():
+                raise InvalidArgumentError(
+                    f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'"
+                )
             with torch.cuda.device(device):  # 'cuda' is another device in another thread
                 self._device = torch.device('cuda', torch.cuda.current_device())
             self._stream = torch.cuda.Stream(self._device)

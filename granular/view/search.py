@@ -250,11 +250,11 @@ def _comparison(kind: str, relation: str, text: str, classes: Sequence[str] = ()
     compare = _COMPARISONS[relation]
     if family == 'text':
         return lambda value: compare(value, text)
-    wanted = classes.index(text) if text in classes else _number(kind, text)
+    wanted = classes.index(text) if text in classes else _number(kind, text, classes)
     return lambda value: compare(value, wanted)
 
 
-def _number(kind: str, text: str) -> Any:
+def _number(kind: str, text: str, classes: Sequence[str]) -> Any:
     if kind == 'bool':
         words = {'true': True, '1': True, 'false': False, '0': False}
         if (word := text.strip().lower()) not in words:
@@ -263,4 +263,5 @@ def _number(kind: str, text: str) -> Any:
     for convert in (int, float):
         with contextlib.suppress(ValueError):
             return convert(text)
-    raise InvalidArgumentError(f'filter: expected a number, got {text!r:.80}')
+    names = f' or one of the classes {", ".join(classes):.200}' if classes else ''
+    raise InvalidArgumentError(f'filter: expected a number{names}, got {text!r:.80}')

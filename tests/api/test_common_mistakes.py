@@ -97,7 +97,7 @@ MISTAKES = {
     'one_dataset_to_mix': (lambda: MapDataset.mix(dataset), 'expected a list of MapDatasets, got <MapDataset of 10'),
     'names_to_mix': (
         lambda: MapDataset.mix({'web': dataset}),
-        r"expected a list of MapDatasets, got \{'web': .*\}: IterDataset.mix takes names",
+        r"expected a list of MapDatasets, got names \['web'\]: IterDataset.mix takes them$",
     ),
     'stream_to_mix': (
         lambda: MapDataset.mix([dataset, dataset.to_iter_dataset()]),
@@ -184,6 +184,19 @@ def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path)
     with iter(dataset.to_iter_dataset()) as iterator:
         with pytest.raises(StateError, match=r'not plain JSON: .*: pass what its get_state\(\) returns$'):
             granular.save_state(tmp_path, iterator)
+
+
+@pytest.mark.parametrize('mix', [MapDataset.mix, granular.IterDataset.mix])
+@pytest.mark.parametrize(
+    ('given', 'message'),
+    [
+        ({'weights': [1, 0]}, r'expected 2 weights > 0, got \[1, 0\]: leave datasets out that are not to be read$'),
+        ({'probabilities': [1, 2]}, r"Dataset.mix: no arguments \['probabilities'\]: for probabilities, pass weights$"),
+    ],
+)
+def test_weights_that_a_mix_does_not_take_are_answered(mix, given, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        mix([dataset, dataset], **given)
 
 
 @pytest.mark.parametrize('mix', [MapDataset.mix, granular.IterDataset.mix])

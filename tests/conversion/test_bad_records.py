@@ -57,6 +57,16 @@ def test_images_beside_the_folders_of_classes_are_left_out_with_a_warning(tmp_pa
     assert 'left out 2 images in no folder of a class, such as a.jpg' in message
 
 
+def test_classes_that_have_the_names_of_splits_are_a_warning(tmp_path, caplog):
+    for split in ('train', 'test'):
+        image_folder(tmp_path / 'images' / split, 4, {})
+    assert granular.convert(tmp_path / 'images', tmp_path / 'all').datapoints == 8
+    [message] = caplog.messages
+    assert "takes ['test', 'train'] as classes" in message
+    granular.convert(tmp_path / 'images' / 'train', tmp_path / 'train')
+    assert len(caplog.messages) == 1
+
+
 def test_names_of_files_and_majorities_decide_about_images(tmp_path):
     image_folder(tmp_path / 'images', 4, {0: b'a', 1: b'b', 2: b'c'})
     done = granular.convert(tmp_path / 'images', tmp_path / 'named', on_error='skip')

@@ -516,10 +516,12 @@ def test_unknown_sources_and_formats_are_errors(tmp_path):
     (tmp_path / 'x' / 'file.bin').write_bytes(b'x')
     (tmp_path / 'x' / 'flat').mkdir()
     (tmp_path / 'x' / 'flat' / '0.png').write_bytes(b'')
+    (tmp_path / 'x' / 'hub' / 'data').mkdir(parents=True)
     for source, error, message in (
         (tmp_path / 'nothing', NotFoundError, 'nothing'), (5, InvalidArgumentError, 'int'),
         (tmp_path / 'x' / 'flat', InvalidArgumentError, '0.png and all .* in no folder of a class: .* flat/NAME/0.png'),
-        (tmp_path / 'void', NotFoundError, r'unknown format: .* generator of dicts, as in granular.convert\(records'),
+        (tmp_path / 'void', NotFoundError, r'format: read .* generator of dicts, as in granular.convert\(records'),
+        (tmp_path / 'x' / 'hub', NotFoundError, r"unknown format: convert one of the folders \['data'\], or read"),
         (tmp_path / 'x' / 'file.bin', InvalidArgumentError, 'unknown format: .* generator of dicts'),
         (tmp_path / 'x' / '*.parquet', NotFoundError, 'matches no files'), ({'a': 1}, InvalidArgumentError, 'dict'),
         (granular.MapDataset.source(range(3)).repeat(), InvalidArgumentError, 'endless'),
@@ -591,6 +593,23 @@ def test_webdataset_files_are_converted(tmp_path, fakegcs):
         assert list(reader) == [
             {'__key__': f'{i:04}', 'cls': i % 3, 'jpg': JPEG, 'json': {'i': i}, 'npy': bytes(i)} for i in range(20)
         ]
+
+
+def test_files_of_numpy_become_arrays(tmp_path):
+    out = io.BytesIO()
+    np.save(out, np.arange(3.0))
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{}]), allow_pickle=True)
+    write_tar(tmp_path / 'arrays.tar', [out.getvalue()] * 2, 'npy')
+    damaged = out.getvalue().replace(b"'shape'", b"'shape(")
+    write_tar(tmp_path / 'others.tar', [pickled.getvalue(), b'', damaged], 'npy')
+    assert granular.convert(tmp_path / 'arrays.tar', tmp_path / 'arrays').spec['npy'] == 'array'
+    assert granular.open(tmp_path / 'arrays')[1]['npy'].tolist() == [0, 1, 2]
+    granular.convert(tmp_path / 'arrays.tar', tmp_path / 'files', spec={'npy': 'bytes'})
+    assert granular.open(tmp_path / 'files')[1]['npy'] == out.getvalue()
+    assert granular.convert(tmp_path / 'others.tar', tmp_path / 'others').spec['npy'] == 'bytes'
+    with pytest.raises(EncodeError, match='others.tar: datapoint 0, key .* not a file of numpy.save: Object arrays'):
+        granular.convert(tmp_path / 'others.tar', tmp_path / 'x', spec={'npy': 'array'})
 
 
 def write_tar(path, contents, suffix):

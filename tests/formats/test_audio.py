@@ -123,13 +123,13 @@ SAMPLES = np.zeros((10, 1), np.int16)
 
 @pytest.mark.parametrize(
     ('kind', 'value', 'message'),
-    [('wav', SAMPLES, 'expected a pair of samples and rate, got ndarray'),
-     ('wav', (SAMPLES, 8000, 1), 'expected a pair of samples and rate, got tuple'),
+    [('wav', SAMPLES, 'expected a pair of samples and rate, or the bytes of a WAV file, got ndarray'),
+     ('wav', (SAMPLES, 8000, 1), 'the bytes of a WAV file, got tuple'),
      ('wav', (SAMPLES.astype(np.int64), 8000), r'expected samples of .*, got int64 of shape \(10, 1\)'),
      ('flac', (SAMPLES.astype(np.float32), 8000), 'expected samples of int16 or int32 .*, got float32'),
      ('wav', (SAMPLES[:0], 8000), r'got int16 of shape \(0, 1\)'),
      ('wav', (np.zeros((2, 2, 2), np.int16), 8000), r'got int16 of shape \(2, 2, 2\)'),
-     ('flac', (np.zeros((2, 9), np.int16), 8000), 'expected at most 8 channels, got 9'),
+     ('flac', (np.zeros((2, 9), np.int16), 8000), r'at most 8 channels, got shape \(2, 9\): transpose'),
      ('flac', (np.ones((2, 1), np.int32), 8000), 'int32 samples of 24 bits'),
      ('wav', (SAMPLES, 0), 'rate'), ('wav', (SAMPLES, 8000.5), 'rate'), ('flac', (SAMPLES, 10**7), 'rate'),
      ('wav', (SAMPLES, 2**40), 'rate')],

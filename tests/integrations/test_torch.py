@@ -624,6 +624,9 @@ def test_invalid_arguments_are_rejected():
         IterableDataset(stream()).load_state_dict({'x': 1})
     with pytest.raises(InvalidArgumentError, match='buffer: expected an integer >= 0, got -1'):
         Batches([1], 'cpu', buffer=-1)
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidArgumentError, match="device='cuda', but torch finds no GPU here: pass device='cpu'"):
+            Batches([1], 'cuda')
 
 
 @pytest.mark.parametrize('name', ['torch', 'jax', 'grain', 'orbax'])

@@ -374,6 +374,28 @@ def test_edited_states_are_refused(dataset, name, wrong):
             next(iterator)  # an interleaved stream is restored when its turn comes
 
 
+def test_names_that_a_mix_begins_and_leaves_out_are_logged(caplog):
+    def iterate(*names):
+        return iter(granular.IterDataset.mix(dict.fromkeys(names, NUMBERS)))
+
+    with iterate('web', 'books') as iterator:
+        state = iterator.get_state()
+    with iterate('books', 'web') as iterator:
+        iterator.set_state(state)
+    assert caplog.messages == []
+    with iterate('wbe', 'books') as iterator:
+        iterator.set_state(state)
+    assert [message.partition(': ')[2].partition('}: ')[2] for message in caplog.messages] == [
+        "begins ['wbe'], which the state does not have", "leaves out ['web'], which the state has",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize('wrong', ['run/33', {'step': 3}, None])
+def test_what_is_no_state_is_answered_by_what_is_one(wrong):
+    with iter(NUMBERS) as iterator, pytest.raises(StateError, match=r'granular.load_state\(path\) returned, got '):
+        iterator.set_state(wrong)
+
+
 def test_converted_batches_pass_strictness_on(folders):
     from granular.integrations import torch
 

@@ -34,7 +34,7 @@ def animals(tmp_path_factory):
     spec = {'image': 'jpg', 'label': 'int', 'score': 'float', 'tokens': 'array'}
     with granular.DatasetWriter(root / 'data' / 'animals', spec, {**granular.encoders, 'jpg': bytes}) as writer:
         for i in range(COUNT):
-            data = b'\xff\xd8\xff' if i in (7, 40) else image
+            data = {7: b'\xff\xd8\xff', 40: image[:-40]}.get(i, image)
             tokens = np.array([i % 26, 1, 2], 'u2')
             writer.append({'image': data, 'label': i % 3, 'score': i * 7 % COUNT / 2, 'tokens': tokens})
     with granular.BagWriter(root / 'data' / 'many.bag') as writer:
@@ -189,6 +189,27 @@ def test_damaged_datapoints_alone_are_shown(page):
     shows(page, range(20))
 
 
+def test_damaged_image_of_which_a_browser_shows_a_part_is_marked(page):
+    page.open('#/animals?at=40&open')
+    page.see('#detail [data-key=image] .note .bad', 'damaged: decoders refuse it')
+    page.open('#/animals?at=41&open')
+    page.see('#detail [data-key=image] .note', '48 × 32')
+    assert page.texts('#detail .note .bad') == []
+
+
+def test_tile_names_the_damaged_values_beside_its_picture(driver, tmp_path):
+    with granular.DatasetWriter(
+        tmp_path / 'd', {'image': 'png', 'caption': 'utf8'}, {**granular.encoders, 'utf8': bytes}
+    ) as writer:
+        for caption in (b'a cat', b'\xff'):
+            writer.append({'image': np.zeros((8, 8), np.uint8), 'caption': caption})
+    with Served(granular.Path(tmp_path)) as served:
+        page = Page(driver, served)
+        page.open('#/d')
+        assert page.see('#item-1 .caption .bad') == ' · caption damaged '
+        assert page.texts('#item-0 .bad') == []
+
+
 def test_saved_indices_are_used_as_the_documentation_says(page, tmp_path, monkeypatch):
     page.driver.execute_cdp_cmd('Browser.setDownloadBehavior', {'behavior': 'allow', 'downloadPath': f'{tmp_path}'})
     page.open('#/animals?key=label&is=%3D&text=1&sort=score&down')
@@ -240,7 +261,7 @@ def test_messages_end_with_what_they_are_about(page, action):
 
 def test_error_of_a_filter_ends_with_the_filter(page):
     page.open('#/animals?look=table&key=label&is=%3D&text=zebra&at=5&open')
-    page.see('.found .bad', "expected a number, got 'zebra'")
+    page.see('.found .bad', "expected a number or one of the classes cat, dog, horse, got 'zebra'")
     assert page.texts('.found > button') == []
     page.click('button[aria-label="Remove label = zebra"]')
     page.gone('.bad')

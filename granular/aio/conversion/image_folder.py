@@ -18,6 +18,7 @@ logger: Final = logging.getLogger('granular')
 
 IMAGE_SUFFIXES: Final = ('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp', 'tif', 'tiff', 'ppm', 'pgm')
 _ENDINGS: Final = tuple(f'.{suffix}' for suffix in IMAGE_SUFFIXES)
+_SPLITS: Final = {'train', 'training', 'val', 'valid', 'validation', 'dev', 'eval', 'test'}
 
 
 class ImageFolder:
@@ -38,6 +39,11 @@ class ImageFolder:
             )  # fmt: skip
         self._folder = folder
         self.classes: list[str] = sorted({name for name, _ in images})
+        if images and _SPLITS.issuperset(self.classes):
+            logger.warning(
+                '%s: takes %s as classes, the names of which are those of splits: convert each folder by itself',
+                folder, self.classes,
+            )  # fmt: skip
         self._labels = {name: label for label, name in enumerate(self.classes)}
         self._rows = [(name, entry.key) for name, entry in images]
         self.size: int = sum(entry.size for _, entry in images)

@@ -1,6 +1,7 @@
 """Infer a spec, with a type for each key, from a sample of records."""
 
 import collections
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -25,6 +26,18 @@ class JSONText(str):
     """The content of a JSON file, which is stored as it is."""
 
     __slots__ = ()
+
+
+class NumpyFile(bytes):
+    """A file of ``numpy.save``, which is stored as an array, or as it is in a key of type ``bytes``."""
+
+    __slots__ = ()
+
+    def array(self) -> np.ndarray[Any, Any]:
+        try:
+            return np.lib.format.read_array(io.BytesIO(self))
+        except Exception as error:  # numpy raises anything for a damaged header
+            raise EncodeError(f'{len(self)} bytes are not a file of numpy.save: {error}') from error
 
 
 class FileRecord(dict[str, Any]):
@@ -122,7 +135,7 @@ class RecordMapping:
 
     def encoders(self, custom: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the encoders. Those for images and JSON leave files as they are."""
-        out: dict[str, Any] = {**formats.encoders, 'json': _encode_json}
+        out: dict[str, Any] = {**formats.encoders, 'json': _encode_json, 'array': _encode_array}
         for kind in ('jpg', 'png'):
             out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
         return {**out, **(custom or {})}
@@ -165,6 +178,10 @@ def _encode_json(value: Any) -> bytes:
     except DecodeError as error:
         raise EncodeError(f'{error}') from error
     return content
+
+
+def _encode_array(value: Any) -> bytes:
+    return formats.encode_array(value.array() if isinstance(value, NumpyFile) else value)
 
 
 def _key_of(field: Any, layout: Layout) -> str:
@@ -216,6 +233,11 @@ def _kind(value: Any, depth: int = 0) -> str:
             except EncodeError:
                 return 'utf8'
             return 'json'
+        case NumpyFile():
+            try:
+                return _kind(value.array()) or 'bytes'
+            except EncodeError:
+                return 'bytes'
         case str():
             return 'utf8'
         case bytes():

@@ -14,7 +14,7 @@ import numpy as np
 from granular import formats
 from granular._lazy import import_extra
 from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
-from granular.aio.conversion.infer import JSONText
+from granular.aio.conversion.infer import JSONText, NumpyFile
 from granular.aio.datasources.arguments import refuse_gaps
 from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of, refuse_packed, remedy_of
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
@@ -279,9 +279,11 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
             ) from None
         if remedy := await remedy_of(folder, sorted(names)):
             raise NotFoundError(f'{folder}: {remedy}') from None
+        folders = sorted(entry.name for entry in entries if entry.is_dir)
+        hint = f'convert one of the folders {folders!r:.200}, or ' if folders else ''
         raise NotFoundError(
-            f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: read other files in a generator of dicts, '
-            f'as in granular.convert(records(), ...)'
+            f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: {hint}read other files in a generator of '
+            f'dicts, as in granular.convert(records(), ...)'
         ) from None
     return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
 
@@ -374,7 +376,7 @@ def _json(data: bytes) -> JSONText:
 # The decoders of files in WebDataset tars that are not bytes, by suffix.
 _TEXTS: Final = {
     'cls': _class, 'cls2': _class, 'index': _class, 'txt': formats.decode_utf8, 'text': formats.decode_utf8,
-    'json': _json,
+    'json': _json, 'npy': NumpyFile,
 }  # fmt: skip
 
 

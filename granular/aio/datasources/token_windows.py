@@ -122,7 +122,8 @@ class TokenWindows(SequenceSource[Window]):
                 raise UnknownKeyError(f'{columns.name}: has no key {self._key!r}, only {list(columns.spec)}')
             if columns.spec[self._key] != 'array':
                 raise InvalidArgumentError(
-                    f"{columns.name}: key {self._key!r}: expected the type 'array', got {columns.spec[self._key]!r}"
+                    f"{columns.name}: key {self._key!r}: expected the type 'array', got {columns.spec[self._key]!r}: "
+                    f'write the values as arrays of one dimension'
                 )
             if columns.bags[self._key].sums is not None:
                 raise UnsupportedError(

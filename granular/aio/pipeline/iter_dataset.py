@@ -30,6 +30,7 @@ from granular.aio.pipeline.transforms import (
     EPOCH_ARGUMENTS,
     FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
+    MIX_ARGUMENTS,
     WINDOW_ARGUMENTS,
     Chain,
     DatasetOptions,
@@ -99,6 +100,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         return cast(Self, IterDataset(stream))
 
     @classmethod
+    @answering(**MIX_ARGUMENTS)
     def mix(
         cls,
         datasets: Sequence[Any] | Mapping[str, Any],

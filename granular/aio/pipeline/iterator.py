@@ -159,7 +159,7 @@ class Cursor(Running):
         """Continue from a state; with ``strict``, refuse that of a different pipeline."""
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
-            raise StateError(f'expected a state such as {self.get_state()}, got {state!r:.200}')
+            raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
         terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread
         recipient = threading.get_ident()
         async with self.turn():

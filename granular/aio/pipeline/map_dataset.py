@@ -26,6 +26,7 @@ from granular.aio.pipeline.transforms import (
     EPOCH_ARGUMENTS,
     FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
+    MIX_ARGUMENTS,
     RANK_ARGUMENTS,
     WINDOW_ARGUMENTS,
     Chain,
@@ -110,6 +111,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return cls._of(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
 
     @classmethod
+    @answering(**MIX_ARGUMENTS)
     def mix(cls, datasets: Sequence['MapOperations'], weights: Sequence[float] | None = None) -> Any:
         """Mix datasets evenly, in proportion to their weights, until the first of them is exhausted.
 
@@ -430,9 +432,12 @@ class MapDataset(Awaited, MapOperations[Element_co]):
 
 
 def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
-    if isinstance(datasets, MapOperations | Mapping):
-        hint = ': IterDataset.mix takes names' if isinstance(datasets, Mapping) else ''
-        raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}{hint}')
+    if isinstance(datasets, Mapping):
+        raise InvalidArgumentError(
+            f'expected a list of MapDatasets, got names {list(datasets)!r:.100}: IterDataset.mix takes them'
+        )
+    if isinstance(datasets, MapOperations):
+        raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}')
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, MapOperations):
             stream = isinstance(dataset, IterDataset)

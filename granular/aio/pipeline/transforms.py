@@ -31,6 +31,7 @@ FUNCTION_ARGUMENTS: Final = dict.fromkeys(
     ('fn', 'func', 'function', 'map_func', 'predicate', 'condition'), 'transform, or the function alone'
 )
 COUNT_ARGUMENTS: Final = dict.fromkeys(('n', 'num', 'num_elements', 'size'), 'count, or the number alone')
+MIX_ARGUMENTS: Final = dict.fromkeys(('proportions', 'proportion', 'probabilities', 'probs', 'ratios'), 'weights')
 EPOCH_ARGUMENTS: Final = dict.fromkeys(('count', 'n', 'times', 'epochs', 'nepochs', 'num_repeats'), 'num_epochs')
 WINDOW_ARGUMENTS: Final = dict.fromkeys(('buffer_size', 'size', 'n', 'bufsize', 'shuffle_block_size'), 'window_size')
 MAP_ARGUMENTS: Final = {

@@ -66,7 +66,10 @@ def encode_audio(value: Any, format: str = 'wav') -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return checked_file(value, format, format.upper(), audio_type(value) == format)
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise EncodeError(f'{format}: expected a pair of samples and rate, got {type(value).__name__}')
+        raise EncodeError(
+            f'{format}: expected a pair of samples and rate, or the bytes of a {format.upper()} file, got '
+            f'{type(value).__name__}'
+        )
     samples = as_array(value[0])
     samples = samples[:, None] if samples.ndim == 1 else samples
     dtypes = _CODECS[format]
@@ -76,7 +79,10 @@ def encode_audio(value: Any, format: str = 'wav') -> bytes:
             f'shape {np.shape(value[0])}'
         )
     if samples.shape[1] > _CHANNELS[format]:
-        raise EncodeError(f'{format}: expected at most {_CHANNELS[format]} channels, got {samples.shape[1]}')
+        raise EncodeError(
+            f'{format}: expected samples of shape (samples, channels) with at most {_CHANNELS[format]} channels, got '
+            f'shape {samples.shape}: transpose those of shape (channels, samples)'
+        )
     if format == 'wav' and samples.nbytes > _MAX_WAV:
         raise EncodeError(f'wav: expected at most {_MAX_WAV} bytes of samples, got {samples.nbytes}')
     if format == 'flac' and samples.dtype == np.int32 and (samples & 0xFF).any():

@@ -26,13 +26,15 @@ export function tile(row, cover, fields) {
   const cell = row.cells[cover];
   const there = fields.filter((key) => key !== cover && !row.cells[key].error);
   const title = there.find((key) => row.cells[key].name || row.cells[key].family === 'text') ?? there[0];
+  const bad = fields.filter((key) => key !== cover && row.cells[key].error);
   const others = there.filter((key) => key !== title).map((key) => ` · ${key} ${label(row.cells[key])}`);
   return h('div', { 'aria-label': `datapoint ${row.index}` },
     h('div', { class: 'tile' },
       coverOf(cell, row.pictures.get(cover)),
       h('div', { class: 'caption', title: there.map((key) => `${key}: ${full(row.cells[key])}`).join('\n') },
         h('span', {}, title ? label(row.cells[title]) : `${cell.type ?? ''}`),
-        h('span', { class: 'index' }, count(row.index), others))));
+        h('span', { class: 'index' }, count(row.index),
+          bad.map((key) => h('span', { class: 'bad', title: row.cells[key].error }, ` · ${key} damaged`)), others))));
 }
 
 function coverOf(cell, picture) {

@@ -108,9 +108,13 @@ function cut(value) {
 function image(where) {
   const note = h('p', { class: 'note' });
   const picture = h('img', { alt: `${where.key} of datapoint ${where.index}`, src: media(where), draggable: 'false' });
-  picture.addEventListener('load', () => {
+  picture.addEventListener('load', async () => {
     note.textContent = `${picture.naturalWidth} × ${picture.naturalHeight}, as decoded: without EXIF orientation`;
     picture.classList.toggle('exact', Math.max(picture.naturalWidth, picture.naturalHeight) <= 128);
+    // A browser shows what it can of a damaged image.
+    const { path, key, index } = where;
+    const found = await get('search', { path, key, relation: 'damaged', text: '', from: index, to: index + 1 }).catch(() => null);
+    if (found?.matches.length) note.append(h('span', { class: 'bad' }, '; damaged: decoders refuse it'));
   });
   picture.addEventListener('error', () => {
     picture.replaceWith(h('p', { class: 'bad broken', role: 'alert' }, 'The browser cannot show this image: it is damaged, or of another type.'));

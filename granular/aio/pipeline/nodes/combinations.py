@@ -103,7 +103,9 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
             return tuple(int(weight * scale) for weight in weights)
     except (TypeError, OverflowError):  # no sequence, not of numbers, or too far apart
         pass
-    raise InvalidArgumentError(f'expected {count} weights > 0, got {weights!r:.200}')
+    raise InvalidArgumentError(
+        f'expected {count} weights > 0, got {weights!r:.200}: leave datasets out that are not to be read'
+    )
 
 
 def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:

@@ -1,7 +1,8 @@
 """Several streams combined into one."""
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
@@ -11,6 +12,8 @@ from granular.aio.pipeline.position import EARLIER, FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
+
+logger: Final = logging.getLogger('granular')
 
 
 class Zipped(Stream):
@@ -223,6 +226,11 @@ class NamedMixing(Mixing):
             await self._named[name].restore(saved['state'], terms)
         self._mixed, self._weights = [self._named[name] for name in current], tuple(current.values())
         self._current, self._count, self._ended = current, count, False
+        # Both follow from a name that was changed by mistake, too.
+        if begun := [name for name in current if name not in state['parents']]:
+            logger.warning('%s: begins %s, which the state does not have', self._description, begun)
+        if dropped := [name for name in state['parents'] if name not in self._named]:
+            logger.warning('%s: leaves out %s, which the state has', self._description, dropped)
 
     def _chosen(self, state: Mapping[str, Any], terms: Terms) -> Mapping[str, int]:
         """Return the weights to continue with; raise ``StateError`` if a later stage needs others."""
