@@ -263,6 +263,7 @@ class Batches(core.Batches):
     def _convert(self, batch: Any) -> Any:
         if self._stream is None:
             return to_torch(batch, self._device), None
+        torch.cuda.set_device(self._device)  # of this thread, which would go back to the first GPU behind the stream
         with torch.cuda.stream(self._stream):
             return to_torch(batch, self._device), self._stream.record_event()
 
