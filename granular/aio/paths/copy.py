@@ -270,7 +270,7 @@ async def _computed(path: PurePath, size: int, kind: str, part_size: int) -> str
 
 
 async def _check_copy_within(source: PurePath, target: PurePath) -> None:
-    """Compare a file with its copy by the store; raise ``StoreError`` if it differs, which stays: it may be another's."""
+    """Compare a file with its copy by the store; a copy that differs, an error, may be that of another writer."""
     original, copy = await source.store.content_info(source.key), await target.store.content_info(target.key)
     differ = [kind for kind in proven(original.digests, copy.digests) if original.digests[kind] != copy.digests[kind]]
     if original.size != copy.size or differ:
