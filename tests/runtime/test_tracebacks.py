@@ -308,6 +308,26 @@ def test_function_with_other_arguments_is_told_how_it_is_called(make, call, work
     assert 'takes_three(a, b, c) does not accept' in str(caught.value)
 
 
+@pytest.mark.parametrize('name', ['map', 'map_with_index', 'random_map', 'filter'])
+def test_operation_of_a_data_loader_with_other_arguments_is_told_how_it_is_called(name):
+    def takes_four(a, b, c, d):
+        raise AssertionError
+
+    base = {
+        'map': granular.MapTransform,
+        'map_with_index': granular.MapWithIndexTransform,
+        'random_map': granular.RandomMapTransform,
+        'filter': granular.FilterTransform,
+    }[name]
+    operation = type('Operation', (base,), {name: staticmethod(takes_four)})()
+    loader = granular.DataLoader(
+        data_source=Source(), sampler=granular.IndexSampler(4, shuffle=False, seed=0), operations=[operation]
+    )
+    with iter(loader) as iterator, pytest.raises(InvalidArgumentError, match=rf'{name} calls fn\(') as caught:
+        next(iterator)
+    assert 'takes_four(a, b, c, d) does not accept' in str(caught.value)
+
+
 @pytest.mark.parametrize('name', ['map', 'map_with_index', 'random_map', 'filter', 'flat_map'])
 def test_function_of_a_stream_with_other_arguments_is_told_how_it_is_called(name):
     def takes_three(a, b, c):

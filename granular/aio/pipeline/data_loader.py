@@ -9,7 +9,7 @@ from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.functions import method_of, name_of
+from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source, convert
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
@@ -56,16 +56,16 @@ class _Applied(Element):
             rng = self._sampler.rng(metadata.index)
         for name, fn in self._operations:
             if name == 'filter':
-                if not fn(data):
+                if not call_checked('filter calls fn(element)', fn, data):
                     return None
             elif name == 'random_map':
                 if rng is None:
                     raise InvalidArgumentError(_NO_SEED)
-                data = fn(data, rng)
+                data = call_checked('random_map calls fn(element, rng)', fn, data, rng)
             elif name == 'map_with_index':
-                data = fn(metadata.index, data)
+                data = call_checked('map_with_index calls fn(index, element)', fn, metadata.index, data)
             else:
-                data = fn(data)
+                data = call_checked('map calls fn(element)', fn, data)
         return data
 
     def describe(self) -> str:
