@@ -90,14 +90,16 @@ def device_put(
 
 
 class _Put:
-    """Transfers an element to a device."""
+    """Transfers an element to a device, in any thread, within the contexts of the thread that creates this."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
+        self._x64, self._default = jax.config.jax_enable_x64, jax.config.jax_default_device
 
     def __call__(self, element: Any) -> Any:
         try:
-            return jax.device_put(element, self._device)
+            with _enable_x64(self._x64), jax.default_device(self._default):
+                return jax.device_put(element, self._device)
         except (TypeError, ValueError) as error:
             raise DatapointError(f'an element cannot be placed on {self._device}: {error}') from error
 

@@ -100,6 +100,10 @@ def case_context_of_the_consumer_applies_to_the_conversion(folder):
             for batch in Batches([{'i': numbers}] * 3, sharding(), buffer):
                 assert batch['i'].dtype == np.int64 and batch['i'].tolist() == numbers.tolist()
         assert next(Batches([{'i': numbers}], sharding(), buffer))['i'].dtype == np.int32
+    stream = MapDataset.range(4).map(lambda i: numbers + i).to_iter_dataset()
+    with jax.enable_x64(True), jax.default_device(jax.devices()[2]), iter(device_put(stream)) as elements:
+        element = next(elements)
+        assert element.devices() == {jax.devices()[2]} and element.tolist() == numbers.tolist()
 
 
 def case_states(folder):
