@@ -251,13 +251,12 @@ class Batches(core.Batches):
         super().__init__(batches, buffer if device is not None else 0)
         self._device = device
         self._stream: Any = None
-        if device is not None and buffer and torch.device(device).type == 'cuda':
-            if not torch.cuda.is_available():
-                raise InvalidArgumentError(
-                    f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'"
-                )
-            with torch.cuda.device(device):  # 'cuda' is another device in another thread
-                self._device = torch.device('cuda', torch.cuda.current_device())
+        if device is None or not buffer:
+            return
+        if (kind := torch.device(device).type) == 'cuda' and not torch.cuda.is_available():
+            raise InvalidArgumentError(f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'")
+        self._device = torch.empty(0, device=device).device  # 'cuda' alone is another GPU in another thread
+        if kind == 'cuda':
             self._stream = torch.cuda.Stream(self._device)
 
     def _convert(self, batch: Any) -> Any:
