@@ -348,7 +348,11 @@ class NumbersIterator(granular.DatasetIterator):
 
 
 CLOSED: dict = {
-    **{name: make for name, make in STREAMS.items() if 'oader' not in name and name != 'processes'},
+    **{
+        name: make
+        for name, make in STREAMS.items()
+        if not any(part in name for part in ('oader', 'atches', 'processes'))
+    },
     'subclass': Numbers,
     'mix of a subclass': lambda: granular.IterDataset.mix([Numbers(), Numbers()]),
 }
