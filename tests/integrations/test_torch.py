@@ -362,8 +362,16 @@ def test_batches_that_failed_are_freed_without_the_garbage_collector(buffer, pla
         gc.enable()
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a program of its own: one that is started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize('buffer', [0, 2])
-def test_state_that_is_loaded_after_an_interrupt_is_continued(buffer):
+def test_state_that_is_loaded_after_an_interrupt_is_continued(buffer, interruptible):
     interrupts = [True]
 
     class Interrupted(core.Batches):
