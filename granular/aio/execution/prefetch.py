@@ -252,12 +252,12 @@ class Prefetch(Generic[T]):
         Where another item is ready, they start a little later, so that the consumer has the interpreter for the start
         of its step, such as for the first kernels on a GPU.
         """
-        if self._items and not self._closed:
-            delay = min(_LATER, self._spent * _LATER_SHARE) if self._items[0].task is None else 0.0
-            if delay > _NOW:
-                asyncio.get_running_loop().call_later(delay, self._begin_due)
-            else:
-                self.begin()
+        items = self._items.copy()  # from which the consumer may take one meanwhile
+        delay = min(_LATER, self._spent * _LATER_SHARE) if items and items[0].task is None else 0.0
+        if delay > _NOW:
+            asyncio.get_running_loop().call_later(delay, self._begin_due)
+        else:
+            self._begin_due()
 
     def _begin_due(self) -> None:
         if self._items and not self._closed:
