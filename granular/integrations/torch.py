@@ -166,22 +166,26 @@ class Dataset(_Dataset):  # type: ignore[misc]
         if failed and not self.errors.count:  # in the process that has the failures, at its end
             Finalize(self, self.errors.summarise, exitpriority=0)
         self.errors.report([outline(failure) for failure in failed if failure.counts])
-        values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
-        rest = [value for value in values if value is not None]
-        if not rest and values:
-            why = f'{len(failed)}, failed' if failed else f'{len(values)}, were filtered out'
-            raise DatapointError(
-                f'all datapoints of the batch, {why}, and a DataLoader cannot leave out a batch of a map-style '
-                f'dataset: return a replacement in on_error, or pass a stream, which continues with the next '
-                f"datapoints: IterableDataset(dataset.to_iter_dataset(on_error='skip').batch(64))"
-            ) from (failed[0].error if failed else None)
-        return rest
+        first = failed[0].error if failed else None
+        try:
+            values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
+            rest = [value for value in values if value is not None]
+            if not rest and values:
+                why = f'{len(failed)}, failed' if failed else f'{len(values)}, were filtered out'
+                raise DatapointError(
+                    f'all datapoints of the batch, {why}, and a DataLoader cannot leave out a batch of a map-style '
+                    f'dataset: return a replacement in on_error, or pass a stream, which continues with the next '
+                    f"datapoints: IterableDataset(dataset.to_iter_dataset(on_error='skip').batch(64))"
+                ) from first
+            return rest
+        finally:
+            del first
 
     async def _fetch(self, indices: Ints) -> list[Any]:
         out = await fetch_capturing(self._node, indices)
         for one in out:
             if type(one) is Failure and self.errors.raises_for(one):
-                raise one.error
+                raise one.release()
         return out
 
 

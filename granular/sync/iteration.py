@@ -72,7 +72,10 @@ class _Iteration(Running, Generic[T]):
                 return END if self.closed else None
             if self._error is not None:
                 error, self._error = self._error, None
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # whose traceback refers to this frame
             if self._ended:
                 return END
             self.check()
@@ -104,6 +107,7 @@ class _Iteration(Running, Generic[T]):
         # An interrupt comes at a call, so without one, either all of these are set or none.
         self._items, self._ready, self.page, self._error = items, ready, page, error
         self._count, self._most, self._ended = count, twice, ended
+        error = None  # the traceback refers to this frame
 
     async def _close(self) -> None:
         async with self.turn():  # a running generator cannot be closed

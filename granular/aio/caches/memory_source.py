@@ -139,7 +139,10 @@ def _created(path: str, elements: Sequence[Any]) -> Segment:
         return create(path, lambda fd: _fill(fd, elements))
     except HeldError as held:
         error = held.error
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # whose traceback refers to this frame
 
 
 def _fill(fd: int, elements: Sequence[Any]) -> None:

@@ -420,7 +420,8 @@ class _Work:
         ):
             await for_each(filled, publish, self._parallel or _PARALLEL)
             if errors:
-                raise errors[0]
+                del errors[1:]  # the tracebacks of errors refer to this frame
+                raise errors.pop()
             self._check_surplus(self._shards, self._records)
         self._bytes += 0 if first is None else first.size
         return self._shards, self._records

@@ -134,7 +134,7 @@ class ShardWriter:
 
     def _encode_one(self, record: Any, number: int) -> dict[str, Any]:
         if isinstance(record, Failure):
-            raise record.error
+            raise record.release()
         spec, name = self.mapping.spec, getattr(record, 'path', self._name)
         datapoint = self.mapping.datapoint(record)
         if datapoint.keys() != spec.keys():

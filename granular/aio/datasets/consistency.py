@@ -81,7 +81,10 @@ async def open_as_one(
                 ) from error
             continue
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # whose traceback refers to this frame
         return
 
 

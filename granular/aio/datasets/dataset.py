@@ -160,7 +160,10 @@ class Dataset:
                 ) from error
             return spec, 'columns'
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback refers to this frame
         return spec, 'refs'
 
     async def _read_spec(self) -> bytes:

@@ -17,7 +17,7 @@ from granular._words import counted
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
-from granular.errors import ClosedError, FunctionError, InvalidArgumentError, StoreError, WorkerError
+from granular.errors import ClosedError, FunctionError, GranularError, InvalidArgumentError, StoreError, WorkerError
 
 T = TypeVar('T')
 
@@ -47,22 +47,34 @@ class Failure:
     """
 
     counts: bool
-    error: BaseException
     handled: bool
     index: int
     message: str
 
-    __slots__ = ('counts', 'error', 'handled', 'index', 'message')
+    __slots__ = ('_held', 'counts', 'handled', 'index', 'message')
 
     def __init__(
         self, index: int, error: BaseException, counts: bool = True, handled: bool = False, message: str = ''
     ) -> None:
-        self.index, self.error, self.counts, self.handled = index, error, counts, handled
+        self.index, self.counts, self.handled = index, counts, handled
         self.message = message or summary(error)
+        self._held = [error]
+
+    @property
+    def error(self) -> BaseException:
+        return self._held[0] if self._held else GranularError(self.message)
 
     def at(self, index: int, counts: bool) -> 'Failure':
         """Return the failure as that of another stage, at its index there."""
-        return Failure(index, self.error, counts, message=self.message)
+        failure = Failure(index, self.error, counts, message=self.message)
+        failure._held = self._held
+        return failure
+
+    def release(self) -> BaseException:
+        """Return the error and keep it no longer, as the frames of its traceback may hold the failure."""
+        error = self.error
+        self._held.clear()
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.index, self.counts, self.handled, self.message, *portable(self.error))
@@ -101,7 +113,7 @@ def without_failures(datapoints: list[T]) -> list[T]:
     """
     for datapoint in datapoints:
         if isinstance(datapoint, Failure):
-            raise datapoint.error
+            raise datapoint.release()
     return datapoints
 
 
@@ -179,8 +191,11 @@ class Errors:
         """Return the replacement of a failed datapoint that is not raised; None to skip it."""
         if not failure.counts:
             return None
-        on_error, error = self.on_error, cast(Exception, failure.error)  # to others, no policy applies
-        return call_user(on_error, failure.index, error) if callable(on_error) else None
+        on_error, error = self.on_error, cast(Exception, failure.release())  # to others, no policy applies
+        try:
+            return call_user(on_error, failure.index, error) if callable(on_error) else None
+        finally:
+            del error
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
         """Count datapoints that failed, and log the first one of each reason."""

@@ -301,6 +301,8 @@ class _Worker:
         except asyncio.CancelledError:
             self._cancel(number)
             raise
+        finally:
+            del future  # the traceback of its error refers to this frame
 
     def _cancel(self, number: int) -> None:
         with self._lock, contextlib.suppress(OSError):  # it died, and the callers that wait for it get an error

@@ -167,27 +167,34 @@ class Attempts:
             finally:
                 metrics.in_flight -= 1
                 limit.release(nbytes)
+            final = None
             try:
-                await self._await_next(failure)
+                if (final := await self._await_next(failure)) is not None:
+                    raise final
             except GranularError as error:
                 error.path = error.path or self._name
                 raise
             finally:
-                del failure  # which refers to this frame
+                del failure, final  # which refer to this frame
 
-    async def _await_next(self, error: Exception) -> None:
-        """Wait until the next attempt may start; raise an error if there is none, given that of the last one."""
+    async def _await_next(self, error: Exception) -> Exception | None:
+        """Wait until the next attempt may start; return the error to raise if there is none, given that of the last.
+
+        It is not raised here, as its traceback would refer to frames that refer to it.
+        """
         outcome, metrics = _outcome(error), self._traffic.metrics
         metrics.failed(outcome)
         self._count += 1
         self._sent += 1
         if isinstance(error, RecoverableError):
             if error.kind in self._recovered or not await self._recover(error.kind, error.detail):
-                raise error.error from None
+                return error.error
             self._recovered.add(error.kind)
             metrics.retried(outcome)
-            return
+            return None
         failure, config = self._judge(error), self._traffic.config
+        if failure is None:
+            return error
         now = time.monotonic()
         silence = config.connect_timeout + config.first_byte_timeout + config.read_timeout
         if now - self._began > max(config.retry_time, silence):
@@ -197,19 +204,20 @@ class Attempts:
         wait = max(failure.after, random.uniform(0, backoff))
         left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
         if self._count >= failure.attempts or wait > left:
-            raise self._given_up(failure) from failure.cause
+            return self._given_up(failure)
         metrics.retried(outcome)
         # Occasional failures are normal for a bucket: warn only from the third consecutive one on.
         level = logging.INFO if self._count < _WARN_FROM else logging.WARNING
         logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
         if progress:
             self._count = 0  # take no token: an attempt that makes progress does not burden a failing store
-        else:
-            await self._take_tokens(failure, left)
+        elif not await self._take_tokens(failure, left):
+            return self._given_up(failure, ': too many fail')
         await self._wait(failure, wait)
+        return None
 
-    def _judge(self, error: Exception) -> _Failure:
-        """Return what a failed attempt means. A permanent error is raised."""
+    def _judge(self, error: Exception) -> _Failure | None:
+        """Return what a failed attempt means; None for a permanent error."""
         name, config = self._name, self._traffic.config
         plain = (config.attempts, _COST, config.backoff)
         match error:
@@ -230,7 +238,7 @@ class Attempts:
                 backoff = max(config.backoff, _THROTTLED)
                 return _Failure(error.error, None, config.attempts, _COST, backoff, after, throttled=True)
             case GranularError():
-                raise error
+                return None
             case ssl.SSLCertVerificationError() | PoolClosedError():
                 raise StoreError(f'{name}: {error}') from error
             case TimeoutError():
@@ -244,7 +252,7 @@ class Attempts:
                 return _Failure(unreachable, error.__cause__, attempts, *plain[1:], patience=patience)
             case OSError():
                 return _Failure(StoreError(f'{name}: {_kind(error)}: {error}'), error, *plain)
-        raise error
+        return None
 
     def _after_bad_reply(self) -> int:
         """Return the attempts permitted after a wrong reply: a store that answers wrongly twice will not improve."""
@@ -265,15 +273,17 @@ class Attempts:
     def _given_up(self, failure: _Failure, reason: str = '') -> StoreError:
         seconds = time.monotonic() - self._started
         failure.error.add_note(f'gave up after {counted(self._sent, "attempt")} in {seconds:.1f} s{reason}')
+        failure.error.__cause__ = failure.cause
         return failure.error
 
-    async def _take_tokens(self, failure: _Failure, seconds: float) -> None:
+    async def _take_tokens(self, failure: _Failure, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._traffic.budget.take(failure.cost)
         except TimeoutError:
-            raise self._given_up(failure, ': too many fail') from failure.cause
+            return False
         self._paid = failure.cost
+        return True
 
     async def _wait(self, failure: _Failure, seconds: float) -> None:
         self._woken = False

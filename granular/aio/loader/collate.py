@@ -119,7 +119,7 @@ class Assembly:
                     datapoint = Failure(step, error)
             if type(datapoint) is Failure:
                 if self._errors.raises_for(datapoint):
-                    raise datapoint.error
+                    raise datapoint.release()
                 if datapoint.counts:
                     index, message = outline(datapoint)
                     failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))

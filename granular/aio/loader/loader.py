@@ -400,7 +400,7 @@ class RunningLoader(Running):
                 return datapoint
             if self.errors.raises_for(datapoint):
                 break
-        raise datapoint.error
+        raise datapoint.release()
 
     async def take(self) -> Any:
         """Return the next batch, or ``END``; concurrent calls wait for each other.

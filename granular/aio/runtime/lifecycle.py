@@ -325,6 +325,7 @@ class _Computing(StartedCoroutine[T]):
             return self._coro.send(value) if error is None else self._coro.throw(error)
         finally:
             computing.set(outer)
+            del error  # whose traceback refers to this frame
 
 
 _closings: set[asyncio.Task[None]] = set()

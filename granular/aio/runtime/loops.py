@@ -72,10 +72,14 @@ class StartedCoroutine(Generic[T]):
                 except BaseException as thrown:
                     error = thrown
         finally:
+            yielded = error = None  # the traceback of an error refers to this frame
             self._coro.close()
 
     def _step(self, value: Any, error: BaseException | None) -> Any:
-        return self._coro.send(value) if error is None else self._coro.throw(error)
+        try:
+            return self._coro.send(value) if error is None else self._coro.throw(error)
+        finally:
+            del error
 
 
 def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:

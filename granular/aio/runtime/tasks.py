@@ -41,7 +41,10 @@ async def outcome(task: Awaitable[T]) -> T:
         return await task
     except HeldError as held:
         error = held.error
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # whose traceback refers to this frame
 
 
 async def result_of(future: 'asyncio.Future[T]') -> T:
@@ -166,7 +169,10 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     try:
         for failed in await gather([caught(coro) for coro in coros]):
             if failed is not None:
-                raise failed
+                try:
+                    raise failed
+                finally:
+                    del failed  # whose traceback refers to this frame
     finally:
         for coro in coros:
             coro.close()  # those that an interrupt has kept from starting

@@ -356,7 +356,8 @@ class _ParallelCalls(Generic[T]):
             # Helpers that have not started are not awaited: the pool may be full of threads that wait as this one does.
             concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
         if self._errors:
-            raise self._errors[0]
+            del self._errors[1:]  # the traceback of an error refers to this object
+            raise self._errors.pop()
         return self._results
 
     def _run_alone(self) -> bool:

@@ -422,15 +422,18 @@ async def map_in_threads(
         return datapoint
 
     def failed(raised: BaseException, index: int, call: Any) -> Failure:
-        if is_of_signal(raised):
-            raise raised
-        error = function_error(raised) if isinstance(raised, CONTROL) else raised
-        stage = getattr(call, '__self__', None)
-        where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
-        error.add_note(f'while {doing} the datapoint at index {index}{where}')
-        if not capture or not of_function(error):
-            raise error
-        return Failure(index, error)
+        error = function_error(raised) if isinstance(raised, CONTROL) and not is_of_signal(raised) else raised
+        try:
+            if is_of_signal(error):
+                raise error
+            stage = getattr(call, '__self__', None)
+            where = f', in {stage.describe()}' if isinstance(stage, Source) else ''
+            error.add_note(f'while {doing} the datapoint at index {index}{where}')
+            if not capture or not of_function(error):
+                raise error
+            return Failure(index, error)
+        finally:
+            del raised, error  # their traceback refers to this frame, and so would keep all of them alive
 
     return await map_threads(several if rest else single, len(datapoints))
 

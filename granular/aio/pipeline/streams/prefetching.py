@@ -73,7 +73,10 @@ class Prefetching(Flow):
             self._set_room()
         if isinstance(after, BaseException):
             self._task = None
-            raise after
+            try:
+                raise after
+            finally:
+                del after  # whose traceback refers to this frame
         if element is END:
             self._task = None
         self._after, self._in_step, self._taken = after, in_step, False

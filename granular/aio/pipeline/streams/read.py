@@ -242,7 +242,7 @@ class Reading(Flow):
             if type(element) is Failure:
                 if self.errors.raises_for(element) or (self._later and not element.handled):
                     await self._seek(self._position())
-                    raise element.error
+                    raise element.release()
                 if element.counts:
                     self.errors.report([outline(element)])
                 element = self.errors.resolve(element)
