@@ -24,6 +24,7 @@ test: $(VENV)/test $(ORACLES) redis chromium azurite
 
 # The large tables of cases in full: otherwise tests run a cover of their pairs (tests/support/tables.py).
 test-full: export GRANULAR_FULL_TABLES = 1
+test-full: override ARGS += --timeout=3600
 test-full: test
 
 # What mypy sees depends on what is installed, so it is given all of it.

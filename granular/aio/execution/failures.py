@@ -191,11 +191,10 @@ class Errors:
         """Return the replacement of a failed datapoint that is not raised; None to skip it."""
         if not failure.counts:
             return None
-        on_error, error = self.on_error, cast(Exception, failure.release())  # to others, no policy applies
-        try:
-            return call_user(on_error, failure.index, error) if callable(on_error) else None
-        finally:
-            del error
+        if callable(self.on_error):  # to errors that are no Exception, no policy applies
+            return call_user(self.on_error, failure.index, cast(Exception, failure.error))
+        failure.release()
+        return None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:
         """Count datapoints that failed, and log the first one of each reason."""
