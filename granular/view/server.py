@@ -46,6 +46,7 @@ _TURNS: Final = 10  # of the loop, within which every callback that is due has r
 _CHUNK: Final = MiB  # bytes of a medium that are read at a time
 _PLANE: Final = 32 * MiB  # bytes of a plane of an array
 _SIDES: Final = (32, 1024)  # pixels of a picture
+_WHOLE: Final = slice(None, None, 1)  # what aiohttp makes of no Range header
 _TYPES: Final = {'.html': 'text/html', '.css': 'text/css', '.js': 'text/javascript', '.svg': 'image/svg+xml'}
 _STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (NotFoundError, 404), (OutOfRangeError, 404), (AccessDeniedError, 502), (InvalidArgumentError, 400),
@@ -321,7 +322,7 @@ class _Server:
             value = await self._value(request, source)
             (head,) = await source.read([(value, 0, min(value.size, MAGIC))])
             start, stop = _range_of(request, value.size)
-            response = web.StreamResponse(status=200 if request.http_range == slice(None, None, 1) else 206)
+            response = web.StreamResponse(status=200 if request.http_range == _WHOLE else 206)
             media = '' if 'download' in request.query else media_type(head, value.size)
             if media == 'image/jpeg' and value.size <= MOST:
                 (data,) = await source.read([(value, 0, value.size)])
@@ -394,7 +395,7 @@ def _range_of(request: web.Request, size: int) -> tuple[int, int]:
     except ValueError:
         raise web.HTTPRequestRangeNotSatisfiable from None
     start, stop, _ = wanted.indices(size)
-    if (start >= stop and size) or (wanted.start or 0) > size:
+    if (start >= stop and wanted != _WHOLE) or (wanted.start or 0) > size:
         raise web.HTTPRequestRangeNotSatisfiable
     return start, stop
 

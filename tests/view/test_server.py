@@ -289,6 +289,17 @@ def test_ranges_that_cannot_be_satisfied(served, header):
     assert ask(served, '/api/media', {'Range': header}, path='train', key='clip', index=1).status == 416
 
 
+def test_empty_value_has_no_ranges(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'empty', {'x': 'bytes'}) as writer:
+        writer.append({'x': b''})
+    with Served(granular.Path(tmp_path)) as served:
+        statuses = [
+            ask(served, '/api/media', headers, path='empty', key='x', index=0).status
+            for headers in ({}, {'Range': 'bytes=0-'}, {'Range': 'bytes=0-9'}, {'Range': 'bytes=-1'})
+        ]
+    assert statuses == [200, 416, 416, 416]
+
+
 def test_head_of_a_medium(served, example):
     reply = ask(served, '/api/media', method='HEAD', path='train', key='clip', index=1)
     assert (reply.status, reply.body, int(reply.headers['Content-Length'])) == (
