@@ -193,6 +193,7 @@ def test_damaged_image_of_which_a_browser_shows_a_part_is_marked(page):
     page.open('#/animals?at=40&open')
     page.see('#detail [data-key=image] .note .bad', 'damaged: decoders refuse it')
     page.open('#/animals?at=41&open')
+    page.gone('#detail .note .bad')
     page.see('#detail [data-key=image] .note', '48 × 32')
     assert page.texts('#detail .note .bad') == []
 
