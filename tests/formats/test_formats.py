@@ -116,6 +116,7 @@ def test_json_encoding():
     [
         ('float', True, 'got bool'), ('float', '1.0', 'got str'), ('float', 2**53 + 1, 'not exactly a double'),
         ('float', 10**400, 'not exactly a double'), ('float', np.longdouble(1) / 3, 'not exactly a double'),
+        ('float', np.int64(2**53 + 1), 'not exactly a double'), ('float', np.uint64(2**64 - 1), 'not exactly a double'),
         ('bool', 1, 'got int'), ('bool', None, 'got NoneType'), ('json', {1: 2}, 'keys of type str, got 1'),
         ('json', [{'a': {True: 0}}], 'keys of type str, got True'), ('json', float('nan'), 'JSON'),
         ('json', b'{}', 'JSON'), ('json', np.float32(1), 'JSON'), ('json', '\ud800', 'surrogates'),

@@ -87,6 +87,7 @@ def encode_float(value: Any) -> bytes:
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, float | int | np.floating | np.integer):
         raise EncodeError(f'expected a float, got {type(value).__name__}')
+    value = int(value) if isinstance(value, np.integer) else value  # numpy compares integers with floats as doubles
     try:
         number = float(value)
     except OverflowError:
