@@ -231,7 +231,8 @@ def test_columns_are_selected(root):
             source[0, ['nothing']]
     with pytest.raises(UnknownKeyError, match='nothing'):
         granular.ParquetDataSource(paths, ['id', 'nothing'])
-    assert list(granular.ParquetDataSource(paths[0], ['text', 'id'])[0]) == ['text', 'id']
+    for names in (['text', 'id'], iter(['text', 'id']), dict.fromkeys(['text', 'id'])):
+        assert list(granular.ParquetDataSource(paths[0], names)[0]) == ['text', 'id']
 
 
 def test_unpickled_source_has_the_same_columns(several):
@@ -583,10 +584,10 @@ def test_files_with_different_schemas_are_rejected(tmp_path):
 
 
 @pytest.mark.parametrize('source', [granular.ParquetIterDataset, granular.ParquetDataSource])
-@pytest.mark.parametrize('options', [{'columns': 'id'}, {'columns': [1]}])
-def test_columns_are_validated(several, source, options):
-    with pytest.raises(InvalidArgumentError):
-        source(several, **options)
+@pytest.mark.parametrize('columns', ['id', [1], [['id']], 1])
+def test_columns_are_validated(several, source, columns):
+    with pytest.raises(InvalidArgumentError, match='columns: expected a sequence of names'):
+        source(several, columns=columns)
 
 
 @pytest.mark.parametrize('options', [{'cycle_length': 0}, {'read_ahead': -1}])

@@ -1,6 +1,6 @@
 """Reads Parquet files at random: the column chunks of row groups by range requests, decoded by pyarrow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Self
 
 from granular._lazy import import_extra
@@ -58,9 +58,10 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = CACHE) -> None:
         import_extra('pyarrow', 'parquet')
         super().__init__(paths)
-        if isinstance(columns, str) or (columns is not None and not all(type(name) is str for name in columns)):
+        names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else None
+        if columns is not None and (names is None or not all(type(name) is str for name in names)):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
-        self._requested = None if columns is None else tuple(dict.fromkeys(columns))
+        self._requested = None if names is None else tuple(dict.fromkeys(names))
         self._columns: tuple[str, ...] = ()
         self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
         self._groups = RowGroups([], self._cache_bytes)
