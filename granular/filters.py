@@ -5,7 +5,7 @@ datasets.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final, Literal
 
@@ -95,7 +95,8 @@ def chosen_classes(valid_classes: Any = None, invalid_classes: Any = None) -> tu
         raise InvalidArgumentError('expected either valid_classes or invalid_classes, such as valid_classes=[0, 3]')
     classes = valid_classes if invalid_classes is None else invalid_classes
     try:
-        array = None if isinstance(classes, str | bytes) else as_labels(list(classes), 'classes')
+        # An iterator would be empty for the next reader of the argument.
+        array = None if isinstance(classes, str | bytes | Iterator) else as_labels(list(classes), 'classes')
     except TypeError:  # not iterable
         array = None
     if array is None or array.dtype == object:

@@ -82,7 +82,8 @@ def test_samples_with_several_classes():
 @pytest.mark.parametrize(
     ('labels', 'valid', 'invalid', 'match'),
     [([0], None, None, 'either'), ([0], [0], [1], 'either'), ([0], 3, None, 'sequence of classes, got 3'),
-     ([0], 'cat', None, "got 'cat'"), ([0], [[1]], None, 'sequence of classes'), ([0], [[1], [1, 2]], None, '1-D'),
+     ([0], 'cat', None, "got 'cat'"), ([0], iter([0]), None, 'sequence of classes, got <list_iterator'),
+     ([0], [[1]], None, 'sequence of classes'), ([0], [[1], [1, 2]], None, '1-D'),
      ([0], np.array(3), None, '1-D'), ([0], ['a', 1], None, 'int, str'), ([0], [0.5], None, 'float'),
      ([0.5], [0], None, 'got float'), ([None], [0], None, 'datapoint 0, got None'), (['a'], [0], None, 'strings'),
      ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
