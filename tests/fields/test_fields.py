@@ -111,7 +111,7 @@ def test_unknown_fields_are_named_with_the_available_ones(mode):
 
 
 def test_invalid_modes_and_loaders_are_rejected():
-    for mode in ('', ' ', [], [3]):
+    for mode in ('', ' ', [], [3], None):
         with pytest.raises(InvalidArgumentError, match='mode: expected'):
             ModeWrapper(Numbers(), mode)
     with pytest.raises(InvalidArgumentError, match='list has no fields'):
@@ -279,6 +279,7 @@ def test_subset_percent_repeat_shuffle_and_concatenation():
     assert ModeWrapper(both, 'x class').fetch([0, 10, 11, 21, -1]) == [(0, 0), (100, 1), (1, 0), (101, 1), (101, 1)]
     assert both.getitem_x(21, {}) == 101
     assert both.getitems_class([0, 4]) == [0, 2]
+    assert FieldConcat(iter([dataset, Shifted(dataset)])).root_dataset is dataset
     with pytest.raises(InvalidArgumentError, match='one dataset or more'):
         FieldConcat([])
 

@@ -1,6 +1,6 @@
 """ModeWrapper loads selected fields of a dataset."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -52,7 +52,7 @@ class ModeWrapper(Awaited, Disposable):
     def __init__(self, dataset: Any, mode: str | Sequence[str], return_ctx: bool = False) -> None:
         self._fields = fields_of(dataset)
         self.dataset = original(dataset)
-        self._items = tuple(mode.split() if isinstance(mode, str) else mode)
+        self._items = tuple(mode.split() if isinstance(mode, str) else mode if isinstance(mode, Iterable) else ())
         if not self._items or not all(isinstance(item, str) for item in self._items):
             raise InvalidArgumentError(f'mode: expected names of fields, such as "x y", got {mode!r}')
         self._loaded = [item for item in self._items if item != _INDEX and not item.startswith(_CTX)]

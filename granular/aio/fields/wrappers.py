@@ -367,8 +367,9 @@ class FieldConcat(_Arranged):
     """
 
     def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
+        datasets = list(datasets)
         super().__init__(datasets)
-        if not self.parents:
+        if not datasets:
             raise InvalidArgumentError('expected one dataset or more, got none')
         self.datasets: list[Any] = [original(dataset) for dataset in datasets]
         positions = [Wrapped(range(len(part))) for part in self.parents]
