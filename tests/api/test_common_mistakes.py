@@ -477,8 +477,13 @@ def test_unknown_fields_are_refused_where_they_are_selected(tmp_path):
     with granular.DatasetWriter(tmp_path / 'x', {'label': 'int'}) as writer:
         writer.append({'label': 1})
     with granular.DatasetReader(tmp_path / 'x') as reader:
-        with pytest.raises(UnknownKeyError, match=r"select has \['lable'\], the spec has \['label'\]"):
-            MapDataset.source(reader).select(['lable'])
+        for refused in (
+            lambda: MapDataset.source(reader).select(['lable']),
+            lambda: MapDataset.source(reader).oversample('lable'),
+            lambda: MapDataset.source(reader).filter_classes('lable', [1]),
+        ):
+            with pytest.raises(UnknownKeyError, match=r"unknown fields \['lable'\]: the spec has \['label'\]"):
+                refused()
         selections = MapDataset.source(reader)
         reads = (reader.__getitem__, lambda i: reader.fetch([0, i]), lambda i: selections.subset([0, i]))
         for index, read in itertools.product((1, -2), reads):

@@ -309,5 +309,5 @@ def test_labels_are_read_alone_behind_select_and_combinations(tmp_path, arranged
         dataset = arranged(MapDataset.source(Blocking(reader) if blocking else reader))
         chosen = dataset.filter_classes(valid_classes=[1]).oversample()
         assert {datapoint['label'] for datapoint in chosen.select(['label'])} == {1}
-        with pytest.raises(UnknownKeyError, match=r"an earlier select has \['label'\]"):
+        with pytest.raises(UnknownKeyError, match=r"unknown fields \['image'\]: an earlier select has \['label'\]"):
             dataset.select(['label']).select(['image'])

@@ -360,7 +360,7 @@ def test_none_leaves_of_a_batch_stay_none():
 
 @pytest.mark.parametrize(
     ('element', 'message'),
-    [(3, r'index 1: select\(y\): expected a dict, got a int'), ((1, 2), 'expected a dict, got a tuple'),
+    [(3, "index 1: expected a dict with 'y', got int"), ((1, 2), "expected a dict with 'y', got tuple"),
      ({'x': 1, 2: 3}, r"unknown field 'y': there are \['x', 2\]")],
 )  # fmt: skip
 def test_elements_without_a_selected_field_are_named(element, message):

@@ -265,8 +265,10 @@ class Select(Element):
         except KeyError as error:
             raise UnknownKeyError(f'index {index}: unknown field {error}: there are {list(datapoint)}') from None
         except (TypeError, IndexError) as error:
-            kind = type(datapoint).__name__
-            raise DatapointError(f'index {index}: {self.describe()}: expected a dict, got a {kind}') from error
+            fields = ', '.join(map(repr, self._fields))
+            raise DatapointError(
+                f'index {index}: expected a dict with {fields}, got {type(datapoint).__name__}'
+            ) from error
 
     def describe(self) -> str:
         return f'select({", ".join(map(str, self._fields))})'

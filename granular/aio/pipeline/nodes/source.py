@@ -253,7 +253,7 @@ class _Adapter(Source):
                 known = getattr(self.root, 'spec', None)
         if isinstance(known, Mapping | Sequence) and (unknown := sorted(set(fields) - set(known))):
             owner = 'the spec' if self._mask is None else 'an earlier select'
-            raise UnknownKeyError(f'{self.root!r}: select has {unknown}, {owner} has {list(known)}')
+            raise UnknownKeyError(f'{self.root!r}: unknown fields {unknown}: {owner} has {list(known)}')
         return type(self)(self.root, self._method, tuple(fields))
 
     def stored_nbytes(self) -> float | None:
