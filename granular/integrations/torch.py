@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from typing import Any
 
-from granular._lazy import import_extra
+import numpy as np
+
+from granular._lazy import import_extra, is_masked
 from granular._other_names import answering
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing, outline
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
@@ -199,27 +201,45 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
       device: the device to move it to; asynchronously if the memory is pinned.
       pin_memory: copy it to pinned memory, which a device can read directly; by default if a device is given. Has no
         effect without an accelerator.
+
+    Raises:
+      DatapointError: for an array of numbers whose type or layout in memory torch does not have.
     """
     pin = (device is not None if pin_memory is None else pin_memory) and has_accelerator()
 
-    def place(tensor: Any) -> Any:
+    def place(path: str, value: Any) -> Any:
+        try:
+            tensor = torch.as_tensor(value) if _has_numbers(value) else value
+        except (TypeError, ValueError) as error:
+            raise DatapointError(
+                f'{path}: {value.dtype} of shape {value.shape} cannot be a tensor: {error}: convert it in a map, or '
+                f'leave it out with select(...)'
+            ) from error
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
         tensor = tensor.pin_memory() if pin and tensor.device.type == 'cpu' else tensor
         return tensor if device is None else tensor.to(device, non_blocking=True)
 
-    converted = data.default_convert(batch)
-    return _map_tensors(place, converted) if pin or device is not None else converted
+    return _map_leaves(place, batch)
 
 
-def _map_tensors(fn: Callable[[Any], Any], value: Any) -> Any:
-    """Return the value, of dicts, lists and tuples, with the result of the function in place of each tensor."""
-    if isinstance(value, torch.Tensor):
-        return fn(value)
+def _has_numbers(value: Any) -> bool:
+    """Return whether a value is an array or scalar of numbers, without a mask, which a tensor would lose."""
+    if not isinstance(value, np.ndarray | np.generic) or is_masked(type(value)):
+        return False
+    return value.dtype.kind not in 'SUOMm' and value.dtype.type is not np.void
+
+
+def _map_leaves(fn: Callable[[str, Any], Any], value: Any, path: str = 'batch') -> Any:
+    """Return the value, of dicts, lists and tuples, with the results of the function for the path and value of each
+    leaf.
+    """
     if isinstance(value, Mapping):
-        return {key: _map_tensors(fn, part) for key, part in value.items()}
-    parts = (_map_tensors(fn, part) for part in value) if isinstance(value, list | tuple) else ()
-    if isinstance(value, tuple) and hasattr(value, '_fields'):
-        return type(value)(*parts)
-    return type(value)(parts) if isinstance(value, list | tuple) else value
+        return {key: _map_leaves(fn, part, f'{path}[{key!r}]') for key, part in value.items()}
+    if not isinstance(value, list | tuple):
+        return fn(path, value)
+    parts = [_map_leaves(fn, part, f'{path}[{i}]') for i, part in enumerate(value)]
+    return type(value)(*parts) if hasattr(value, '_fields') else type(value)(parts)
 
 
 def has_accelerator() -> bool:
@@ -275,5 +295,10 @@ class Batches(core.Batches):
         if sent is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(sent)
-            _map_tensors(lambda tensor: tensor.record_stream(current), batch)  # until then its memory is in use
+
+            def record(path: str, value: Any) -> None:
+                if isinstance(value, torch.Tensor):
+                    value.record_stream(current)  # until then its memory is in use
+
+            _map_leaves(record, batch)
         return batch

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import typing
 import weakref
 
 import numpy as np
@@ -71,6 +72,11 @@ def path(fakegcs):
             writer.append({'data': np.full(100, i, np.float32), 'label': i}, flush=False)
     config = granular.IOConfig(hedge=0)  # so that each request is counted once
     return granular.Path(str(path), **fakegcs.options, config=config)
+
+
+class Pair(typing.NamedTuple):
+    one: object
+    other: object
 
 
 def counted(datapoint):
@@ -247,6 +253,22 @@ def test_tensors_share_the_memory_of_a_batch():
     assert elements['x'].is_pinned() == has_accelerator()
     moved = to_torch(batch, 'meta')
     assert moved['x'].device.type == moved['n'][0].device.type == 'meta'
+
+
+def test_values_that_are_no_tensors_are_returned_unchanged_or_named():
+    from granular.integrations.torch import to_torch
+
+    others = {
+        'time': np.array(['2020-01-01'], 'M8[ns]'), 'span': np.timedelta64(1, 's'), 'raw': np.zeros(2, 'V4'),
+        'fields': np.zeros(2, [('a', 'i4')]), 'text': np.array(['a']), 'bytes': np.bytes_(b'a'),
+        'objects': np.array([{}]), 'masked': np.ma.array([1, 2], mask=[0, 1]), 'none': None,
+    }  # fmt: skip
+    kept = to_torch(others)
+    assert kept.keys() == others.keys() and all(kept[name] is value for name, value in others.items())
+    assert to_torch((Pair('a', [b'b']), {})) == (Pair('a', [b'b']), {})
+    for value in (np.arange(3)[::-1], np.arange(3, dtype='>i4'), np.longdouble(1)):
+        with pytest.raises(DatapointError, match=r"batch\['x'\]\[1\]: .* cannot be a tensor: .*: convert it in a map"):
+            to_torch({'x': (0, value)})
 
 
 @pytest.mark.parametrize('device', [None, 'cpu'])
