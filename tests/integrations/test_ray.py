@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+import tracemalloc
 import types
 
 import numpy as np
@@ -266,6 +267,21 @@ def test_blocks_of_one_shard_are_not_copied(tmp_path):
     assert [len(row['x']) for row in rows] == [2 << 20] * 3
     assert sum(table.nbytes for table in tables) >= 6 << 20  # they are still there
     assert pyarrow.total_allocated_bytes() - allocated < 1 << 20
+
+
+def test_memory_of_a_plan_grows_with_the_tasks_and_not_with_tasks_times_shards(tmp_path):
+    import granular.integrations.ray
+
+    written(tmp_path, 1, 1, {'n': 'int'}, lambda i: {'n': i})
+    for number in range(1, 1000):
+        shutil.copytree(tmp_path / '000000', tmp_path / f'{number:06}')
+    source = granular.integrations.ray.Datasource(tmp_path)
+    tracemalloc.start()
+    tasks = source.get_read_tasks(1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(tasks) == 1000
+    assert peak < 1000 * 1000 * 8
 
 
 def test_columns_and_limits_are_pushed_down(ray_, tmp_path):

@@ -217,7 +217,9 @@ def _runs(shards: Sequence[_Shard], count: int) -> Iterator[_Run]:
     edges = np.linspace(0, total, max(1, min(count, total)) + 1).astype(np.int64)
     if count <= len(shards):  # whole shards: move each edge to the nearest one of a shard
         ends = np.append(0, stops)
-        edges = ends[np.abs(ends[:, None] - edges).argmin(0)]
+        right = np.searchsorted(ends, edges)
+        lower, upper = ends[np.maximum(right - 1, 0)], ends[right]
+        edges = np.where(edges - lower <= upper - edges, lower, upper)
     edges = np.unique(edges)
     for start, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         first = int(np.searchsorted(stops, start, side='right'))
