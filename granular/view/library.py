@@ -10,7 +10,7 @@ from typing import Any, Final
 from granular.aio.datasources import detect
 from granular.aio.paths.path import Path, is_pattern
 from granular.config import MiB
-from granular.errors import InvalidArgumentError, ObjectChangedError
+from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
 from granular.formats.layout import shard_numbers
 from granular.view.names import Names
 from granular.view.sources import Source, source_of
@@ -64,6 +64,20 @@ class Library:
         for part in parts:
             path = path / part
         return path
+
+    async def check(self) -> None:
+        """Check that there is something at the root, and if it is a dataset or file, that it has the keys with names.
+
+        Raises:
+          NotFoundError: if there is nothing.
+          UnknownKeyError: if it lacks a key.
+        """
+        keys = self._names.classes.keys() | self._names.tokenizers.keys()
+        if (await self.folder(''))['kind'] == 'folder' or not keys:  # a folder may hold datasets with these keys
+            return
+        async with self.use('') as source:
+            if unknown := sorted(keys - source.spec.keys()):
+                raise UnknownKeyError(f'{self.root}: names were given for {unknown}, the keys are {list(source.spec)}')
 
     async def folder(self, relative: str) -> dict[str, Any]:
         """List a folder: its first entries by name, and whether it is a dataset.

@@ -86,26 +86,26 @@ async def serve(root: Path, port: int = 0, names: Names | None = None) -> AsyncI
 
     Raises:
       NotFoundError: if there is nothing at the path.
+      UnknownKeyError: if the path is a dataset or file without a key that is named.
     """
-    server = _Server(root, names or Names())
-    await server.library.folder('')
-    try:
-        listening = socket.create_server(('127.0.0.1', port))
-    except OSError as error:
-        raise InvalidArgumentError(f'port {port} of 127.0.0.1 cannot be used: {error.strerror}') from error
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1, handler_cancellation=True)
-    try:
-        await runner.setup()
-        await web.SockSite(runner, listening).start()
-        yield f'http://127.0.0.1:{listening.getsockname()[1]}/?token={server.guard.token}'
-    finally:
-        # asyncio loses a connection that it accepts while the server closes: accept no more, then wait for the last.
-        asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(_TURNS):
-            await asyncio.sleep(0)
-        await runner.cleanup()
-        listening.close()
-        await server.aclose()
+    async with contextlib.aclosing(_Server(root, names or Names())) as server:
+        await server.library.check()
+        try:
+            listening = socket.create_server(('127.0.0.1', port))
+        except OSError as error:
+            raise InvalidArgumentError(f'port {port} of 127.0.0.1 cannot be used: {error.strerror}') from error
+        runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1, handler_cancellation=True)
+        try:
+            await runner.setup()
+            await web.SockSite(runner, listening).start()
+            yield f'http://127.0.0.1:{listening.getsockname()[1]}/?token={server.guard.token}'
+        finally:
+            # asyncio loses a connection that it accepts while it closes a server: accept none, and wait for the last.
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            await runner.cleanup()
+            listening.close()
 
 
 class _Server:

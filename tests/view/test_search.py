@@ -224,6 +224,17 @@ def test_command_takes_names(tmp_path):
     assert (columns['n'][1]['name'], columns['tokens'][0]['text']) == ('one', 'abc')
 
 
+def test_names_of_keys_that_a_dataset_does_not_have_are_errors(tmp_path, tokens):
+    with granular.DatasetWriter(tmp_path / 'other', {'n': 'int'}) as writer:
+        writer.append({'n': 1})
+    with pytest.raises(
+        granular.errors.UnknownKeyError, match=r"names were given for \['tokens'\], the keys are \['n'\]"
+    ):
+        Served(granular.Path(tmp_path / 'other'), names=tokens).__enter__()
+    with Served(granular.Path(tmp_path), names=tokens) as served:  # one of the datasets of the folder has the key
+        assert ask(served, '/api/dataset', path='other').json['length'] == 1
+
+
 @pytest.mark.parametrize('option', ['--classes', '--tokenizer'])
 def test_command_says_what_names_it_expects(option):
     result = typer.testing.CliRunner().invoke(app, ['view', '.', option, 'label'])
