@@ -34,6 +34,10 @@ MISTAKES = {
         lambda: granular.DatasetWriter(pathlib.Path('s3://bucket/data'), {'x': 'int'}),
         r"'s3:/bucket/data': expected an address that begins with s3:// \(pathlib.Path drops a slash\): pass it as a",
     ),
+    'address_without_a_colon': (
+        lambda: granular.DatasetWriter('s3//bucket/data', {'x': 'int'}),
+        r"'s3//bucket/data': expected an address that begins with s3:// .*; a local path of this name begins with ./$",
+    ),
     'space_before_an_address': (
         lambda: granular.Path(' gs://bucket'),
         "' gs://bucket': expected an address that",

@@ -13,7 +13,10 @@ from granular.errors import InvalidArgumentError
 __all__ = ['ContentInfo', 'Entry', 'ObjectWriter', 'Request', 'Stat', 'Store', 'Upload', 'resolve']
 
 _URL: Final = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+)://(.*)', re.DOTALL)
-_ALMOST_URL: Final = re.compile(r'\s*([A-Za-z][A-Za-z0-9+.-]+):/.*', re.DOTALL)
+# Without a slash, or of a store without the colon: both would be local paths.
+_ALMOST_URL: Final = re.compile(
+    r'\s*(?:([A-Za-z][A-Za-z0-9+.-]+):|(s3a?|gs|gcs|https?|az|abfss?|hf)/)/.*', re.DOTALL | re.IGNORECASE
+)
 _PATH_METHODS: Final = ('name', 'parent', 'exists', 'open', 'glob', '__truediv__')
 
 
@@ -48,10 +51,9 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
         from granular.aio.stores.local.store import LocalStore
 
         if match is None and (almost := _ALMOST_URL.fullmatch(path)):
-            scheme = almost[1]
             raise InvalidArgumentError(
-                f'{hidden(path)!r}: expected an address that begins with {scheme}:// (pathlib.Path drops a slash): '
-                f'pass it as a string or a granular.Path; a local folder of this name is ./{scheme}:'
+                f'{hidden(path)!r}: expected an address that begins with {almost[1] or almost[2]}:// (pathlib.Path '
+                f'drops a slash): pass it as a string or a granular.Path; a local path of this name begins with ./'
             )
         if options:
             raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
