@@ -678,6 +678,16 @@ def test_hugging_face_datasets_are_converted(tmp_path):
     assert granular.convert(tmp_path / 'splits' / 'train', tmp_path / 'y').datapoints == 3
 
 
+@pytest.mark.filterwarnings('ignore::DeprecationWarning', 'ignore::FutureWarning', 'ignore::ResourceWarning')
+def test_names_of_classes_of_hugging_face_datasets_are_in_the_log(tmp_path, caplog):
+    import datasets
+
+    features = datasets.Features(label=datasets.ClassLabel(names=['cat', 'dog']))
+    dataset = datasets.Dataset.from_dict({'label': [1, 0]}, features=features)
+    assert granular.convert(dataset, tmp_path / 'x').spec == {'label': 'int'}
+    assert "Dataset: 'label' becomes the numbers of its classes, without their names: cat, dog" in caplog.text
+
+
 def test_images_in_parquet_files_of_hugging_face_are_kept_as_files(tmp_path):
     image = granular.encoders['png'](np.full((4, 5, 3), 7, np.uint8))
     rows = {'image': [{'bytes': image, 'path': f'{i}.png'} for i in range(3)], 'label': [1, 2, 3]}

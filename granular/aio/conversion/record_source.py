@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import re
@@ -34,6 +35,8 @@ from granular.config import MiB
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.layout import shard_number
 from granular.indexing import Ints
+
+logger: Final = logging.getLogger('granular')
 
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
@@ -223,6 +226,9 @@ def _hugging_face(dataset: Any, name: str) -> RecordSource:
         if isinstance(feature, datasets.Image | datasets.Audio):
             dataset = dataset.cast_column(field, type(feature)(decode=False))
             files.append(field)
+        elif isinstance(feature, datasets.ClassLabel):
+            shown = f'{", ".join(feature.names):.1000}'
+            logger.warning('%s: %r becomes the numbers of its classes, without their names: %s', name, field, shown)
     if isinstance(dataset, datasets.IterableDataset):
         return RecordSource(name, 'huggingface', items=(_with_files(row, files) for row in dataset))
     return RecordSource(name, 'huggingface', sources.convert(_HuggingFace(dataset, files)))
