@@ -145,6 +145,15 @@ def test_types_equal_those_of_numpy(tmp_path):
     assert type(row['map']) is list and type(row['map'][0]) is tuple
 
 
+def test_views_are_read_in_any_order(tmp_path):
+    texts = with_nulls([f'a text that is not in the view, of number {i}' for i in range(30)], 7)
+    table = pa.table({'text': pa.array(texts, pa.string_view())})
+    with granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), table, row_group_size=9)) as source:
+        order = np.random.default_rng(0).permutation(30).tolist()
+        assert [row['text'] for row in source.fetch(order)] == [texts[i] for i in order]
+        assert source[3:25, 'text']['text'] == texts[3:25]
+
+
 def test_rows_equal_those_of_grain(tmp_path):
     import grain.experimental
 

@@ -194,7 +194,7 @@ class RowGroups:
             consecutive = len(rows) == 1 or bool((np.diff(rows) == 1).all())
             for name in names:
                 column = columns[group, name]
-                part = column.slice(int(rows[0]), len(rows)) if consecutive else column.take(pa.array(rows))
+                part = column.slice(int(rows[0]), len(rows)) if consecutive else _take(column, rows)
                 try:
                     values[name].append(values_of(part))
                 except MemoryError:
@@ -209,7 +209,7 @@ class RowGroups:
         footer, inner = self._place(group)
         first = int(footer.stops[inner - 1]) if inner else 0
         for i, row in enumerate(rows.tolist()):
-            one = part.take(pa.array([i]))
+            one = part.slice(i, 1)
             try:
                 values_of(one)
             except (pa.ArrowException, ValueError) as error:
@@ -218,6 +218,15 @@ class RowGroups:
                     f'write text that is not UTF-8 as binary, or read other columns with columns='
                 )
         return DatapointError(f'{footer.path}: row group {inner}, column {name!r}: cannot be converted at once')
+
+
+def _take(column: Any, rows: Ints) -> Any:
+    """Return the values of rows of a chunked array, one by one of types of which pyarrow takes none, such as views."""
+    pa = import_extra('pyarrow', 'parquet')
+    try:
+        return column.take(pa.array(rows))
+    except pa.ArrowNotImplementedError:
+        return pa.chunked_array([chunk for row in rows.tolist() for chunk in column.slice(row, 1).chunks], column.type)
 
 
 def _reason(value: Any, error: Exception) -> str:
