@@ -154,6 +154,13 @@ def test_views_are_read_in_any_order(tmp_path):
         assert source[3:25, 'text']['text'] == texts[3:25]
 
 
+def test_struct_with_fields_of_one_name_is_refused(tmp_path):
+    struct = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array(['x', 'y'])], names=['a', 'a'])
+    source = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table({'s': struct})))
+    with pytest.raises(DatapointError, match=r"row 0, column 's': .*several fields of one name: \['a', 'a'\]"):
+        source[0]
+
+
 def test_rows_equal_those_of_grain(tmp_path):
     import grain.experimental
 

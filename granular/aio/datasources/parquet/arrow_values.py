@@ -30,6 +30,8 @@ def values_of(column: Any) -> list[Any]:
         return values_of(column.dictionary_decode())
     if types.is_struct(kind):
         names = [field.name for field in kind]
+        if len(set(names)) < len(names):
+            raise ValueError(f'a struct has several fields of one name: {names}')
         rows = zip(*map(values_of, column.flatten()), strict=True) if names else [()] * len(column)
         return _masked(column, [dict(zip(names, row, strict=True)) for row in rows])
     if types.is_map(kind):
