@@ -116,10 +116,13 @@ def cat(
     """Show one datapoint."""
     if unknown := next((key for key in keys or () if key.startswith('-')), ''):  # which a negative index looks like
         raise InvalidArgumentError(f'{unknown}: no such option; keys follow the index: granular cat URL INDEX KEY')
+    mask = dict(map(_mask, keys or ()))
+    if len(mask) < len(keys or ()):
+        raise InvalidArgumentError(f'expected each key once, got {" ".join(keys or ())}')
     root = open_path(url)
     with _reader(root) as reader:
         spec = getattr(reader, 'spec', {})
-        datapoint = reader[index, dict(map(_mask, keys)) if spec else keys] if keys else reader[index]
+        datapoint = reader[index, mask if spec else keys] if keys else reader[index]
     if not isinstance(datapoint, dict):
         datapoint = {'record': datapoint}
     values = {key: readable(value, spec.get(key) or as_record(value)[0]) for key, value in datapoint.items()}

@@ -61,9 +61,19 @@ def with_store_options(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def pairs(option: str, expected: str, texts: list[str] | None) -> dict[str, str]:
-    """Return the values of an option that may be repeated, ``KEY=VALUE``, by key."""
-    found = [text.rpartition('=') for text in texts or []]
-    if wrong := [text for text, (key, _, value) in zip(texts or [], found, strict=True) if not key or not value]:
-        raise InvalidArgumentError(f'{option}: expected KEY={expected}, got {wrong[0]}')
-    return {key: value for key, _, value in found}
+def pairs(
+    option: str, expected: str, texts: list[str] | None, split: Callable[[str, str], tuple[str, ...]] = str.partition
+) -> dict[str, str]:
+    """Return the values of an option that may be repeated, ``KEY=VALUE``, by key.
+
+    ``split`` is ``str.rpartition`` if keys may contain ``=``, and otherwise values may.
+    """
+    found: dict[str, str] = {}
+    for text in texts or []:
+        key, _, value = split(text, '=')
+        if not key or not value:
+            raise InvalidArgumentError(f'{option}: expected KEY={expected}, got {text}')
+        if key in found:
+            raise InvalidArgumentError(f'{option}: expected one value for {key}, got {found[key]} and {value}')
+        found[key] = value
+    return found

@@ -82,8 +82,8 @@ def convert(
     if on_error not in ('stop', 'skip'):
         raise InvalidArgumentError(f"--on-error: expected 'stop' or 'skip', got {on_error!r}")
     options: Any = {
-        'format': format, 'spec': pairs('--spec', 'TYPE, such as label=int', spec), 'shardlen': shardlen or None,
-        'layout': layout, 'checksums': checksums, 'parallel': parallel, 'engine': engine,
+        'format': format, 'spec': pairs('--spec', 'TYPE, such as label=int', spec, str.rpartition),
+        'shardlen': shardlen or None, 'layout': layout, 'checksums': checksums, 'parallel': parallel, 'engine': engine,
         'on_error': 'raise' if on_error == 'stop' else on_error,
     }  # fmt: skip
     source_path, target_path = open_path(source), open_path(target)

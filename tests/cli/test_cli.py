@@ -327,6 +327,12 @@ def test_all_has_what_demo_and_view_need():
 
 MISTAKES = {
     'unknown option of cat': (['cat', 'ds', 1, '--keys', 'label'], '--keys: no such option; keys follow the index'),
+    'key twice': (['cat', 'ds', 1, 'times[0:1]', 'times[2:]'], 'expected each key once, got times[0:1] times[2:]'),
+    'type twice': (['convert', 'x', 'y', '--spec', 'a=int', '--spec', 'a=float'], 'one value for a, got int and float'),
+    'file with a sign': (
+        ['view', 'ds', '--classes', 'a=/day=1/x'],
+        '/day=1/x: expected a file with the name of a class',
+    ),
     'no address': (['info', ''], 'expected a path or an address, got an empty text'),
     'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
     'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
