@@ -30,10 +30,12 @@ def to_jax(batch: Any, sharding: Any) -> Any:
       The same tree of :class:`jax.Array` of shape (local batch times processes, ...), being transferred to the devices.
 
     Raises:
-      DatapointError: for a leaf that is not an array of numbers, or whose length does not fit the devices.
+      DatapointError: for a leaf that is not an array of numbers, or whose length does not fit the devices; and for
+        integers beyond 32 bits without ``jax_enable_x64``, which JAX would cut.
     """
 
     def place(path: Any, value: Any) -> Any:
+        _refuse_to_cut(path, value)
         try:
             return jax.make_array_from_process_local_data(sharding, value)
         except (TypeError, ValueError) as error:
@@ -44,6 +46,20 @@ def to_jax(batch: Any, sharding: Any) -> Any:
             ) from error
 
     return jax.tree_util.tree_map_with_path(place, batch)
+
+
+def _refuse_to_cut(path: Any, value: Any) -> None:
+    """Raise ``DatapointError`` for integers of which JAX would keep the lowest 32 bits."""
+    kind = getattr(value, 'dtype', None)
+    if kind not in (np.int64, np.uint64) or not np.size(value) or jax.config.jax_enable_x64:
+        return
+    limits = np.iinfo(np.int32 if kind == np.int64 else np.uint32)
+    least, most = int(value.min()), int(value.max())
+    if least < limits.min or most > limits.max:
+        raise DatapointError(
+            f'{jax.tree_util.keystr(path)}: JAX would cut {kind} from {least} to {most} to 32 bits: set '
+            f'jax_enable_x64, or leave it out with select(...)'
+        )
 
 
 def _remedy(value: Any, devices: int) -> str:
@@ -79,7 +95,8 @@ def device_put(
 
     Raises:
       InvalidArgumentError: if it is not a stream.
-      DatapointError: for a leaf that is not an array of numbers, or does not fit the device.
+      DatapointError: for a leaf that is not an array of numbers, or does not fit the device, or beyond 32 bits as for
+        :func:`to_jax`.
     """
     stream = dataset_of(dataset) if isinstance(dataset, DataLoader) else dataset
     if not isinstance(stream, IterDataset):
@@ -99,7 +116,10 @@ class _Put:
     def __call__(self, element: Any) -> Any:
         try:
             with _enable_x64(self._x64), jax.default_device(self._default):
+                jax.tree_util.tree_map_with_path(_refuse_to_cut, element)
                 return jax.device_put(element, self._device)
+        except DatapointError:
+            raise
         except (TypeError, ValueError) as error:
             raise DatapointError(f'an element cannot be placed on {self._device}: {error}') from error
 

@@ -99,11 +99,26 @@ def case_context_of_the_consumer_applies_to_the_conversion(folder):
         with jax.enable_x64(True):
             for batch in Batches([{'i': numbers}] * 3, sharding(), buffer):
                 assert batch['i'].dtype == np.int64 and batch['i'].tolist() == numbers.tolist()
-        assert next(Batches([{'i': numbers}], sharding(), buffer))['i'].dtype == np.int32
+        assert next(Batches([{'i': np.arange(4)}], sharding(), buffer))['i'].dtype == np.int32
     stream = MapDataset.range(4).map(lambda i: numbers + i).to_iter_dataset()
     with jax.enable_x64(True), jax.default_device(jax.devices()[2]), iter(device_put(stream)) as elements:
         element = next(elements)
         assert element.devices() == {jax.devices()[2]} and element.tolist() == numbers.tolist()
+
+
+def case_integers_are_not_cut(folder):
+    for most, kind in ((2**31 - 1, np.int64), (2**32 - 1, np.uint64)):
+        fit = np.array([0, 1, 2, most], kind)
+        cut = fit + kind(1)
+        assert next(Batches([{'i': fit}], sharding()))['i'].tolist() == fit.tolist()
+        message = rf"^\['i'\]: JAX would cut u?int64 from 1 to {most + 1} to 32 bits: set jax_enable_x64, or"
+        with Batches([{'i': cut}], sharding()) as batches, pytest.raises(DatapointError, match=message):
+            next(batches)
+        stream = MapDataset.source([{'i': cut[0]}, {'i': cut[3]}]).to_iter_dataset()
+        with iter(device_put(stream)) as elements:
+            assert next(elements)['i'] == 1
+            with pytest.raises(DatapointError, match='JAX would cut'):
+                next(elements)
 
 
 def case_states(folder):
