@@ -139,6 +139,11 @@ def test_other_values_are_rejected(kind, value, message):
         encoders[kind](value)
 
 
+def test_other_formats_are_rejected():
+    with pytest.raises(EncodeError, match="expected the format wav or flac, got 'mp3'"):
+        formats.encode_audio((SAMPLES, 8000), 'mp3')
+
+
 @pytest.mark.parametrize('kind', ['wav', 'flac'])
 def test_files_that_are_not_audio_are_rejected(kind):
     for data in b'', b'no audio', b'RIFF\x04\0\0\0WAVE', b'fLaC', b'RIFF\x24\0\0\0WAVEdata\0\0\0\0':

@@ -271,6 +271,8 @@ def test_rates_of_videos_are_integers_or_fractions():
     for fps in (29.97, 0, -1, 'fast'):
         with pytest.raises(EncodeError, match='mp4: expected fps as an integer or a fraction > 0, got '):
             formats.encode_video(video, fps)
+    with pytest.raises(EncodeError, match='as mp4 with h264 at 1000000000000 fps: .* too large'):
+        formats.encode_video(video, 10**12)
 
 
 @pytest.mark.parametrize('kind', ['mp4', 'webm'])

@@ -55,8 +55,8 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
                 frame.pts = i
                 container.mux(output.encode(frame))
             container.mux(output.encode(None))
-    except (av.FFmpegError, ValueError) as error:
-        raise EncodeError(f'a video of shape {array.shape} as {format} with {codec}: {error}') from error
+    except (av.FFmpegError, ValueError, OverflowError) as error:
+        raise EncodeError(f'a video of shape {array.shape} as {format} with {codec} at {fps} fps: {error}') from error
     return stream.getvalue()
 
 
