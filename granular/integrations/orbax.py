@@ -63,9 +63,10 @@ class CheckpointHandler(_Handler):  # type: ignore[misc]
           NotFoundError: if the checkpoint contains no state.
           StateError: if the state belongs to another pipeline, or the processes were saved at different positions.
         """
-        item = _checked(args.item if item is None else item)
-        item.load_state_dict(load_state(str(directory), ShardByJaxProcess()))
-        return item
+        args = CheckpointRestore(item) if args is None else args
+        restored = _checked(args.item)
+        restored.load_state_dict(load_state(str(directory), ShardByJaxProcess()))
+        return restored
 
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)

@@ -20,6 +20,7 @@ from granular import Loader, MapDataset
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, StateError
 from granular.integrations.jax import Batches, device_put
 from granular.integrations.orbax import (
+    CheckpointHandler,
     CheckpointRestore,
     CheckpointSave,
     PyGrainCheckpointRestore,
@@ -207,6 +208,8 @@ def case_a_state_that_does_not_fit(folder):
         asynchronous = granular.aio.MapDataset.range(3).to_iter_dataset()
         with pytest.raises(InvalidArgumentError, match='DatasetIterator has no state'):
             checkpointer.save(folder / 'three', ocp.args.Composite(data=CheckpointSave(aiter(asynchronous))))
+        with pytest.raises(InvalidArgumentError, match='NoneType has no state'):
+            CheckpointHandler().restore(folder / 'one' / 'data')
         file = folder / 'one' / 'data' / 'process_0-of-1.json'
         file.write_bytes(file.read_bytes()[:-2])
         with pytest.raises(StateError, match='load an earlier state'):
