@@ -237,7 +237,7 @@ def test_missing_and_invalid_files_are_errors(root, several, suffix):
             opener([*several[suffix], root / 'none'])
         with pytest.raises(GranularError, match='folder'):
             opener(root / 'folder')
-        for wrong in ([], None, 3):
+        for wrong in ([], None, 3, set(several[suffix])):
             with pytest.raises(InvalidArgumentError):
                 opener(wrong)
 

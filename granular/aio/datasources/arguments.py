@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Final
 
 from granular.aio.paths.path import Path
@@ -17,7 +17,12 @@ _NUMBERED: Final = re.compile(r'(.*)-([0-9]{1,6})-of-([0-9]{1,6})(?:-[0-9a-f]+)?
 
 
 def as_paths(paths: Any) -> tuple[Path, ...]:
-    """Return one path or several as a tuple; raise ``InvalidArgumentError`` if there is none."""
+    """Return one path or several as a tuple; raise ``InvalidArgumentError`` if there is none, or no order."""
+    if isinstance(paths, Set):
+        raise InvalidArgumentError(
+            f'expected a sequence of paths, got a {type(paths).__name__}, which has another order in each process: '
+            f'pass sorted(...)'
+        )
     if isinstance(paths, str | os.PathLike | PurePath) or not isinstance(paths, Iterable):
         paths = [paths]
     as_tuple = tuple(map(Path, paths))
