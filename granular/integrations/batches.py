@@ -134,6 +134,8 @@ class Batches(Closing, Iterator[Any]):
     def forked(self) -> None:
         """Give up, in a forked child, what belongs to its parent."""
         self._inherited, self._lock, self._holder = self._thread is not None, threading.RLock(), 0
+        if self._inherited:
+            self._sent = collections.deque()  # no thread ends them here
 
     def _prepare(self, batch: Any) -> Any:
         """Return what ``_convert`` gets for a batch, on the consumer's thread."""
@@ -280,7 +282,7 @@ class Batches(Closing, Iterator[Any]):
         """
         self._check('state', self._keeps)
         with self._lock:
-            self._settle()
+            _settle(self._sent)
             before, sent = self.state_dict(), collections.deque[_Sent]()
             # Until it is loaded, an interrupt, which might come after any call, leads back to the state before.
             self._state = self._before = before
@@ -312,7 +314,7 @@ class Batches(Closing, Iterator[Any]):
         """Discard the batches converted ahead and close the loader."""
         self._closed = True
         if waits := may_wait():
-            self._settle()
+            _settle(self._sent)
         self._sent = collections.deque()  # anew, as another thread may be in next
         self._left, self._recipient = None, 0
         if self._thread is not None and waits and not self._inherited:
@@ -320,14 +322,9 @@ class Batches(Closing, Iterator[Any]):
         if (close := getattr(self._batches, 'close', None)) is not None:
             close()
 
-    def _settle(self) -> None:
-        """Wait for the last conversion, after which none reads the loader's memory."""
-        if not self._inherited:
-            _settle(self._sent)
-
 
 def _settle(sent: collections.deque[_Sent]) -> BaseException | None:
-    """Wait for the last conversion. Returns its error."""
+    """Wait for the last conversion, after which none reads the loader's memory. Returns its error."""
     conversion = sent[-1].conversion if sent else None
     return None if conversion is None else conversion.wait()
 
