@@ -243,8 +243,16 @@ def test_columns_are_selected(root):
         assert source[5, 'text'] == {'text': 't5'}
         assert source.fetch([], ['id']) == []
         assert source.fetch([3, 3], ()) == [{}, {}]
-        with pytest.raises(UnknownKeyError, match='nothing'):
-            source[0, ['nothing']]
+        assert source[5, {'id': True, 'text': False}] == {'id': 5}
+        for mask in (['nothing'], {'nothing': False}):
+            with pytest.raises(UnknownKeyError, match='nothing'):
+                source[0, mask]
+        for mask, message in (
+            ({'wide': slice(2)}, "True or False for columns, got {'wide': slice"),
+            (5, 'as mask, got 5'),
+        ):
+            with pytest.raises(InvalidArgumentError, match=message):
+                source[0, mask]
     with pytest.raises(UnknownKeyError, match='nothing'):
         granular.ParquetDataSource(paths, ['id', 'nothing'])
     for names in (['text', 'id'], iter(['text', 'id']), dict.fromkeys(['text', 'id'])):

@@ -63,14 +63,17 @@ def names_in(
     mask: Iterable[str] | Mapping[str, bool], available: Sequence[str], kind: str, source: str
 ) -> tuple[str, ...]:
     """Return the names that a mask selects, without repeats; raise ``UnknownKeyError`` for a name that is not
-    available.
+    available, and ``InvalidArgumentError`` for a range, which only sequences of datasets have.
 
     Errors call the names by their kind, ``'columns'`` or ``'fields'``, of a source.
     """
-    if isinstance(mask, Mapping):
-        names = [name for name, selected in mask.items() if selected]
-    else:
-        names = [mask] if isinstance(mask, str) else list(mask)
+    if not isinstance(mask, Iterable):
+        raise InvalidArgumentError(f'{source}: expected {kind}, or a mapping of {kind}, as mask, got {mask!r:.100}')
+    names = [mask] if isinstance(mask, str) else list(mask)
     if unknown := [name for name in names if name not in available]:
         raise UnknownKeyError(f'{source}: unknown {kind} {unknown}: expected some of {list(available)}')
+    if isinstance(mask, Mapping):
+        if parts := {name: part for name, part in mask.items() if part is not True and part is not False}:
+            raise InvalidArgumentError(f'{source}: expected True or False for {kind}, got {parts!r:.100}')
+        names = [name for name in names if mask[name]]
     return tuple(dict.fromkeys(names))
