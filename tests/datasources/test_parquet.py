@@ -154,6 +154,15 @@ def test_views_are_read_in_any_order(tmp_path):
         assert source[3:25, 'text']['text'] == texts[3:25]
 
 
+def test_list_with_a_null_beside_an_integer_that_no_double_represents_is_refused(tmp_path):
+    lists = [[2**60 + 1], [2**53, None], [2**53 + 1, None]]
+    source = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table({'x': lists})))
+    assert source[0]['x'].tolist() == lists[0]
+    np.testing.assert_equal(source[1]['x'], [2.0**53, np.nan])
+    with pytest.raises(DatapointError, match="row 2, column 'x': cannot be converted: Integer value 9007199254740993"):
+        source[2]
+
+
 def test_struct_with_fields_of_one_name_is_refused(tmp_path):
     struct = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array(['x', 'y'])], names=['a', 'a'])
     source = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table({'s': struct})))

@@ -18,7 +18,7 @@ def values_of(column: Any) -> list[Any]:
 
     Google Grain returns the same values, except for nulls. A null is NaN in a float column, NaT in a date or time
     column, and None otherwise, so that the integers and booleans beside it keep their type. A list of integers with a
-    null becomes float64 with NaN, because an integer array cannot hold None.
+    null becomes float64 with NaN, because an integer array cannot hold None; pyarrow's ``ArrowInvalid`` if it rounds.
     """
     pa = import_extra('pyarrow', 'parquet')
     if isinstance(column, pa.ChunkedArray):
@@ -67,7 +67,9 @@ def _lists(column: Any, limits: list[tuple[int, int]], child: Any) -> list[Any]:
     types, kind = pa.types, child.type
     whole_bools = types.is_boolean(kind) and not child.null_count
     if types.is_integer(kind) and child.null_count:
-        rows = [child.slice(start, stop - start).to_numpy(zero_copy_only=False) for start, stop in limits]
+        parts = (child.slice(start, stop - start) for start, stop in limits)
+        # The cast refuses integers that no double represents.
+        rows = [(part.cast(pa.float64()) if part.null_count else part).to_numpy(zero_copy_only=False) for part in parts]
     elif types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind) or whole_bools:
         array = child.to_numpy(zero_copy_only=False)
         rows = [array[start:stop] for start, stop in limits]
