@@ -6,7 +6,7 @@ batches with ``__getitems__``. ``Dataset`` skips those of their datapoints that 
 
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from granular.aio.pipeline.position import check_plain
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
 from granular.aio.runtime.bridge import run
+from granular.aio.runtime.forking import each_after_fork
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import Ints, check_integer, indices_of
 from granular.integrations import batches as core
@@ -152,6 +153,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         self._source, self._on_error = source, on_error
         self._node = convert(source)
         self.errors = Errors(on_error)
+        _datasets.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._source, self._on_error)
@@ -189,6 +191,14 @@ class Dataset(_Dataset):  # type: ignore[misc]
             if type(one) is Failure and self.errors.raises_for(one):
                 raise one.release()
         return out
+
+
+def _forget_failures(dataset: Dataset) -> None:
+    """Forget, in a forked child, the failures of its parent."""
+    dataset.errors = Errors(dataset._on_error)
+
+
+_datasets: Final = each_after_fork(_forget_failures)
 
 
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:

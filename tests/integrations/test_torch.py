@@ -595,6 +595,31 @@ def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, 
     assert sum(int(line.split('datapoints')[0].split()[-1]) for line in summaries) == 4
 
 
+def test_failures_before_a_fork_are_not_those_of_the_workers(tmp_path):
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import Dataset
+
+    log = logging.FileHandler(tmp_path / 'log')
+    dataset = Dataset(MapDataset.source([{'i': i} for i in range(8)]).map(odd_fails))
+    dataset.__getitems__([0, 3])
+    logging.getLogger('granular').addHandler(log)
+    try:
+        assert [batch['i'].tolist() for batch in DataLoader(dataset, batch_size=8, num_workers=1)] == [
+            [0, 1, 2, 4, 5, 6, 7]
+        ]
+        gc.collect()
+        for child in multiprocessing.active_children():
+            child.join()
+    finally:
+        logging.getLogger('granular').removeHandler(log)
+        log.close()
+    failed, skipped = (tmp_path / 'log').read_text().splitlines()
+    assert 'the datapoint at index 3 failed: ValueError: bad 3' in failed
+    assert skipped.startswith('on_error skipped 1 datapoint: ')
+    assert dataset.errors.count == 1
+
+
 def test_index_that_a_dataset_does_not_have_is_no_datapoint_that_fails():
     from granular.integrations.torch import Dataset
 
