@@ -14,10 +14,13 @@ from rich.console import Console
 import granular
 from granular._lazy import import_extra
 from granular._words import counted
+from granular.aio.datasets.reader import DatasetReader
+from granular.aio.datasets.sharded_reader import ShardedDatasetReader
+from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.stores.base import Entry
 from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
-from granular.errors import InvalidArgumentError, UnknownTypeError
+from granular.errors import InvalidArgumentError, UnknownKeyError, UnknownTypeError
 from granular.sync.iteration import Iteration, Listing
 from granular.view.sources import as_record
 
@@ -116,15 +119,10 @@ def cat(
     """Show one datapoint."""
     if unknown := next((key for key in keys or () if key.startswith('-')), ''):  # which a negative index looks like
         raise InvalidArgumentError(f'{unknown}: no such option; keys follow the index: granular cat URL INDEX KEY')
-    mask = dict(map(_mask, keys or ()))
-    if len(mask) < len(keys or ()):
-        raise InvalidArgumentError(f'expected each key once, got {" ".join(keys or ())}')
     root = open_path(url)
     with _reader(root) as reader:
         spec = getattr(reader, 'spec', {})
-        datapoint = reader[index, mask if spec else keys] if keys else reader[index]
-    if not isinstance(datapoint, dict):
-        datapoint = {'record': datapoint}
+        datapoint = _read(reader, index, keys or [])
     values = {key: readable(value, spec.get(key) or as_record(value)[0]) for key, value in datapoint.items()}
     if as_json:
         typer.echo(json.dumps(values))
@@ -314,6 +312,22 @@ def _reader(root: granular.Path) -> Any:
         return open_any(root, granular.decoders)
     except UnknownTypeError:
         return open_any(root, None)  # show values of custom types as bytes
+
+
+def _read(reader: Any, index: int, keys: list[str]) -> dict[str, Any]:
+    """Return some keys of a datapoint, or all."""
+    if isinstance(reader.aio, DatasetReader | ShardedDatasetReader) and keys:
+        mask = dict(map(_mask, keys))
+        if len(mask) < len(keys):
+            raise InvalidArgumentError(f'expected each key once, got {" ".join(keys)}')
+        value = reader[index, mask]
+    elif isinstance(reader.aio, MaskedFiles) and keys:
+        value = reader[index, keys]
+    elif keys in ([], ['record']):
+        value = reader[index]
+    else:
+        raise UnknownKeyError(f'{reader!r}: expected no key but record, got {" ".join(keys)}')
+    return value if isinstance(value, dict) else {'record': value}
 
 
 def _mask(text: str) -> tuple[str, bool | slice]:

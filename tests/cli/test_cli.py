@@ -132,6 +132,9 @@ def test_info_and_cat_take_what_open_takes(granular_cli, tmp_path, suffix):
         assert granular_cli('info', path)[0] == 0
         code, out, _ = granular_cli('cat', path, -1, '--json')
         assert (code, list(facts['keys'])) == (0, list(json.loads(out)))
+        assert granular_cli('cat', path, -1, '--json', *facts['keys']) == (0, out, '')
+        code, out, err = granular_cli('cat', path, -1, 'nothing')
+        assert (code, out, 'nothing' in err, 'expected' in err) == (1, '', True, True)
     code, _, err = granular_cli('info', tmp_path / 'nope')
     assert (code, f'{tmp_path}/nope: no such file or folder' in err) == (1, True)
 
