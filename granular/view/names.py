@@ -84,8 +84,8 @@ class Names:
 
 def _read_classes(path: str) -> Sequence[str]:
     try:
-        with open(os.path.expanduser(path), encoding='utf-8') as file:
-            names = file.read().splitlines()
+        with open(os.path.expanduser(path), encoding='utf-8-sig') as file:
+            names = [line.removesuffix('\n') for line in file]  # splitlines() divides them also at other characters
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f'{path}: expected a file with the name of a class in each line: {error}') from error
     if len(names) > _MANY:

@@ -235,6 +235,14 @@ def test_names_of_keys_that_a_dataset_does_not_have_are_errors(tmp_path, tokens)
         assert ask(served, '/api/dataset', path='other').json['length'] == 1
 
 
+def test_names_of_classes_end_with_their_line(tmp_path):
+    for content, names in (
+        ('\ufeffcat\r\n\r\ndog', ['cat', '', 'dog']), ('a\u2028b\x0c\nc\n', ['a\u2028b\x0c', 'c']), ('', []),
+    ):  # fmt: skip
+        (tmp_path / 'classes.txt').write_bytes(content.encode())
+        assert Names({'label': f'{tmp_path / "classes.txt"}'}).classes == {'label': names}
+
+
 @pytest.mark.parametrize('option', ['--classes', '--tokenizer'])
 def test_command_says_what_names_it_expects(option):
     result = typer.testing.CliRunner().invoke(app, ['view', '.', option, 'label'])
