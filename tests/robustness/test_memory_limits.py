@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -220,3 +221,37 @@ def test_cores_are_those_of_the_affinity():
     program += 'from granular.aio.runtime.threads import CORES; print(CORES)'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert done.stdout == '1\n'
+
+
+DECODING = """
+import resource
+import numpy as np
+from granular import formats
+from granular.formats import decoders, encoders, serialization
+from granular.formats.codecs.images import pack_image
+
+numbers = np.zeros(24 << 20, np.uint8)
+cases = {kind: (decoders[kind], encoders[kind](numbers)) for kind in ('array', 'tree')}
+cases['msgpack'] = decoders['msgpack'], encoders['msgpack'](bytes(numbers))
+cases['wav'] = decoders['wav'], encoders['wav']((numbers.view(np.int16), 8000))
+cases['pack_image'] = formats.unpack_image, pack_image(numbers)
+cases['cache'] = serialization.decode, serialization.encode([numbers])
+for decode, record in cases.values():
+    decode(record)  # what it imports is there
+for name, (decode, record) in cases.items():
+    used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (8 << 20), resource.RLIM_INFINITY))
+    try:
+        outcome = type(decode(record))
+    except Exception as error:
+        outcome = type(error)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    print(name, outcome.__name__)
+"""
+
+
+def test_record_for_which_memory_is_short_is_not_damaged():
+    environment = {**os.environ, 'MALLOC_MMAP_THRESHOLD_': '100000'}  # so that what was freed is not used again
+    command = [sys.executable, '-c', DECODING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert {line.split()[1] for line in done.stdout.splitlines()} <= {'MemoryError', '_ArrayMemoryError'}, done.stdout

@@ -66,7 +66,8 @@ def _as_key(value: Any) -> Any:
     return tuple(map(_as_key, value)) if isinstance(value, list) else value
 
 
-UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, msgpack.UnpackException)
+UNPACKING: Final = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
+"""Errors of damaged bytes. Their memory is in proportion to their number, so a ``MemoryError`` is no damage."""
 
 
 def encode_array(value: Any) -> bytes:

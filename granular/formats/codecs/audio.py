@@ -164,9 +164,11 @@ def decode_audio(buffer: Buffer, max_bytes: int = _MAX_AUDIO) -> Audio:
         if not count or count != expected:
             raise DecodeError(f'expected {expected or "1 or more"} samples, got {count}: the file is damaged')
         return Audio(np.concatenate(chunks), rate)
-    except DecodeError:
-        raise
     except Exception as error:  # FFmpeg's, or for lack of an audio stream
+        # The size is checked: memory is short, unless FFmpeg says so, to which no block may have 2 GiB.
+        short = isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError)
+        if short or isinstance(error, DecodeError):
+            raise
         raise DecodeError(f'{len(buffer)} bytes are not audio that PyAV supports: {error!r:.200}') from error
 
 

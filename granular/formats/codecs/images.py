@@ -233,6 +233,8 @@ def unpack_image(buffer: Buffer) -> Any:
             return _image_of(view[start:], *head)
         dtype, shape = head
         return array_of(dtype, shape, memoryview(bytearray(view[start:])))
+    except MemoryError:  # the sizes are checked: memory is short
+        raise
     except Exception as error:  # the header is untrusted and may cause any exception
         raise DecodeError(f'{len(view)} bytes are not a raw image: {error!r:.200}') from error
 

@@ -91,9 +91,11 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
                     )
                 frames.append(to_rgb(frame).to_ndarray())
             return np.stack(frames)
-    except DecodeError:
-        raise
     except Exception as error:  # FFmpeg's, or for lack of a video stream
+        # As for audio.
+        short = isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError)
+        if short or isinstance(error, DecodeError):
+            raise
         raise DecodeError(f'{len(buffer)} bytes are not a video that PyAV supports: {error!r:.200}') from error
 
 
