@@ -105,6 +105,22 @@ def test_members_are_grouped_as_by_webdataset(tmp_path):
         granular.WebDatasetDataSource(path)
 
 
+@pytest.mark.parametrize(
+    ('kind', 'body'),
+    [(tarfile.LNKTYPE, 0), (tarfile.SYMTYPE, 0), (tarfile.DIRTYPE, 0), (tarfile.FIFOTYPE, 0), (tarfile.CHRTYPE, 0),
+     (b'D', 2), (b'Z', 2)],
+)  # fmt: skip
+def test_members_have_a_body_as_for_tarfile(tmp_path, kind, body):
+    other = tarfile.TarInfo('other')
+    other.type, other.size = kind, 900
+    first, last = (archive([(f'{name}.txt', name.encode())])[:1024] for name in 'ab')
+    path = tmp_path / 'x.tar'
+    path.write_bytes(first + other.tobuf(tarfile.GNU_FORMAT) + b'x' * 512 * body + last + bytes(1024))
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == ['a.txt', 'other', 'b.txt']
+    assert [datapoint['txt'] for datapoint in granular.WebDatasetDataSource(path)] == [b'a', b'b']
+
+
 def test_decoders_by_extension(tmp_path):
     path = write(granular.Path(tmp_path / 'x.tar'))
     source = granular.WebDatasetDataSource(path, DECODERS)

@@ -102,6 +102,8 @@ class Scanner(HeaderScanner[Index]):
             header = self._parse(block, at)
             body = at + BLOCK
             length = header.size if self._next_size is None or header.type in _DESCRIBING else self._next_size
+            if header.type in _WITHOUT_BODY:
+                length = 0  # whatever their header says
             if length < 0 or body + length > size:
                 raise CorruptError(
                     f'{self._name}: is truncated: member {header.name!r} at byte {at} has {length} bytes, the file '
@@ -122,8 +124,6 @@ class Scanner(HeaderScanner[Index]):
                 name = self._next_name or header.name
                 if header.isreg():
                     self._add(name, body, length, at)
-                elif not header.isdir():
-                    length = 0  # links and devices have no body, whatever their header says
                 self._next_name = self._next_size = None
                 self.count += 1
             self.at = body + -(-length // BLOCK) * BLOCK
@@ -207,4 +207,8 @@ class Scanner(HeaderScanner[Index]):
 
 
 _PAX_TYPES: Final = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+# Links, folders and devices, as for tarfile: members of types that it does not know have a body.
+_WITHOUT_BODY: Final = (
+    tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE,
+)  # fmt: skip
 _DESCRIBING: Final = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, *_PAX_TYPES)
