@@ -1,6 +1,7 @@
 """Parsing of S3 replies: pages, heads and documents, without a server."""
 
 import datetime
+import json
 
 import pytest
 
@@ -304,12 +305,32 @@ def test_key_and_secret_without_the_other_are_refused(name, monkeypatch):
     s3options.check('s3://bucket', {'key': None, 'secret': None})
 
 
-def test_credential_process_that_fails_is_an_error(tmp_path, monkeypatch):
-    (tmp_path / 'config').write_text('[default]\ncredential_process = echo none\n')
-    for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
-        monkeypatch.setenv(name, str(tmp_path / 'config'))
-    for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_PROFILE'):
-        monkeypatch.delenv(name, raising=False)
-    path = granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', config=granular.IOConfig(attempts=1))
+@pytest.fixture
+def provide(tmp_path, monkeypatch):
+    """Make a command the only source of credentials; return an object whose server cannot be reached."""
+
+    def set_command(command):
+        (tmp_path / 'config').write_text(f'[default]\ncredential_process = {command}\n')
+        for name in ('AWS_CONFIG_FILE', 'AWS_SHARED_CREDENTIALS_FILE'):
+            monkeypatch.setenv(name, str(tmp_path / 'config'))
+        for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_PROFILE'):
+            monkeypatch.delenv(name, raising=False)
+        config = granular.IOConfig(attempts=1)
+        return granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', config=config)
+
+    return set_command
+
+
+def test_credential_process_that_fails_is_an_error(provide):
     with pytest.raises(StoreError, match='s3://bucket'):
-        path.read_bytes()
+        provide('echo none').read_bytes()
+
+
+def test_renewal_that_fails_before_credentials_expire_is_not_repeated_on_the_event_loop(provide, tmp_path):
+    runs, expires = tmp_path / 'runs', datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=12)
+    keys = {'Version': 1, 'AccessKeyId': 'x', 'SecretAccessKey': 'y', 'SessionToken': 'z', 'Expiration': f'{expires}'}
+    (tmp_path / 'keys').write_text(json.dumps(keys))
+    (tmp_path / 'run').write_text(f'echo >> {runs}\ncat {tmp_path}/keys && rm {tmp_path}/keys\n')
+    with pytest.raises(StoreError, match='no connection'):
+        provide(f'sh {tmp_path}/run').read_bytes()
+    assert runs.read_text() == '\n' * 2  # the first, and the renewal in a thread

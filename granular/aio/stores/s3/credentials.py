@@ -37,7 +37,7 @@ class FoundCredentials:
     async def frozen(self) -> Any:
         """Return the access key, the secret and the token for one signature, renewed if they are about to expire."""
         if getattr(self._credentials, 'refresh_needed', bool)():
-            await offload(self._credentials.get_frozen_credentials)
+            return await offload(self._credentials.get_frozen_credentials)
         return self._credentials.get_frozen_credentials()
 
     async def renew(self) -> bool:
