@@ -70,6 +70,13 @@ def test_no_operation_sends_credentials_to_another_host(server, name, status):
         assert other.heads[0]['User-Agent'] == 'mine'
 
 
+@pytest.mark.parametrize('name', ['Host', 'user-agent', 'ACCEPT', 'accept-encoding'])
+def test_given_header_replaces_that_of_the_library_in_any_case(server, name):
+    granular.Path(f'{server.endpoint}/object', config=QUICK, headers={name: 'mine'}).read_bytes()
+    values = [value for sent, value in server.heads[0].items() if sent.lower() == name.lower()]
+    assert values == ['mine']
+
+
 @pytest.mark.parametrize('name', OPERATIONS)
 def test_no_operation_follows_a_redirect_from_tls_to_plain_http(name, tmp_path):
     authority = trustme.CA()

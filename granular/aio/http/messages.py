@@ -73,9 +73,11 @@ class Target(NamedTuple):
         default = 443 if secure else 80
         port = default if port is None else port
         authority = (f'[{host}]' if ':' in host else host) + ('' if port == default else f':{port}')
-        sent = {'Host': authority, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity', **headers}
+        own = {'Host': authority, 'User-Agent': 'granular', 'Accept': '*/*', 'Accept-Encoding': 'identity'}
         if (authorization := basic_authorization(parts)) is not None:
-            sent.setdefault('Authorization', authorization)
+            own['Authorization'] = authorization
+        given = {name.lower() for name in headers}
+        sent = {**{name: value for name, value in own.items() if name.lower() not in given}, **headers}
         path = (parts.path or '/') + (f'?{parts.query}' if parts.query else '')
         proxy = proxy_of(secure, host, port)
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
