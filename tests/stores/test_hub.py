@@ -110,6 +110,14 @@ def test_many_files_are_looked_up_concurrently(place):
     assert asyncio.run(store.read_fresh(requests)) == [b'%d' % i for i in range(8)]
 
 
+def test_each_file_is_checked_where_more_are_read_than_are_remembered(place, server, monkeypatch):
+    monkeypatch.setattr('granular.aio.stores.hub._SIZES', 1)
+    store, names = granular.aio.Path(str(place), config=CONFIG).store, ('data/a.bin', 'data/b c?.bin')
+    read = asyncio.run(store.read_many([Request(name, [1], [9]) for name in names]))
+    assert read == [FILES[name][1:9] for name in names]
+    assert server.calls().count('GET contents') == 4  # each file is compared with its size before it is read
+
+
 @pytest.mark.parametrize('shards', [False, True])
 def test_datasets_are_read(server, tmp_path, shards):
     write(tmp_path / 'ds', shards=shards)

@@ -210,18 +210,18 @@ class HubStore(RemoteStore['HubClient']):
             await super().read_into(request.key, start, stop, version, target, largest)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        client = await self.client()
-        with self._explained(client):
+        with self._explained(await self.client()):
             pinned = await self._pinned(requests)
-            sizes = [client.sizes.get(request.key) for request in pinned]
-            checked = await gather([self._with_version(*pair) for pair in zip(requests, sizes, strict=True)])
-            versions = [request.version for request in checked]
+            versions = [request.version for request in await gather(map(self._with_version, requests))]
             pairs = zip(pinned, versions, strict=True)
             return await super().read_many([request._replace(version=version) for request, version in pairs])
 
-    async def _with_version(self, request: Request, size: int | None) -> Request:
+    async def _with_version(self, request: Request) -> Request:
         """Return the request, whose ranges must be in the file, with its version, which no page of a proxy has."""
-        if request.version is not None or not size:
+        if request.version is not None:
+            return request
+        (pinned,) = await self._pinned([request])  # again: its size may be forgotten, where there are many
+        if not (size := (await self.client()).sizes[pinned.key]):
             return request
         for start, stop in zip(request.starts, request.stops, strict=True):
             self.check_range(request.key, start, stop, size)
