@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import collections
 import hashlib
 import itertools
 import ssl
@@ -227,6 +228,26 @@ def test_length_of_a_chunked_object_is_verified(server):
     assert (root / 'a').read_bytes() == FILES['data/a']
     server.script.append(('raw', short % FILES['data/a'][:1000]))
     assert suffix(root / 'a') == FILES['data/a'][-700:]
+
+
+@pytest.mark.parametrize('ranges', [True, False])
+def test_chunked_object_has_the_same_version_as_its_ranges(server, ranges):
+    server.etag = server.etag_of = None
+    path, data = folder(server, 'http') / 'a', FILES['data/a']
+
+    def read(start, stop, version, modified):
+        server.modified[''] = modified
+        head = f'HTTP/1.1 200 X\r\nLast-Modified: {modified}\r\nTransfer-Encoding: chunked\r\n\r\nfa0\r\n'.encode()
+        whole = ('raw', head + data + b'\r\n0\r\n\r\n')
+        asked = [whole, 'good'] if stop is None else ['good']  # its last byte verifies the length
+        server.script = collections.deque((asked if ranges else [whole] * 2) * 2)
+        return granular.aio.runtime.bridge.run(path.aio.store.read(path.aio.key, start, stop, version))
+
+    before, after = 'Sun, 06 Nov 1994 08:49:37 GMT', 'Sun, 06 Nov 1994 08:49:38 GMT'
+    version = read(0, None, None, before).version
+    assert read(1000, 2500, version, before).data == data[1000:2500]
+    with pytest.raises(ObjectChangedError, match=f'4000 bytes, {before} became .*4000 bytes, {after}'):
+        read(1000, 2500, version, after)
 
 
 # --- unsolicited bytes on a connection

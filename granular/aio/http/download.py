@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from granular.aio.http.connection import SCRATCH, Exchange
 from granular.aio.http.known_heads import KnownHeads
 from granular.aio.http.messages import Head, shown
-from granular.aio.reply import Reply, changed, stand_in
+from granular.aio.reply import Reply, changed, stand_in, stands_in
 from granular.aio.runtime.buffers import Space, blank
 from granular.config import KiB, MiB
 from granular.errors import BadReplyError, OutOfRangeError
@@ -205,7 +205,8 @@ class Download(Exchange):
             # The reply is not from the store, such as an error page with a success status.
             header = self._versions.header
             raise BadReplyError(f'{self.name}: status {head.status} without {header}, which objects have')
-        if self.version is not None and version != self.version:
+        sized = head.status != 200 or head.length is not None or not stands_in(version)  # otherwise ``_cut`` compares
+        if sized and self.version is not None and version != self.version:
             raise changed(self.name, self.version, version)
         if self.is_doubtful(head):
             return super().place(head)
@@ -243,16 +244,19 @@ class Download(Exchange):
                 data = b'' if self._into is not None else self._space.owner
                 return _reply(data, first, size, version, head)
             case 200:
-                return self._cut(head, version)
+                return self._cut(head)
             case 416:
                 return self._nothing(head, version)
         return None
 
-    def _version_in(self, head: Head) -> str | None:
-        """Return the object's version. For a web server without ETags: its modification time and size."""
+    def _version_in(self, head: Head, received: int | None = None) -> str | None:
+        """Return the object's version. For a web server without ETags: its modification time and size, which may be
+        known only once all is ``received``.
+        """
         version = head.headers.get(self._versions.header) or None
         if version is None and not self._versions.required and (modified := head.headers.get('last-modified')):
-            return stand_in(head.length if head.status == 200 else _size_in(head, refused=False), modified)
+            size = received if head.length is None else head.length
+            return stand_in(size if head.status == 200 else _size_in(head, refused=False), modified)
         return version
 
     def _part(self, head: Head, version: str | None, coding: str) -> memoryview:
@@ -324,12 +328,15 @@ class Download(Exchange):
         self.unproven = length is None and self._stop is None
         return _ENDLESS if self.whole else _WHOLE + 1
 
-    def _cut(self, head: Head, version: str | None) -> Reply:
+    def _cut(self, head: Head) -> Reply:
         data, length = bytes(self.collected), head.length
         self.collected.clear()
         size = len(data) if length is None else length
         if size > _WHOLE and not self.whole:
             raise BadReplyError(f'{self.name}: a range was answered with all of its object, of no length')
+        version = self._version_in(head, size)
+        if self.version is not None and version != self.version:
+            raise changed(self.name, self.version, version)
         if self._enough is None and len(data) != size:
             raise BadReplyError(f'{self.name}: {len(data)} bytes came instead of {size}')
         if self._stop is not None and size < self._stop:
