@@ -715,6 +715,24 @@ def test_large_objects_are_copied_in_parts_despite_faults(server, new_case, monk
     assert (case.direct / 'copy').read_bytes() == LARGE
 
 
+def test_copy_in_parts_keeps_headers_that_the_options_have_too(seaweed, monkeypatch):
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', 5 << 20)
+    root = seaweed.place()
+
+    def path(name, cache_control, content_type):
+        extra = {'CacheControl': cache_control, 'ContentType': content_type}
+        return granular.Path(str(root / name), **seaweed.options, s3_additional_kwargs=extra)
+
+    async def headers(path):
+        return (await (await path.store.client()).head(path.key)).headers
+
+    path('large', 'no-store', 'text/plain').write_bytes(bytes(6 << 20))
+    target = path('copy', 'no-cache', 'text/html')
+    path('large', 'no-cache', 'text/html').copy(target)
+    found = granular.aio.runtime.bridge.run(headers(target.aio))
+    assert (found['cache-control'], found['content-type']) == ('no-store', 'text/plain')
+
+
 def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkeypatch):
     changed = ('status', 412, b'<Error><Code>PreconditionFailed</Code></Error>')
     case = new_case(copying)

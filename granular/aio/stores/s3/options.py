@@ -21,8 +21,8 @@ _STYLES: Final = ('auto', 'path', 'virtual')
 _HEADERS: Final[Mapping[str, str]] = {
     'ACL': 'x-amz-acl',
     'BucketKeyEnabled': 'x-amz-server-side-encryption-bucket-key-enabled',
-    'CacheControl': 'Cache-Control',
-    'ContentType': 'Content-Type',
+    'CacheControl': 'cache-control',
+    'ContentType': 'content-type',
     'ExpectedBucketOwner': 'x-amz-expected-bucket-owner',
     'GrantFullControl': 'x-amz-grant-full-control',
     'GrantRead': 'x-amz-grant-read',
