@@ -94,6 +94,26 @@ async def test_the_first_error_ends_the_other_ranges(server, line):
     await aio.aclose()
 
 
+async def test_a_call_that_is_cancelled_as_it_fails_leaves_no_unretrieved_error(server):
+    path, reported = path_on(server, concurrency=600), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+    version = await version_of(path)
+    starts, stops = STARTS * 2, STOPS * 2
+    await path.read_ranges(starts, stops, version=version)
+    server.script.extend([('status', 404)] * 100_000)
+    for steps in range(40):
+        task = asyncio.ensure_future(path.read_ranges(starts, stops, version=version))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or isinstance(task.exception(), NotFoundError)
+    del task
+    gc.collect()
+    assert reported == []
+    await aio.aclose()
+
+
 @pytest.mark.parametrize('warm', [True, False])
 async def test_a_cancelled_call_gives_back_its_slots(server, warm):
     path = path_on(server)

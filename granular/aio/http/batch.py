@@ -8,7 +8,7 @@ from typing import Any, Final
 from granular.aio.http.download import Download
 from granular.aio.http.messages import Head
 from granular.aio.http.transport import Provider, Transport
-from granular.aio.runtime.tasks import outcome, start_task
+from granular.aio.runtime.tasks import outcome, retrieve_error, start_task
 
 _AT_ONCE: Final = 16  # requests sent in one turn of the loop
 
@@ -28,6 +28,7 @@ class Batch:
         self._left = len(downloads)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._future.add_done_callback(retrieve_error)  # if the caller is cancelled, the error is not awaited
 
     async def run(self) -> None:
         """Read everything, with the errors of ``Transport.read``. The first one cancels the other reads, waits for them
