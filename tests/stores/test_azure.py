@@ -313,6 +313,16 @@ def test_lasting_faults_are_errors(folder, proxy, fault, kind, message):
         assert str(caught.value).startswith(str(path))
 
 
+def test_ranges_that_are_refused_although_the_blob_has_them_are_an_error(folder, proxy):
+    (folder / 'x').write_bytes(DATA)
+    proxy.plan = lambda call: 'status 416' if call.method == 'GET' else ''
+    for read in (through(proxy, folder / 'x').read_bytes, lambda: through(proxy, folder / 'x').read_range(5, 10)):
+        proxy.calls.clear()
+        with pytest.raises(BadReplyError, match=r'/x: status 416 for bytes \d .*, which has them'):
+            read()
+        assert len(proxy.calls) < 10
+
+
 def cancelled():
     return sum(store.failures.get('cancelled', 0) for store in granular.metrics.snapshot().stores.values())
 

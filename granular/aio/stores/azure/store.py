@@ -106,7 +106,11 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         end = start + self._largest if stop is None else min(stop, start + self._largest)
         first = await self._read_part(key, start, end, version)
         if first is None:  # it has no bytes from the start on
-            return await self._read_known(key, start, stop, await self._file(key, version))
+            blob = await self._file(key, version)
+            if version is not None and start < blob.size:
+                had = f'bytes {start} to {stop} of version {version[:80]!r}, which has them'
+                raise BadReplyError(f'{self.url(key)}: status 416 for {had}', path=self.url(key))
+            return await self._read_known(key, start, stop, blob)
         _, last = self.check_range(key, start, stop, first.size)
         end = start + len(first.data)
         if end == last:
