@@ -168,6 +168,13 @@ def test_containers(azurite):
             call()
 
 
+def test_container_is_not_taken_for_an_existing_one_where_its_creation_is_refused(folder, proxy):
+    container = through(proxy, granular.Path('az://refused', **folder.aio.store.options))
+    proxy.plan = lambda call: 'status 409' if call.method == 'PUT' else ''  # as while it is being deleted
+    with pytest.raises(StoreError, match=r'^az://refused: status 409'):
+        container.mkdir(exist_ok=True)
+
+
 # --- datasets
 
 

@@ -13,7 +13,7 @@ from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
-from granular.aio.stores.azure.client import AzureClient
+from granular.aio.stores.azure.client import AzureClient, code_of
 from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat
 from granular.aio.stores.clients import Bucket, ClientStore
 from granular.aio.stores.listing import Listing, Page
@@ -269,7 +269,9 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
             try:
                 await client.container.create_container(**client.settings)
-            except ResourceExistsError:
+            except ResourceExistsError as error:
+                if code_of(error) != 'ContainerAlreadyExists':  # such as ContainerBeingDeleted
+                    raise
                 return False
             return True
 
