@@ -399,6 +399,16 @@ def test_upload_without_md5_etags_is_verified_by_reading_back(server, new_case, 
             operation(new_case(operation))
 
 
+def test_damaged_object_is_withdrawn_where_its_upload_may_not_be_aborted(server, new_case):
+    case = new_case(publishing_in_parts)
+    server.opaque_etags = True
+    server.plan('part', stays='flips_byte')
+    server.plan('abort', [('status', 403, b'<Error><Code>AccessDenied</Code></Error>')])
+    with pytest.raises(AccessDeniedError):
+        publishing_in_parts(case)
+    assert not (case.direct / 'in' / 'new').exists()
+
+
 def test_byte_damaged_once_is_sent_again(server, new_case):
     for operation, kind in ((writing, 'put'), (writing_in_parts, 'part'), (publishing_in_parts, 'part')):
         server.plan(kind, ['flips_byte'])

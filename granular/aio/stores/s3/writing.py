@@ -161,12 +161,14 @@ class S3Writer(PartWriter):
         await self._publish(attempt)
 
     async def abort(self) -> None:
-        await super().abort()
-        if self._published:
-            try:
-                await self.withdraw()
-            except GranularError as error:
-                logger.warning('%s: was not published, but may exist: %s', self._name, error)
+        try:
+            await super().abort()
+        finally:
+            if self._published:
+                try:
+                    await self.withdraw()
+                except GranularError as error:
+                    logger.warning('%s: was not published, but may exist: %s', self._name, error)
 
     def part_query(self, number: int) -> Sequence[tuple[str, str]]:
         """Return the query parameters of a request that sends a part."""
