@@ -1,5 +1,7 @@
 """Bags: records in every version and store, the number of requests, damage, appending and errors."""
 
+import asyncio
+import contextlib
 import itertools
 import os
 import pickle
@@ -195,6 +197,21 @@ def test_appending_continues_a_bag(tmp_path):
         with granular.BagReader(tmp_path / 'x.bag') as late:
             assert list(late) == [b'ab', b'c', b'def']
         assert list(early) == [b'ab', b'c']
+
+
+async def test_writers_that_open_a_bag_at_the_same_time_lose_no_record(tmp_path):
+    async def append(records):
+        while records:
+            with contextlib.suppress(AlreadyExistsError):
+                async with aio.BagWriter(tmp_path / 'x.bag', version=3) as bag:
+                    await bag.append(records[-1])
+                records.pop()
+            await asyncio.sleep(0)
+
+    every = [[f'{writer}, {i}'.encode() for i in range(10)] for writer in range(4)]
+    await asyncio.gather(*(append(list(records)) for records in every))
+    async with aio.BagReader(tmp_path / 'x.bag', verify=True) as reader:
+        assert sorted(await reader.fetch(range(len(reader)))) == sorted(sum(every, []))
 
 
 def crash(tmp_path):

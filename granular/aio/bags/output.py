@@ -94,32 +94,29 @@ class BagOutput(AsyncResource):
         self._writers = [await path.store.open_writer(path.key, new=not self.has_copies) for path in paths]
 
     async def _open_local(self, store: LocalStore) -> None:
-        try:
-            index = await self._index_path.read_bytes()
-        except NotFoundError:
-            index = b''
-        try:
-            datasize = (await self.path.stat()).size
-        except NotFoundError:
-            datasize = 0
-        self.length = len(index) // layout.LIMIT
-        if self._max_length is not None:
-            self.length = min(self.length, self._max_length)
-        filled = layout.blank_limits(self.length, f'{self._index_path}')
-        memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self.length * layout.LIMIT]
-        self._offset = int(layout.check_limits(filled, datasize, f'{self.path}')[-1])
-        if datasize > self._offset and self._resume == 'check':
-            self._tail = _Tail(self.path.key, self._offset, datasize)
-        self.flushed = self.length
-        sums = await self._resume_sums(filled)
-        sizes = {
-            self.path.key: self._offset if self._tail is None else datasize,
-            self._index_path.key: self.length * layout.LIMIT,
-        }
-        if sums is not None:
-            sizes[self._sums_path.key] = 4 * sums
         with contextlib.ExitStack() as opened:
-            self._files = [opened.enter_context(await store.open_appender(*file)) for file in sizes.items()]
+            # Each is locked before it is looked at: until then, another writer may append to it.
+            files = [opened.enter_context(await store.open_appender(self.path.key))]
+            datasize = files[0].tell()
+            files.append(opened.enter_context(await store.open_appender(self._index_path.key)))
+            index = await self._index_path.read_bytes()
+            self.length = len(index) // layout.LIMIT
+            if self._max_length is not None:
+                self.length = min(self.length, self._max_length)
+            filled = layout.blank_limits(self.length, f'{self._index_path}')
+            memoryview(filled[1:].data).cast('B')[:] = memoryview(index)[: self.length * layout.LIMIT]
+            self._offset = int(layout.check_limits(filled, datasize, f'{self.path}')[-1])
+            if datasize > self._offset and self._resume == 'check':
+                self._tail = _Tail(self.path.key, self._offset, datasize)
+            self.flushed = self.length
+            sizes = [self._offset if self._tail is None else datasize, self.length * layout.LIMIT]
+            if (sums := await self._resume_sums(filled)) is not None:
+                files.append(opened.enter_context(await store.open_appender(self._sums_path.key)))
+                sizes.append(4 * sums)
+            for file, size in zip(files, sizes, strict=True):
+                if file.tell() != size:
+                    await store.truncate(file.name, size)
+            self._files = files
             opened.pop_all()
 
     async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:

@@ -140,8 +140,8 @@ class LocalStore(Store):
 
         return await offload_whole(LocalWriter, key, new, undo=operator.methodcaller('discard'))
 
-    async def open_appender(self, key: str, size: int) -> BinaryIO:
-        """Open a file for appending after its first ``size`` bytes; later bytes are cut off."""
+    async def open_appender(self, key: str) -> BinaryIO:
+        """Open a file for appending, locked until it is closed."""
 
         def call() -> BinaryIO:
             file = open(key, 'ab')  # noqa: SIM115
@@ -149,8 +149,6 @@ class LocalStore(Store):
             if lock(file.fileno()) is False:
                 file.close()
                 raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
-            if file.tell() != size:
-                file.truncate(size)
             return file
 
         return await _run(key, call, undo=operator.methodcaller('close'))
