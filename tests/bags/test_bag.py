@@ -214,6 +214,26 @@ async def test_writers_that_open_a_bag_at_the_same_time_lose_no_record(tmp_path)
         assert sorted(await reader.fetch(range(len(reader)))) == sorted(sum(every, []))
 
 
+@pytest.mark.parametrize('resume', ['check', 'discard'])
+def test_bag_of_another_version_is_not_appended_to(tmp_path, resume):
+    fill(tmp_path / 'x.bag', [b'a', b'bc'])
+    with pytest.raises(AlreadyExistsError, match=r'x\.bag: exists already, without the table x\.idx'):
+        granular.BagWriter(tmp_path / 'x.bag', 3, resume)
+    assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'a', b'bc']
+
+
+@pytest.mark.parametrize('version', [1, 2])
+def test_bag_is_not_written_beside_the_table_of_another_one(root, version):
+    root.mkdir(parents=True, exist_ok=True)
+    fill(root / 'x.bag', [b'ab', b'c'], 3)
+    (root / 'x.bag').unlink()
+    with pytest.raises(AlreadyExistsError, match=r'x\.idx: exists already'):
+        fill(root / 'x.bag', [b'defg'], version)
+    (root / 'x.idx').unlink()
+    fill(root / 'x.bag', [b'defg'], version)
+    assert list(granular.BagReader(root / 'x.bag')) == [b'defg']
+
+
 def crash(tmp_path):
     fill(tmp_path / 'x.bag', [b'ab', b'c'], 3)
     with open(tmp_path / 'x.bag', 'ab') as file:

@@ -65,7 +65,8 @@ class BagOutput(AsyncResource):
         self._files: list[BinaryIO] = []
         self._published: dict[Path, _Published] = {}  # the files that closing published
         self._uncertain: dict[Path, _Published] = {}  # files whose publishing failed, but which may exist nevertheless
-        self.verifies = True  # when it is closed; otherwise the caller of ``aclose`` calls ``verify``
+        # False for the bags of a dataset, whose writer compares the folder, and calls ``verify`` after ``aclose``.
+        self.alone = True
         self.has_copies = False  # True if other processes may publish the same bytes in the same files of a bucket
         self._tail: _Tail | None = None
         self._failed = False
@@ -78,8 +79,11 @@ class BagOutput(AsyncResource):
         if self.version == 3 and isinstance(self.path.store, LocalStore):
             await self._open_local(self.path.store)
             return
-        paths = [self.path] if self.version < 3 else [self.path, self._index_path]
-        existing = [] if self.has_copies else [path for path in paths if await path.exists()]
+        both = [self.path, self._index_path]
+        paths = both if self.version == 3 else [self.path]
+        # A table that is left beside a bag of another version would be read as the table of that.
+        looked_for = [] if self.has_copies else both if self.alone else paths
+        existing = [path for path in looked_for if await path.exists()]
         if existing == [self.path] and self.version == 3:  # its writer was killed before it published the table
             if self._resume != 'discard':
                 raise AlreadyExistsError(
@@ -89,7 +93,8 @@ class BagOutput(AsyncResource):
             await self.path.store.delete([self.path.key])
         elif existing:
             raise AlreadyExistsError(
-                f'{existing[0]}: exists already, and only bags of version 3 on a local disk can be appended to'
+                f'{existing[0]}: exists already, and only bags of version 3 on a local disk can be appended to: choose '
+                f'another name, or remove it'
             )
         self._writers = [await path.store.open_writer(path.key, new=not self.has_copies) for path in paths]
 
@@ -98,6 +103,11 @@ class BagOutput(AsyncResource):
             # Each is locked before it is looked at: until then, another writer may append to it.
             files = [opened.enter_context(await store.open_appender(self.path.key))]
             datasize = files[0].tell()
+            if self.alone and datasize and not await self._index_path.exists():
+                raise AlreadyExistsError(
+                    f'{self.path}: exists already, without the table {self._index_path.name} that a bag of version 3 '
+                    f'has: only such bags on a local disk can be appended to'
+                )
             files.append(opened.enter_context(await store.open_appender(self._index_path.key)))
             index = await self._index_path.read_bytes()
             self.length = len(index) // layout.LIMIT
@@ -263,7 +273,7 @@ class BagOutput(AsyncResource):
             if table:
                 await self._writers[-1].write(table)
             await self._publish(len(table))
-            if self.verifies:
+            if self.alone:
                 await self.verify()
         except BaseException:
             await self._drop()
@@ -355,7 +365,7 @@ class BagOutput(AsyncResource):
         if self._files and self._failed:
             await self.truncate(self.flushed)
         await settle([writer.abort() for writer in self._writers])
-        if self.verifies:
+        if self.alone:
             await self.remove_published(sole=False)
 
     async def truncate(self, records: int) -> None:

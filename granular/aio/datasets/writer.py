@@ -140,7 +140,7 @@ class DatasetWriter(DatapointWriter):
         self._refs = BagOutput(refs, 2, 'check', checksums) if layout == 'refs' else None
         self._writers = [*self._bags.values(), *([] if self._refs is None else [self._refs])]
         for writer in self._writers:
-            writer.verifies = False  # all of them are verified together, right before the spec is published
+            writer.alone = False  # all are verified together, right before the spec is published
         self._length = 0
         self._lock: FolderLock | None = None
         self._fresh = True  # True if everything in the folder may be removed on failure
