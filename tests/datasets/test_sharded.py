@@ -8,6 +8,7 @@ import granular
 from granular import aio
 from granular.errors import (
     AlreadyExistsError,
+    ClosedError,
     CorruptDatasetError,
     DecodeError,
     InvalidArgumentError,
@@ -143,6 +144,25 @@ def test_shard_that_another_writer_has_written_since_is_not_appended_to(tmp_path
     with second, pytest.raises(AlreadyExistsError, match='000000'):
         second.append({'a': 7, 'b': ''})
     assert values(tmp_path / 'ds') == list(range(count))
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_datapoint_behind_which_no_shard_could_be_started_is_not_appended_again(tmp_path, layout):
+    def open_writer():
+        return granular.ShardedDatasetWriter(tmp_path / 'ds', {'a': 'int'}, granular.encoders, 2, layout=layout)
+
+    writer = open_writer()
+    writer.append({'a': 0})
+    (tmp_path / 'ds' / '000001').touch()
+    with pytest.raises(AlreadyExistsError, match='is a file'):
+        writer.append({'a': 1})
+    (tmp_path / 'ds' / '000001').unlink()
+    with pytest.raises(ClosedError, match='datapoint 1 was appended nevertheless'):
+        writer.append({'a': 1})
+    writer.close()
+    with open_writer() as writer:
+        writer.append({'a': 2})
+    assert values(tmp_path / 'ds') == [0, 1, 2]
 
 
 def test_invalid_arguments_of_a_sharded_writer_are_refused(tmp_path):

@@ -222,8 +222,11 @@ class ShardedDatasetWriter(DatapointWriter):
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_open()
         self._check_published()
-        if self._writer is not None and self._full(self._writer):
-            await self._turn()
+        if self._writer is not None and self._full(self._writer):  # by a datapoint that would be appended again
+            raise ClosedError(
+                f'{self._name}: starting a shard failed: datapoint {len(self) - 1} was appended nevertheless: close '
+                f'the writer to publish it, and open another one to continue'
+            )
         if self._writer is None:
             self._writer = await self._begin()
         await self._writer.append(datapoint, flush)
