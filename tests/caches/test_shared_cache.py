@@ -15,7 +15,14 @@ from PIL import Image
 
 import granular
 from granular import aio
-from granular.errors import ClosedError, EncodeError, InvalidArgumentError, NotFoundError, OutOfRangeError
+from granular.errors import (
+    ClosedError,
+    EncodeError,
+    FunctionError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+)
 from tests.support.caches import RUN, RecordingSource, label, unheld_memory
 
 
@@ -91,10 +98,17 @@ def fail(datapoint):
     raise ValueError('no')
 
 
-def test_failed_transform_names_the_step(source):
-    with granular.SharedMemoryCache(source, fail) as cache, pytest.raises(ValueError, match='no') as caught:
-        cache.fetch([7])
-    assert 'index 7' in caught.value.__notes__[0]
+def stop(datapoint):
+    raise StopIteration('no')
+
+
+@pytest.mark.parametrize(('transform', 'error'), [(fail, ValueError), (stop, FunctionError)])
+def test_failed_transform_names_the_step(source, transform, error):
+    with granular.SharedMemoryCache(source, transform) as cache:
+        for read in (lambda: cache[7], lambda: cache.fetch([7]), lambda: cache[7]):  # a miss, and then hits
+            with pytest.raises(error, match='no') as caught:
+                read()
+            assert 'index 7' in caught.value.__notes__[0]
 
 
 def test_filtered_elements_are_cached(source):

@@ -51,6 +51,7 @@ class Cache(DataSource, Awaited, AsyncResource):
         self._transform, self._pack, self._unpack = (
             None if function is None else method_of(function, 'map') for function in (transform, pack, unpack)
         )
+        self._plain = transform is None and unpack is None  # without functions of the user, which run in threads
         self._length = -1
         self.sparse: bool = self._upstream.sparse
 
@@ -119,8 +120,7 @@ class Cache(DataSource, Awaited, AsyncResource):
             entries.update(await self._fill(missing))
         counters.cached += len(unique) - len(missing)
         requested = [entries[position] for position in positions]
-        plain = self._transform is None and self._unpack is None
-        if plain and sum(len(entry) for entry in requested if isinstance(entry, range | bytes)) <= _INLINE:
+        if self._plain and sum(len(entry) for entry in requested if isinstance(entry, range | bytes)) <= _INLINE:
             return [self._value(entry, 0) if isinstance(entry, range | bytes) else entry for entry in requested]
         doing = 'reading' if self._transform is None else 'transforming'
         return await map_in_threads([self._value], requested, doing, positions)

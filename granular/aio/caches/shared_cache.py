@@ -92,7 +92,7 @@ class SharedMemoryCache(Cache):
 
     async def get(self, index: SupportsIndex) -> Any:
         """Return the value at an index, negative from the end."""
-        if self._state == 'open' and running_loop() is None:
+        if self._plain and self._state == 'open' and running_loop() is None:
             position = index_of(index, self._length, 'the cache')
             if (entry := self._table.find(position)) is not None:
                 counters.cached += 1
