@@ -94,6 +94,14 @@ def test_uncacheable_value_is_an_encode_error():
         assert list(stream) == [1]
 
 
+def test_value_that_is_packed_as_none_is_an_encode_error():
+    with granular.SharedMemoryCache([1, 0], pack=lambda value: value or None, unpack=lambda value: value or 0) as cache:
+        assert cache[0] == 1
+        for _ in range(2):
+            with pytest.raises(EncodeError, match='index 1 cannot be cached: pack returned None'):
+                cache.fetch([0, 1])
+
+
 def fail(datapoint):
     raise ValueError('no')
 

@@ -132,8 +132,14 @@ class Cache(DataSource, Awaited, AsyncResource):
         return {i: _NONE if record is None else record for i, record in zip(missing, records, strict=True)}
 
     def _encoded(self, value: Any, index: int) -> bytes:
+        packed = value if self._pack is None else self._pack(value)
+        if packed is None and self._unpack is not None:  # which it would not be given
+            raise EncodeError(
+                f'{self!r}: index {index} cannot be cached: pack returned None, which stands for an element that a '
+                f'filter removed: return another value'
+            )
         try:
-            return encode(value if self._pack is None else self._pack(value))
+            return encode(packed)
         except EncodeError as error:
             raise EncodeError(f'{self!r}: index {index} cannot be cached; pass pack= to convert it: {error}') from error
 
