@@ -1,6 +1,7 @@
 """SharedMemoryCache: fetches, limits, worker processes, and caches with a name."""
 
 import asyncio
+import fcntl
 import multiprocessing
 import os
 import pickle
@@ -16,6 +17,7 @@ from PIL import Image
 import granular
 from granular import aio
 from granular.errors import (
+    AlreadyExistsError,
     ClosedError,
     EncodeError,
     FunctionError,
@@ -470,3 +472,8 @@ def test_invalid_cache_file_is_replaced(source):
             opened.write(broken)
         with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
             assert len(cache.fetch([1, 2])) == 2
+    with open(path_of('cache', name), 'xb') as opened:
+        fcntl.flock(opened, fcntl.LOCK_SH)  # as of a process with another release
+        with pytest.raises(AlreadyExistsError, match=f'{name}: is in use: choose another name'):
+            granular.SharedMemoryCache(source, name=name, max_bytes=10_000)
+    os.unlink(path_of('cache', name))

@@ -24,6 +24,7 @@ from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
+    CorruptError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
@@ -64,7 +65,7 @@ class Table:
             head = struct.unpack(f'={_WORDS}Q', os.pread(self._fd, 8 * _WORDS, 0).ljust(8 * _WORDS, b'\0'))
             self.count, self.room = head[_COUNT], head[_ROOM]
             if head[0] != _MAGIC or os.fstat(self._fd).st_size != _sizes(self.count, self.room)[1]:
-                raise NotFoundError(f'{name}: is not a cache')
+                raise CorruptError(f'{name}: is not a cache')
             self.token = struct.pack('=2Q', *head[_TOKEN : _TOKEN + 2])
             self.fingerprint = struct.pack('=2Q', *head[_PRINT : _PRINT + 2])
             self._start = _sizes(self.count, self.room)[0]
@@ -108,6 +109,8 @@ class Table:
             except NotFoundError:
                 with contextlib.suppress(AlreadyExistsError):  # another process created it first
                     return cls(create(path, fill, shared=True), path)
+            except CorruptError:  # it is gone by now, unless a process of another release holds it
+                return cls(create(path, fill, shared=True), path)
         if (table.count, table.room) != (count, room):
             other = f'{table.count} elements and max_bytes={table.room}, not {count} and {room}: choose another name'
         elif table.fingerprint != fingerprint:
@@ -123,7 +126,7 @@ class Table:
         message = 'a cache ended with the process that created it: keep that alive, or give the cache a name'
         try:
             table = cls(attach(address.path), 'a cache')
-        except NotFoundError:
+        except (NotFoundError, CorruptError):
             raise NotFoundError(message) from None
         if table.token != address.token:
             table.close()
