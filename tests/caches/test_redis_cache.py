@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -398,7 +399,9 @@ def test_values_expire(source, redis_server, space, client):
 @pytest.mark.parametrize(
     'options',
     [{'url': 'http://host'}, {'url': 'redis://host:port'}, {'namespace': 'a b'}, {'namespace': ''},
-     {'fingerprint': 'a*'}, {'timeout': 0}, {'wait': -1}, {'expire': 0}],
+     {'fingerprint': 'a*'}, {'timeout': 0}, {'wait': -1}, {'expire': 0}, {'url': 3}, {'namespace': 3},
+     {'fingerprint': b'a'}, {'timeout': '2'}, {'timeout': math.inf}, {'wait': math.nan}, {'wait': math.inf},
+     {'expire': math.inf}, {'retry': None}],
 )  # fmt: skip
 def test_argument_validation(options):
     with pytest.raises(InvalidArgumentError):

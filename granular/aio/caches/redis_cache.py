@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
+import numbers
 import os
 import re
 import secrets
@@ -101,9 +103,12 @@ class RedisCache(Cache):
         self._public_url, secret = _without_credentials(self._url)
         self._uses_variable = secret or url is None
         for name, value in (('namespace', namespace), ('fingerprint', fingerprint)):
-            if value is not None and not _NAMESPACE.fullmatch(value):
+            if value is not None and not (isinstance(value, str) and _NAMESPACE.fullmatch(value)):
                 raise InvalidArgumentError(f'{name}: expected text without spaces and :*?[], got {value!r:.100}')
-        if timeout <= 0 or wait < 0 or retry < 0 or (expire is not None and expire < 0.001):
+        seconds = (timeout, wait, retry, 1 if expire is None else expire)
+        if not all(isinstance(value, numbers.Real) for value in seconds) or not (
+            0 < timeout < math.inf and 0 <= wait < math.inf and retry >= 0 and 0.001 <= seconds[-1] < math.inf
+        ):
             raise InvalidArgumentError(
                 f'expected seconds, got timeout={timeout}, wait={wait}, retry={retry}, expire={expire}'
             )
@@ -332,7 +337,7 @@ def _without_credentials(url: str) -> tuple[str, bool]:
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
-    except ValueError:
+    except (ValueError, AttributeError):  # of what is no text
         raise InvalidArgumentError('url: expected an address such as redis://host:port/database') from None
     if parts.scheme not in ('redis', 'rediss', 'unix'):
         raise InvalidArgumentError(f'url: expected redis://, rediss:// or unix://, got the scheme {parts.scheme!r:.40}')
