@@ -219,6 +219,35 @@ def test_fingerprint_separates_versions_behind_other_sources(tmp_path, redis_ser
                         assert cache[0]['x'][0] == number
 
 
+@pytest.mark.parametrize(
+    ('write', 'read'),
+    [
+        (granular.DatasetWriter, granular.DatasetReader),
+        (granular.ShardedDatasetWriter, granular.ShardedDatasetReader),
+        (functools.partial(granular.ShardedDatasetWriter, index=True), granular.ShardedDatasetReader),
+    ],
+    ids=['dataset', 'shards', 'index'],
+)
+def test_fingerprint_separates_the_same_bytes_divided_into_other_records(moto, redis_server, space, write, read):
+    """S3 gives the same bytes the same version."""
+    folder = moto.place() / 'ds'
+    for texts in (['ab', 'c'], ['a', 'bc']):
+        with write(folder, {'text': 'utf8'}, layout='columns') as writer:
+            for text in texts:
+                writer.append({'text': text})
+        with read(folder) as reader, granular.RedisCache(reader, redis_server.url, namespace=space) as cache:
+            assert [datapoint['text'] for datapoint in cache.fetch([0, 1])] == texts
+        folder.rmtree()
+
+
+def test_fingerprint_separates_tables_that_are_passed(tmp_path, redis_server, space):
+    (tmp_path / 'x.bag').write_bytes(b'abc')
+    for ends, records in (([2, 3], [b'ab', b'c']), ([1, 3], [b'a', b'bc'])):
+        reader = granular.BagReader(tmp_path / 'x.bag', index=np.array(ends, '<u8').tobytes())
+        with granular.RedisCache(reader, redis_server.url, namespace=space) as cache:
+            assert cache.fetch([0, 1]) == records
+
+
 def test_function_without_an_identity_needs_a_fingerprint(redis_server, space):
     lock = threading.Lock()
     source = NUMBERS.map(lambda value: (lock, value)[1])

@@ -274,6 +274,20 @@ class Bag:
         return FileIdentity(self.size, self._pin)
 
     @property
+    def versions(self) -> tuple[int | str, ...]:
+        """The identity for caches, also of the table if that is not in the file that holds the records: the same bytes,
+        which may have the same version, may be divided into other records.
+        """
+        records = self.size, self._pin or ''
+        if self.version != 3:
+            return records
+        if self.packed is not None:
+            return *records, self.packed.digest
+        if len(self.files) == 2:
+            return *records, self.files[1][1].told
+        return *records, hashlib.sha256(self.all_limits().tobytes()).hexdigest()  # of a table that was passed
+
+    @property
     def origin(self) -> str:
         """The identity of the store and the file; for a bag in memory, a digest of its bytes."""
         if self.path is None:

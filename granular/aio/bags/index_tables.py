@@ -20,6 +20,10 @@ class PackedTables(abc.ABC):
     def read_one(self, table: int, position: int) -> tuple[int, int]:
         """Return the number at a position, and the next one, of tables that are in memory."""
 
+    @abc.abstractmethod
+    def digest(self, table: int) -> str:
+        """Return a digest of the numbers of a table."""
+
     @property
     @abc.abstractmethod
     def in_memory(self) -> bool:
@@ -39,6 +43,10 @@ class PackedTable:
         if position < self.length:
             return self.tables.read_one(self.number, position)[0]
         return self.tables.read_one(self.number, position - 1)[1] if position else 0
+
+    @property
+    def digest(self) -> str:
+        return self.tables.digest(self.number)
 
 
 async def read_tables(requests: Sequence[tuple[PackedTable, Ints]]) -> list[tuple[Ints, Ints]]:

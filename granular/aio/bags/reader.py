@@ -62,7 +62,7 @@ class BagReader(PinnedSource[bytes]):
         return f'{type(self).__name__}({self._bag.name!r})'
 
     def identity(self) -> tuple[Any, ...]:
-        return self._bag.origin, *self._bag.identity
+        return self._bag.origin, *self._bag.versions
 
     # --- opening
 

@@ -1,5 +1,6 @@
 """Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
 
+import hashlib
 import logging
 import os
 import threading
@@ -229,6 +230,11 @@ class DatasetIndex(PackedTables):
             self._view = memoryview(words.data).cast('B').cast('Q')
         page = int(self._starts[self._first_page[table] + position // PAGE])
         return unpack_one(self._view, page, position % PAGE)
+
+    def digest(self, table: int) -> str:
+        first, *following = self._first_page[table : table + 2].tolist()
+        pages = self.directory.pages[first : following[0] if following else None]
+        return hashlib.sha256(pages['checksum'].tobytes()).hexdigest()
 
     # --- shards
 

@@ -191,7 +191,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return Identity.of([self.directory.store], self._dataset.files())
 
     def identity(self) -> tuple[Any, ...]:
-        versions = {key: (bag.identity.size, bag.identity.version or '') for key, bag in self._columns.all_bags.items()}
+        versions = {key: bag.versions for key, bag in self._columns.all_bags.items()}
         keys = [choice.field.key for choice in self._columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
