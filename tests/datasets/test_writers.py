@@ -243,6 +243,35 @@ async def test_append_to_shards_cancelled_at_any_step_can_be_continued(tmp_path)
     assert set(outcomes) <= {1, 2}
 
 
+@pytest.mark.parametrize('kind', [aio.DatasetWriter, aio.ShardedDatasetWriter])
+@pytest.mark.parametrize('closed', ['again', 'by the block'])
+async def test_close_cancelled_before_a_running_append_ends_closes_nothing_halfway(tmp_path, kind, closed):
+    begun, allowed = threading.Event(), threading.Event()
+
+    def encode(value):
+        begun.set()
+        allowed.wait()
+        return value
+
+    writer = await kind.open(tmp_path / 'ds', {'x': 'bytes'}, {'bytes': encode})
+    appending = asyncio.create_task(writer.append({'x': b'a'}))
+    await asyncio.to_thread(begun.wait)
+    closing = asyncio.create_task(writer.aclose() if closed == 'again' else writer.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    closing.cancel()
+    asyncio.get_running_loop().call_soon(allowed.set)
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await appending
+    if closed == 'again':
+        await writer.aclose()
+        with granular.open(tmp_path / 'ds') as reader:
+            assert reader[0] == {'x': b'a'}
+    else:
+        assert not (tmp_path / 'ds').exists() or not list((tmp_path / 'ds').iterdir())
+    assert writer.closed
+
+
 def test_bag_being_appended_to_is_locked(tmp_path):
     first = granular.BagWriter(tmp_path / 'a.bag', 3)
     first.append(b'x')

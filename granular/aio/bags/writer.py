@@ -6,7 +6,6 @@ from granular.aio.bags.output import BagOutput
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
-from granular.aio.runtime.lock import Lock
 
 
 class BagWriter(Publishing):
@@ -36,7 +35,6 @@ class BagWriter(Publishing):
     ) -> None:
         super().__init__()
         self._output = BagOutput(Path(path), version, resume, checksums)
-        self._turns = Lock()
 
     def __repr__(self) -> str:
         return repr(self._output)
@@ -50,12 +48,10 @@ class BagWriter(Publishing):
         await ensure_open(self._output)
 
     async def _close(self) -> None:
-        async with self._turns.turn():
-            await self._output.aclose()
+        await self._output.aclose()
 
     async def _abort(self) -> None:
-        async with self._turns.turn():
-            await self._output.abort()
+        await self._output.abort()
 
     @property
     def size(self) -> int:

@@ -300,19 +300,18 @@ class ShardedDatasetWriter(DatapointWriter):
 
     async def _close(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn():
-            async with self._ending():
-                self._check_published()
-                if self._writer is not None and is_unused(self._writer):
-                    await self._writer.abort()
-                else:
-                    await self._finish()
-            if self._index and (self._found or self._done[2]):
-                await build_index(self.directory)
+        async with self._ending():
+            self._check_published()
+            if self._writer is not None and is_unused(self._writer):
+                await self._writer.abort()
+            else:
+                await self._finish()
+        if self._index and (self._found or self._done[2]):
+            await build_index(self.directory)
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn(), self._ending():
+        async with self._ending():
             if self._writer is not None:
                 await self._writer.abort()
 

@@ -12,7 +12,6 @@ from granular.aio.datasets.removal import explain, find_removal
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
-from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
@@ -40,7 +39,6 @@ class DatapointWriter(Publishing):
         self.directory, self._name, self._layout = directory, f'{directory}', layout
         self._spec = check_spec(spec, layout)
         self._found = 0
-        self._turns = Lock()
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -316,13 +314,12 @@ class DatasetWriter(DatapointWriter):
 
     async def _close(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn():
-            try:
-                await self._finish()
-            except BaseException:
-                await self._drop()
-                raise
-            self._release()
+        try:
+            await self._finish()
+        except BaseException:
+            await self._drop()
+            raise
+        self._release()
 
     async def _finish(self) -> None:
         if self._failed:
@@ -418,8 +415,7 @@ class DatasetWriter(DatapointWriter):
 
     async def _abort(self) -> None:
         await self.directory.store.ready()
-        async with self._turns.turn():
-            await self._drop()
+        await self._drop()
 
     async def _drop(self) -> None:
         """Discard what is not published, and remove what is, unless a spec may exist that needs it."""

@@ -92,10 +92,11 @@ class AsyncResource(abc.ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            await self.aclose()
-        else:
-            await self.abort()
+        try:
+            await (self.aclose() if kind is None else self.abort())
+        except BaseException:
+            await self.abort()  # a cancellation may have come before it was closed
+            raise
 
 
 @contextlib.asynccontextmanager
@@ -128,13 +129,17 @@ def check_open(resource: AsyncResource) -> None:
 
 
 class Publishing(AsyncResource):
-    """A resource whose data is published when it is closed, and that reports its loss if it never is."""
+    """A resource whose data is published when it is closed, and that reports its loss if it never is.
+
+    It is closed once the operations that came before have ended; until then, a cancelled caller has not closed it.
+    """
 
     _reports_loss, _state = False, 'new'  # `__del__` reads them even if the constructor fails
 
     def __init__(self) -> None:
         super().__init__()
         self._reports_loss = True
+        self._turns = Lock()
         _writers.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,11 +161,13 @@ class Publishing(AsyncResource):
         if self._state == 'inherited':
             self._check_open()
         await ensure_uninterrupted()
-        await super().aclose()
+        async with self._turns.turn():
+            await super().aclose()
 
     async def abort(self) -> None:
         await ensure_uninterrupted()
-        await super().abort()
+        async with self._turns.turn():
+            await super().abort()
 
     @abc.abstractmethod
     def _loss(self) -> str:
