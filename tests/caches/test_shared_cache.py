@@ -272,6 +272,34 @@ def test_stopped_lock_holder_does_not_block_readers(source, monkeypatch):
         assert source.fetched == [[1, 2], [1, 2], [1, 2]]
 
 
+SIGNALLED = """
+import faulthandler, signal, sys
+import granular
+from granular.aio.caches.segments import path_of
+from granular.aio.stores.local.locks import RangeLocks
+
+def handle(*_):
+    values.append(cache[1])
+    if sys.argv[2] == 'closes':
+        cache.close()
+
+faulthandler.dump_traceback_later(20, exit=True)
+values, cache = [], granular.SharedMemoryCache([1, 2, 3], name=sys.argv[1])
+locks = RangeLocks(path_of('cache', sys.argv[1]))
+assert locks.lock(0, 1)
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+print(cache.fetch([0, 1]), values)
+"""
+
+
+@pytest.mark.parametrize('then', ['closes', 'continues'])
+def test_handler_of_a_signal_uses_the_cache_that_it_interrupts(interpreter, then):
+    """It comes while the first read waits for a lock that another process holds."""
+    done = interpreter.run(SIGNALLED, f'{RUN}-signalled-{then}', then)
+    assert (done.stdout, done.stderr) == ('[1, 2] [2]\n', '')
+
+
 def test_concurrent_threads_fetch_each_value_once(source):
     with granular.SharedMemoryCache(source, label) as cache:
         threads = [threading.Thread(target=cache.fetch, args=(range(i, 64, 4),)) for i in range(4)]

@@ -78,9 +78,8 @@ class Table:
                 raise StoreError(f'{name}: cannot be mapped into memory: {error}') from error
             raise
         self._writing = _WritersLock(self._fd)
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # the handler of a signal may read meanwhile
         self._pid, self._row = -1, 0
-        self._closed = False
         _tables.add(self)
 
     @classmethod
@@ -186,9 +185,7 @@ class Table:
         """Count hits (0), misses (1) or values that were not stored (2)."""
         if not number:
             return
-        with self._counting:
-            if self._closed:
-                return
+        with self._counting, contextlib.suppress(ValueError):  # it was closed, as by the handler of a signal
             if self._pid != os.getpid():  # choose the row of counters of this process
                 with self._writing.held(_WAIT) as acquired:
                     self._row = self._words[_PROCESSES]
@@ -205,14 +202,13 @@ class Table:
 
     def after_fork(self) -> None:
         """Reset the locks in a child process: threads of the parent may have held them."""
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()
         self._writing.after_fork()
 
     def close(self) -> None:
         """Close the table and release its name, once a thread that stores records has ended; blocks."""
         self._writing.end()
         with self._counting:
-            self._closed = True
             self._words.release()
             self._front.close()
             self._data.close()
