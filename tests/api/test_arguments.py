@@ -73,11 +73,31 @@ def test_arguments_of_other_types_are_named(tmp_path):
     with granular.DatasetWriter(tmp_path / '000000', {'x': 'int'}) as writer:
         writer.append({'x': 1})
     for reader, folder in ((granular.DatasetReader, tmp_path / '000000'), (granular.ShardedDatasetReader, tmp_path)):
-        for keys in ('x', 5):
+        for keys in ('x', 5, [['x']]):
             with pytest.raises(InvalidArgumentError, match='^cache_keys: expected a sequence of keys, got'):
                 reader(folder, cache_keys=keys)
         for decoders in (['x'], 'x', 5):
             with pytest.raises(InvalidArgumentError, match='expected a mapping of functions such as '):
                 reader(folder, decoders)
-        with reader(folder) as opened, pytest.raises(InvalidArgumentError, match='expected keys, .* as mask, got 5'):
-            opened.fetch([0], mask=5)
+        for mask in (5, [['x']]):
+            with reader(folder) as opened, pytest.raises(InvalidArgumentError, match='expected keys, .* as mask, got'):
+                opened.fetch([0], mask=mask)
+    arguments = {
+        'relative_path': lambda value: granular.copy_to_local(tmp_path, tmp_path / 'copy', value),
+        'spec': lambda value: granular.convert([{'x': 1}], tmp_path / 'new', spec=value),
+        'encoders': lambda value: granular.convert([{'x': 1}], tmp_path / 'new', encoders=value),
+        'progress': lambda value: granular.verify(tmp_path, progress=value),
+        'decoders': lambda value: granular.verify(tmp_path, decoders=value),
+    }
+    for name, call in arguments.items():
+        for value in (b'x', 5):
+            with pytest.raises(InvalidArgumentError, match=f'^{name}: expected '):
+                call(value)
+    with pytest.raises(InvalidArgumentError, match='^decoders: expected a mapping of functions'):
+        granular.verify(tmp_path, decoders={'int': 5})
+    with pytest.raises(InvalidArgumentError, match="expected resume 'check' or 'discard', got 'no'"):
+        granular.ShardedDatasetWriter(tmp_path / 'new', {'x': 'int'}, resume='no')
+    with granular.DatasetWriter(tmp_path / 'many', {'x': 'int[]'}) as writer:
+        writer.append({'x': [1]})
+    with granular.DatasetReader(tmp_path / 'many') as opened, pytest.raises(InvalidArgumentError, match='as limits'):
+        opened.fetch([0], mask={'x': slice('a', None)})

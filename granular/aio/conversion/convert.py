@@ -159,6 +159,9 @@ async def convert(
     shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
     parallel = None if parallel is None else check_integer('parallel', parallel, 1)
     sample = check_integer('sample', sample, 1)
+    for name, table in (('spec', spec), ('encoders', encoders)):
+        if table is not None and not isinstance(table, Mapping):
+            raise InvalidArgumentError(f'{name}: expected a mapping, got {type(table).__name__}')
     if engine not in get_args(Engine):
         raise InvalidArgumentError(f"engine: expected 'local' or 'ray', got {engine!r}")
     if on_error not in ('raise', 'skip') or (on_error, engine) == ('skip', 'ray'):

@@ -108,12 +108,13 @@ class Columns:
         if mask is None:
             return self.choices
         selections: Mapping[str, bool | range | slice]
-        if isinstance(mask, Mapping):
-            selections = mask
-        elif isinstance(mask, Iterable):
-            selections = dict.fromkeys([mask] if isinstance(mask, str) else mask, True)
-        else:
-            raise InvalidArgumentError(f'{self.name}: expected keys, or a mapping of keys, as mask, got {mask!r:.100}')
+        keys = [mask] if isinstance(mask, str) else mask
+        try:
+            selections = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, True)
+        except TypeError:
+            raise InvalidArgumentError(
+                f'{self.name}: expected keys, or a mapping of keys, as mask, got {mask!r:.100}'
+            ) from None
         if unknown := [key for key in selections if key not in self.spec]:
             raise UnknownKeyError(f'{self.name}: the mask has {unknown}, the spec has {list(self.spec)}')
         chosen = []
@@ -214,6 +215,8 @@ def _check_selection(selection: Any, field: Field, name: str) -> None:
         raise InvalidArgumentError(
             f'{name}: key {field.key!r}: expected True or a range without a step, got {selection!r}'
         )
+    if not all(limit is None or hasattr(limit, '__index__') for limit in (selection.start, selection.stop)):
+        raise InvalidArgumentError(f'{name}: key {field.key!r}: expected integers as limits, got {selection!r:.100}')
     if isinstance(selection, range) and not 0 <= selection.start <= selection.stop:
         raise InvalidArgumentError(f'{name}: key {field.key!r}: expected 0 <= start <= stop, got {selection!r}')
 

@@ -3,7 +3,7 @@
 import copy
 import functools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeVar
 
 from granular.aio.bags.bag import Bag
@@ -42,10 +42,11 @@ class OpenOptions(NamedTuple):
     @classmethod
     def of(cls, decoders: Decoders, cache_index: bool, cache_keys: Sequence[str], verify: bool) -> Self:
         """Return the options that the user passed; raise ``InvalidArgumentError`` for a wrong ``cache_keys``."""
-        if isinstance(cache_keys, str) or not isinstance(cache_keys, Iterable):
+        keys = tuple(cache_keys) if isinstance(cache_keys, Iterable) and not isinstance(cache_keys, str) else None
+        if keys is None or not all(isinstance(key, Hashable) for key in keys):
             hint = f': pass ({cache_keys!r},)' if isinstance(cache_keys, str) else ''
             raise InvalidArgumentError(f'cache_keys: expected a sequence of keys, got {cache_keys!r:.100}{hint}')
-        return cls(decoders, cache_index, tuple(cache_keys), verify)
+        return cls(decoders, cache_index, keys, verify)
 
     def fields(self, spec: Spec, layout: Layout, name: str) -> list[Field]:
         """Return the fields of a dataset with their decoders; raise ``UnknownKeyError`` for a key in ``cache_keys``

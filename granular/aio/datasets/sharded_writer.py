@@ -10,7 +10,7 @@ from granular._other_names import answering
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
-from granular.aio.datasets.codec import Encoders, fields_of
+from granular.aio.datasets.codec import Encoders
 from granular.aio.datasets.reader import DatasetReader, columns_of
 from granular.aio.datasets.shards import check_complete, check_series, filled, shards_of
 from granular.aio.datasets.writer import (
@@ -103,7 +103,7 @@ class ShardedDatasetWriter(DatapointWriter):
         self._index = index
         self._args = (spec, encoders, layout, resume, checksums)
         self._checksums = checksums
-        fields_of(self._spec, encoders, layout, self._name)  # rejects unknown types before a shard starts
+        DatasetWriter(self.directory, *self._args)  # rejects unknown types and others before a shard starts
         self._shardlen, self._next, self._step = shardlen, shardstart, shardstep
         self._writer: DatasetWriter | None = None
         self._done = [0, 0, 0]  # number, bytes and datapoints of the finished shards

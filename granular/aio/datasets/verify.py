@@ -22,7 +22,7 @@ from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import CorruptError, NotFoundError, UnsupportedError
+from granular.errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats.base import Decoder
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import element, shard_name
@@ -97,10 +97,15 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
             print(problem.path, problem.record, problem.message)
     """
     root, report = Path(path), Report()
+    functions = {} if decoders is None else decoders
+    if not isinstance(functions, Mapping) or not all(fn is None or callable(fn) for fn in functions.values()):
+        raise InvalidArgumentError(
+            f'decoders: expected a mapping of functions such as granular.decoders, got {decoders!r:.100}'
+        )
     bytes_read = ProgressReport(progress, MiB)
     await root.store.ready()
     if await (root / 'spec.json').exists():
-        await _verify_dataset(root, report, bytes_read, decoders or {})
+        await _verify_dataset(root, report, bytes_read, functions)
         await bytes_read.finish()
         return report
     numbers = await shards_in(root)
@@ -114,7 +119,7 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
             path = f'{root / shard_name(expected)}'
             report.problems.append(Problem(path, None, f'the shard is missing{last}'))
         folder = root / shard_name(number)
-        is_countable = await _verify_dataset(folder, report, bytes_read, decoders or {}, is_countable)
+        is_countable = await _verify_dataset(folder, report, bytes_read, functions, is_countable)
         expected = number + 1
     await bytes_read.finish()
     await _verify_index(root, numbers, report)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.threads import offload_whole
 from granular.aio.runtime.user_functions import call_user
+from granular.errors import InvalidArgumentError
 
 
 class ProgressReport:
@@ -16,6 +17,8 @@ class ProgressReport:
     """
 
     def __init__(self, progress: Callable[[int], object] | None, least: int = 1) -> None:
+        if progress is not None and not callable(progress):
+            raise InvalidArgumentError(f'progress: expected a function, got {progress!r:.100}')
         self._progress, self._least = progress, least
         self._amount = 0
         self._turns = Lock()
