@@ -106,6 +106,21 @@ def test_records_that_do_not_fit_are_skipped_and_listed(shardlen, layout, tmp_pa
             shutil.rmtree(tmp_path / 'whole')
 
 
+@pytest.mark.parametrize(('former', 'on_error'), [('text', 'skip'), (7000, 'raise')])
+@pytest.mark.parametrize('shardlen', [10, None])
+@pytest.mark.parametrize('kind', [list, iter])
+def test_record_that_was_repaired_is_in_a_shard_that_was_not_finished(former, on_error, shardlen, kind, tmp_path):
+    records = [{'n': former if i == 7 else i} for i in range(40)]
+    options = {'shardlen': shardlen, 'layout': 'columns', 'spec': {'n': 'int'}, 'on_error': on_error, 'sample': 2}
+    granular.convert(kind(records), tmp_path / 'out', **options)
+    (tmp_path / 'out' / ('spec.json' if shardlen is None else '000000/spec.json')).unlink()
+    records[7] = {'n': 7}
+    done = granular.convert(kind(records), tmp_path / 'out', **options)
+    assert (done.datapoints, done.found) == (40, 0 if shardlen is None else 30)
+    with granular.open(tmp_path / 'out') as reader:
+        assert [one['n'] for one in reader] == list(range(40))
+
+
 def test_datapoints_that_a_source_cannot_read_are_skipped(tmp_path):
     def odd(i):
         if i == 9:

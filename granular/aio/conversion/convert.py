@@ -398,7 +398,6 @@ class _Work:
     ) -> None:
         writer = await self._writer.start(source, number, start, stop, self._report.add)
         async with writer:
-            self._found += writer.found
             for shard in publish_after:
                 await shard.acquire()
         self._bytes += writer.size
@@ -470,19 +469,9 @@ class _Work:
 
     async def _pour(self, records: ReadAhead, writer: DatasetWriter) -> int:
         """Fill a shard until it is full or the records end; return the number of its records."""
-        existing = len(writer)
-        self._found += existing
-        await self._report.add(existing)
-        count, skip = 0, self._writer.skip
-        while existing and not skip and (chunk := await records.take(min(existing, self._writer.chunk))):
-            existing -= len(chunk)
+        count = 0
+        while chunk := await records.take(self._left(count)):
+            await self._writer.write(writer, chunk, self._records + count, self._report.add)
             count += len(chunk)
-        while (skip or not existing) and (chunk := await records.take(self._left(count))):
-            existing = await self._writer.write(writer, chunk, self._records + count, self._report.add, existing)
-            count += len(chunk)
-        if existing:
-            raise CorruptDatasetError(
-                f'{writer.directory}: has {len(writer)} datapoints, {existing} more than the source has for it'
-            )
         self._missing += count - len(writer)
         return count

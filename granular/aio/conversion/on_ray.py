@@ -165,7 +165,7 @@ class _Job:
                 return expected, expected, 0
             if self.claim is not None:
                 await self.claim.check_owner()
-        return expected, writer.found, writer.size
+        return expected, 0, writer.size
 
     async def _is_finished(self, number: int, expected: int) -> bool:
         """Return whether an earlier attempt has published a shard."""

@@ -9,7 +9,7 @@ import msgpack
 
 from granular.aio.datasets.codec import Field, describe_error, encode_now, keys_error
 from granular.aio.datasets.sharded_writer import length_of_shard
-from granular.aio.datasets.writer import DatasetWriter, expect_copies
+from granular.aio.datasets.writer import DatasetWriter, expect_copies, write_anew
 from granular.aio.execution.failures import Failure, of_datapoint
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
@@ -17,14 +17,14 @@ from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.readahead import whole_pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import EncodeError
+from granular.errors import AlreadyExistsError, EncodeError
 from granular.formats.layout import Layout, shard_name
 
 _CHUNK: Final = 4 * MiB
 _MAX_CHUNK: Final = 512  # records read at a time
 
 Tell = Callable[[int], Awaitable[None]]
-"""Awaited with a number of records that were written, or found to exist."""
+"""Awaited with a number of records that were written."""
 
 
 class Mapper(Protocol):
@@ -75,18 +75,20 @@ class ShardWriter:
     async def open(self, number: int) -> DatasetWriter:
         """Start a shard. One that a killed process left unfinished is written again, with the same bytes."""
         writer = DatasetWriter(self.folder(number), self.mapping.spec, None, self.layout, 'discard', self.checksums)
+        write_anew(writer)
         if self.has_copies:
             expect_copies(writer)
         await ensure_open(writer)
+        if len(writer):
+            await writer.abort()
+            raise AlreadyExistsError(f'{writer.directory}: another writer has finished it meanwhile')
         return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
         """Write a shard from a range of records, and return its writer: close it to publish the shard."""
         writer = await self.open(number)
         try:
-            await tell(len(writer))
-            # Records that were skipped are not among the datapoints of the shard, so it is compared from its start on.
-            await self._fill(source, writer, start if self.skip else start + len(writer), stop, tell)
+            await self._fill(source, writer, start, stop, tell)
         except BaseException:
             await writer.abort()
             raise
@@ -94,21 +96,16 @@ class ShardWriter:
 
     async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int, tell: Tell) -> None:
         """Write records to a shard, and read the next ones meanwhile."""
-        present = len(writer) if self.skip else 0
         async with contextlib.aclosing(whole_pages(source.fetch, stop, self.chunk, 2, start)) as chunks:
             async for records in chunks:
-                present = await self.write(writer, records, start, tell, present)
+                await self.write(writer, records, start, tell)
                 start += self.chunk
 
-    async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell, present: int = 0) -> int:
-        """Append records, of which the first one has number ``first`` in the source, without those that are ``present``
-        in the shard already; return how many of these are still to come.
-        """
-        datapoints = await offload(self._encode, records, first)
-        for datapoint in datapoints[present:]:
+    async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell) -> None:
+        """Append records, of which the first one has number ``first`` in the source."""
+        for datapoint in await offload(self._encode, records, first):
             await writer.append(datapoint, flush=False)
-        await tell(len(records) - min(present, len(datapoints)))
-        return max(0, present - len(datapoints))
+        await tell(len(records))
 
     def digests(self, records: Sequence[Any]) -> list[str]:
         """Return a digest of each record as it is written; an empty one of a record that does not fit."""

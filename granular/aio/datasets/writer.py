@@ -145,6 +145,7 @@ class DatasetWriter(DatapointWriter):
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
         self._has_copies = False  # see `expect_copies`
+        self._anew = False  # see `write_anew`
         self._next_folder: Path | None = None  # see `precede`
         self._failed = False
         self._torn = False  # True while only some of the columns may have been flushed
@@ -231,6 +232,7 @@ class DatasetWriter(DatapointWriter):
             if self._resume == 'discard':
                 tables = (f'{key}.idx' for key in self._spec)
                 shortest = min(entries[name].size if name in bag_files else 0 for name in tables) // LIMIT
+                shortest = 0 if self._anew and not self._described else shortest
                 for writer in self._writers:
                     writer.open_at_most(shortest)
             await store.delete([entries[name].key for name in temporary if exclusive])
@@ -482,6 +484,13 @@ async def remove_if_empty(writer: DatasetWriter) -> None:
     """Remove the folder of an aborted writer, if it was kept and is not needed any longer."""
     await writer._remove_own_folder()
     writer._release()
+
+
+def write_anew(writer: DatasetWriter) -> None:
+    """Drop all that an unfinished dataset has, also in the layout in which ``resume='discard'`` continues it. Call it
+    before the writer is opened; a finished dataset is kept.
+    """
+    writer._anew = True
 
 
 def expect_copies(writer: DatasetWriter) -> None:
