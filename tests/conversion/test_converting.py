@@ -357,6 +357,20 @@ def test_other_records_are_not_taken_for_those_that_were_converted(store, shardl
         assert [one['n'] for one in reader] == list(range(1000, 1300))
 
 
+@pytest.mark.parametrize('kind', [list, iter])
+def test_other_records_are_not_added_to_finished_shards(kind, tmp_path):
+    def convert(first):
+        records = kind([{'n': first + i} for i in range(300)])
+        return granular.convert(records, tmp_path / 'x', shardlen=100, sample=3)
+
+    convert(1000)
+    for name in ('000000', '000002'):
+        (tmp_path / 'x' / name / 'spec.json').unlink()
+    with pytest.raises(AlreadyExistsError, match='was begun as another conversion'):
+        convert(2000)
+    assert convert(1000).found == 100
+
+
 def test_dataset_without_shards_that_was_not_converted_is_refused(tmp_path):
     with granular.DatasetWriter(tmp_path / 'x', {'n': 'int'}) as writer:
         writer.append({'n': 1})

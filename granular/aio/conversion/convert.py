@@ -256,11 +256,13 @@ class _Work:
         await self._check_sample(existing)
 
     async def _check_sample(self, plan: dict[str, Any]) -> None:
-        """Check that the sampled records of finished shards are those of a plan, and add the other ones to it."""
+        """Check that the sampled records are those of a plan, except those that did not fit and are in no finished
+        shard: they may have been repaired. Add the other ones to the plan.
+        """
         before, length = plan['sample'], self._writer.shardlen
         for index in before.keys() & self._sample.keys():
             shard = 0 if length is None else int(index) // length
-            if shard in self._lengths and before[index] != self._sample[index]:
+            if before[index] != self._sample[index] and (before[index] or shard in self._lengths):
                 raise AlreadyExistsError(
                     f'{self._directory}: has another record {index} than {self._source.name}: was begun as another '
                     f'conversion: choose another folder, or remove this one'
