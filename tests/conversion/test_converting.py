@@ -202,6 +202,12 @@ def test_invalid_key_names_are_rejected(tmp_path):
         granular.convert([{'a b': 1, 'a_b': 2}], tmp_path / 'y')
 
 
+def test_field_behind_the_sample_that_has_the_key_of_another_one_is_an_error(tmp_path):
+    records = [{'a b': i} for i in range(10)]
+    with pytest.raises(DatapointError, match="fields 'a_b' and 'a b' would both be key 'a_b'"):
+        granular.convert([*records, {'a b': 10, 'a_b': 99}], tmp_path / 'x', sample=1)
+
+
 def test_types_are_given_by_the_names_of_fields_or_of_keys(granular_cli, tmp_path):
     table = pyarrow.table({'image/encoded': [b'abc'] * 5, 'image/class/label': [1] * 5})
     pyarrow.parquet.write_table(table, tmp_path / 'x.parquet')

@@ -141,8 +141,13 @@ class RecordMapping:
         return {**out, **(custom or {})}
 
     def datapoint(self, record: Any) -> dict[str, Any]:
-        keys = self._keys
-        out = {keys.get(field, field): _plain(value) for field, value in self._mapping(record).items()}
+        keys, fields = self._keys, self._mapping(record)
+        out = {keys.get(field, field): _plain(value) for field, value in fields.items()}
+        if len(out) < len(fields):
+            field, key = next(pair for pair in self.renamed.items() if fields.keys() >= set(pair))
+            raise DatapointError(
+                f'{self._name}: fields {key!r} and {field!r} would both be key {key!r}: rename one in the source'
+            )
         for key in self._optional:
             value = out.get(key)  # missing values become None
             out[key] = value.item() if isinstance(value, np.generic) else value
