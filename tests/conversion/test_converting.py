@@ -377,6 +377,35 @@ def test_other_records_are_not_added_to_finished_shards(kind, tmp_path):
     assert convert(1000).found == 100
 
 
+@pytest.mark.parametrize('kind', ['a list', 'a folder', 'images'])
+def test_conversion_of_the_same_files_in_another_order_is_refused(kind, tmp_path):
+    suffix = 'png' if kind == 'images' else 'parquet'
+    folder = tmp_path / 'files'
+    files = [(folder / 'class' if kind == 'images' else folder) / f'{name}.{suffix}' for name in 'abcd']
+    files[0].parent.mkdir(parents=True)
+    for number, file in enumerate(files):
+        table = pyarrow.table({'n': [10 * number + i for i in range(10)]})
+        if kind == 'images':
+            file.write_bytes(granular.encoders['png'](np.full((2, 2), 10 + number, np.uint8)))
+        else:
+            pyarrow.parquet.write_table(table, file, compression='none', use_dictionary=False)
+
+    def convert():
+        return granular.convert(files if kind == 'a list' else folder, tmp_path / 'x', shardlen=1, sample=1)
+
+    count = convert().datapoints
+    (tmp_path / 'x' / '000000' / 'spec.json').unlink()
+    assert convert().found == count - 1
+    if kind == 'a list':
+        files[1:3] = files[2:0:-1]
+    else:
+        for old, new in ((files[1], folder / 'aside'), (files[2], files[1]), (folder / 'aside', files[2])):
+            old.rename(new)
+        files[3].rename(files[3].with_name(f'bb.{suffix}'))
+    with pytest.raises(AlreadyExistsError, match="begun as another conversion, with files '"):
+        convert()
+
+
 def test_dataset_without_shards_that_was_not_converted_is_refused(tmp_path):
     with granular.DatasetWriter(tmp_path / 'x', {'n': 'int'}) as writer:
         writer.append({'n': 1})

@@ -96,8 +96,9 @@ async def convert(
 
     Started again after a crash, it resumes: finished shards are kept, and the dataset is byte for byte the one that a
     single run writes. The first shard is published last, so that a partial dataset cannot be read as a whole one.
-    ``000000/.granular-conversion`` records the settings and the source: its address, length, size, and digests of
-    sampled records. Another conversion into the folder is refused; that further records changed is not detected.
+    ``000000/.granular-conversion`` records the settings and the source: its address, length, size, and digests of the
+    names of its files and of sampled records. Another conversion into the folder is refused; that further records
+    changed is not detected.
     Run one conversion at a time: a second one on the same machine is refused, but one on another machine that writes to
     the same bucket is not detected.
 
@@ -278,7 +279,7 @@ class _Work:
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._writer.shardlen,
             'spec': self._writer.mapping.spec, 'layout': self._writer.layout, 'checksums': self._writer.checksums,
-            'skip': self._writer.skip or None,
+            'skip': self._writer.skip or None, 'files': self._source.files,
         }  # fmt: skip
         existing_path = former if await former.exists() else self._plan_path
         try:
@@ -296,13 +297,14 @@ class _Work:
             return plan
         except (ValueError, TypeError) as error:
             raise CorruptDatasetError(f'{existing_path}: was not written by convert') from error
+        existing.setdefault('files', plan['files'])  # granular 1.0.0a1 recorded neither them nor a sample
         if differ := [name for name in plan if existing.get(name) != plan[name]]:
             differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
             raise AlreadyExistsError(
                 f'{self._directory}: was begun as another conversion, with {differences}: pass the same, choose '
                 f'another folder, or remove this one'
             )
-        plan['sample'] = existing.get('sample', {})  # granular 1.0.0a1 recorded none
+        plan['sample'] = existing.get('sample', {})
         if existing_path == former:
             await self._write_plan(plan)
             await former.unlink()

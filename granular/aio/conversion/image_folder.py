@@ -46,7 +46,8 @@ class ImageFolder:
             )  # fmt: skip
         self._labels = {name: label for label, name in enumerate(self.classes)}
         self._rows = [(name, entry.key) for name, entry in images]
-        self.size: int = sum(entry.size for _, entry in images)
+        self._sizes = [entry.size for _, entry in images]
+        self.size: int = sum(self._sizes)
 
     @classmethod
     async def listed(cls, folder: Path) -> 'ImageFolder':
@@ -69,6 +70,10 @@ class ImageFolder:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Return the key and the size of each image."""
+        return [(key, size) for (_, key), size in zip(self._rows, self._sizes, strict=True)]
 
     async def fetch(self, indices: Any) -> list[FileRecord]:
         """Return the datapoints at many indices."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import os
 import pathlib
@@ -57,6 +58,7 @@ class RecordSource:
     source: Source | None = None  # the records, if they have random access
     items: Any = None  # the records, if they can only be read in order
     size: int | None = None  # the bytes of its files, if known; detects that the source has changed
+    files: str | None = None  # a digest of the names and sizes of its files, in order, if known; detects the same
     opened: AsyncResource | None = None  # the reader to close with it
     images: Sequence[str] = ()  # fields that are images by the names of their files
     sampled: Sequence[int] = ()  # the indices of the sampled records
@@ -291,7 +293,9 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
             f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: {hint}read other files in a generator of '
             f'dicts, as in granular.convert(records(), ...)'
         ) from None
-    return RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
+    opened = RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
+    opened.files = await offload(lambda: _digest_of(images.files()))
+    return opened
 
 
 def _kind_of(name: str) -> str:
@@ -315,24 +319,36 @@ def _format_of(paths: Sequence[Path]) -> str:
 
 
 async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSource:
-    size = sum(stat.size for stat in await gather([path.stat() for path in paths]))
+    sizes = [stat.size for stat in await gather([path.stat() for path in paths])]
+    opened = await _open_format(paths, format, name)
+    opened.size = sum(sizes)
+    opened.files = _digest_of(zip(map(str, paths), sizes, strict=True))
+    return opened
+
+
+def _digest_of(files: Iterable[tuple[str, int]]) -> str:
+    """Return a digest of the names and sizes of files, in their order."""
+    return hashlib.sha256(repr(list(files)).encode()).hexdigest()[:16]
+
+
+async def _open_format(paths: Sequence[Path], format: str, name: str) -> RecordSource:
     if format == 'huggingface':
         module = import_extra('datasets', 'huggingface')
         files = [_local(path) for path in paths]
         read = await offload(lambda: [module.Dataset.from_file(file) for file in files])
-        return RecordSource(name, format, _hugging_face(module.concatenate_datasets(read), name).source, size=size)
+        return RecordSource(name, format, _hugging_face(module.concatenate_datasets(read), name).source)
     if format not in CLASSES:
         raise InvalidArgumentError(f'{name}: expected a folder for format {format!r}')
     if format == 'tfrecord':
-        return await _open_examples(paths, name, size)
+        return await _open_examples(paths, name)
     options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
     opened: Any = CLASSES[format](paths, **options)
     await ensure_open(opened)
     images = IMAGE_SUFFIXES if format == 'webdataset' else ()
-    return RecordSource(name, format, sources.convert(opened), size=size, opened=opened, images=images)
+    return RecordSource(name, format, sources.convert(opened), opened=opened, images=images)
 
 
-async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordSource:
+async def _open_examples(paths: Sequence[Path], name: str) -> RecordSource:
     """Open TFRecord files of Examples. Compressed ones are read in order."""
     opened = TFRecordDataSource(paths)
     try:
@@ -340,9 +356,9 @@ async def _open_examples(paths: Sequence[Path], name: str, size: int) -> RecordS
     except UnsupportedError:
         stream = TFRecordIterDataset(paths)
         values = await offload(ExampleValues, [record async for record in stream.limit(_EXAMPLES)])
-        return RecordSource(name, 'tfrecord', items=stream.map(values), size=size)
+        return RecordSource(name, 'tfrecord', items=stream.map(values))
     values = await offload(ExampleValues, await opened.fetch(_spread(_EXAMPLES, len(opened))))
-    return RecordSource(name, 'tfrecord', Map(sources.convert(opened), values), size=size, opened=opened)
+    return RecordSource(name, 'tfrecord', Map(sources.convert(opened), values), opened=opened)
 
 
 class ExampleValues:
