@@ -164,6 +164,26 @@ def test_one_call_removes_all_that_a_killed_writer_of_shards_left(tmp_path, fini
     write(tmp_path, 1)
 
 
+@pytest.mark.parametrize('folder', ['bucket', 'bucket/ds', '.', 'ds'])
+def test_parts_beside_a_finished_dataset_are_removed_and_nothing_else(folder, request, tmp_path, monkeypatch):
+    if folder.startswith('bucket'):
+        bucket = request.getfixturevalue('fakegcs').new_bucket()
+        root = bucket / 'ds' if folder == 'bucket/ds' else bucket
+    else:
+        monkeypatch.chdir(tmp_path)
+        root = granular.Path(folder)
+    write(root)
+    before = names(root)
+    parts = root / '.parts.0123456789abcdef'
+    if root.store.local:
+        parts.mkdir()
+    (parts / 'a.bag').write_bytes(b'abc')
+    for remove in (False, True):
+        leftovers = granular.clean(root, older=0, remove=remove)
+        assert [(one.path, one.kind) for one in leftovers] == [(str(parts / 'a.bag'), 'part')]
+    assert names(root) == before
+
+
 def test_files_of_an_open_writer_are_kept(tmp_path):
     root = granular.Path(tmp_path)
     for layout in ('refs', 'columns'):

@@ -99,7 +99,7 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
         claims += [(parent, entry) async for entry in store.scan(parent) if is_claim(entry.name)]
     claimed = {key for key, claim in claims if _seconds_since(claim.modified, now) < older}
     in_parts = set[str]()
-    cleaner = _Cleaner(store, now, older, remove, bags)
+    cleaner = _Cleaner(store, root.key, now, older, remove, bags)
     for directory, writing in _writes_of_parts(folders, root.key).items():
         in_parts |= writing.keys()
         if directory not in claimed:
@@ -117,7 +117,7 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
         if directory is not None and not (removed and is_empty):
             remaining.setdefault(directory, {})[key.rpartition('/')[2]] = folder.finished
     for directory, shards in remaining.items():
-        first = folders.get(f'{directory}/{shard_name(0)}' if directory else shard_name(0))
+        first = folders.get(_first_shard(directory))
         entry = None if first is None else first.files.get(MARKER)
         if entry is not None and all(shards.get(shard_name(i)) for i in range(len(shards))):
             leftovers += await cleaner.clean_marker(entry)
@@ -209,6 +209,10 @@ def _shards_of(key: str) -> str | None:
     return None if shard_number(name) is None else parent
 
 
+def _first_shard(directory: str) -> str:
+    return f'{directory}/{shard_name(0)}' if directory else shard_name(0)
+
+
 def _writes_of_parts(folders: Mapping[str, _Folder], root: str) -> dict[str, dict[str, _Folder]]:
     """Return the folders that belong to unfinished writes of parts, by the folder of the dataset; parts come last."""
     writes: dict[str, dict[str, _Folder]] = {}
@@ -219,7 +223,7 @@ def _writes_of_parts(folders: Mapping[str, _Folder], root: str) -> dict[str, dic
             writes.setdefault(directory, {})[key] = folder
     for directory, parts in writes.items():
         shards = {key: folder for key, folder in folders.items() if _shards_of(key) == directory}
-        first = next((folder for key, folder in shards.items() if key.endswith(f'/{shard_name(0)}')), None)
+        first = shards.get(_first_shard(directory))
         if first is None or not first.finished:
             writes[directory] = {**shards, **parts}
     return writes
@@ -249,6 +253,7 @@ class _Cleaner:
     """Returns the leftovers of writers in a store, and removes them if ``remove`` is true."""
 
     store: Store
+    root: str
     now: float
     older: float
     remove: bool
@@ -273,8 +278,8 @@ class _Cleaner:
         if age < self.older:
             return []
         has_shards = any(_shards_of(key) == directory for key in folders)
-        first = f'{directory}/{shard_name(0)}' if directory else shard_name(0)
-        async with _reserved(store, directory, first if has_shards and self.remove else None) as reserved:
+        first = _first_shard(directory) if has_shards and self.remove else None
+        async with _reserved(store, directory or self.root, first) as reserved:
             if not reserved:
                 return []
             if self.remove:
