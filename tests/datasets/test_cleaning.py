@@ -184,6 +184,30 @@ def test_parts_beside_a_finished_dataset_are_removed_and_nothing_else(folder, re
     assert names(root) == before
 
 
+def test_record_of_a_running_conversion_is_kept(tmp_path):
+    writing, cleaned = threading.Event(), threading.Event()
+
+    def gated(i):
+        if i == 15:  # of shard 1, the first one that is written
+            writing.set()
+            assert cleaned.wait(60)
+        return {'n': i}
+
+    source = granular.MapDataset.source(range(30)).map(gated)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(granular.convert, source, tmp_path / 'ds', shardlen=10, parallel=1, sample=2)
+        try:
+            assert writing.wait(60)
+            before = names(granular.Path(tmp_path))
+            for folder in (tmp_path, tmp_path / 'ds', tmp_path / 'ds' / '000000'):
+                assert granular.clean(folder, older=0, remove=True) == []
+            assert names(granular.Path(tmp_path)) == before
+        finally:
+            cleaned.set()
+        assert done.result().datapoints == 30
+    assert granular.convert(source, tmp_path / 'ds', shardlen=10, sample=2).found == 30
+
+
 def test_files_of_an_open_writer_are_kept(tmp_path):
     root = granular.Path(tmp_path)
     for layout in ('refs', 'columns'):

@@ -105,14 +105,13 @@ async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags
         if directory not in claimed:
             leftovers += await cleaner.clean_parts(directory, writing)
     remaining: dict[str, dict[str, bool]] = {}  # whether each shard that remains is finished, by dataset and name
-    for key, folder in folders.items():
+    # Records of conversions after the shards beside them.
+    for key, folder in sorted(folders.items(), key=lambda item: CONVERSION in item[1].files):
         if key in in_parts or _shards_of(key) in claimed:  # a claim protects a live writer, however slow it is
             continue
         directory = None if key == root.key else _shards_of(key)
-        resumable = CONVERSION in folder.files and any(
-            other.finished and _shards_of(name) == directory for name, other in folders.items()
-        )
-        removed, is_empty = await cleaner.clean_folder(key, folder, directory in sharded, resumable)
+        has_siblings = bool(remaining.get(directory)) if directory is not None else _shards_of(key) is not None
+        removed, is_empty = await cleaner.clean_folder(key, folder, directory in sharded, has_siblings)
         leftovers += removed
         if directory is not None and not (removed and is_empty):
             remaining.setdefault(directory, {})[key.rpartition('/')[2]] = folder.finished
@@ -300,16 +299,17 @@ class _Cleaner:
         return self._leftovers([(entry, 'draft')], (), age)
 
     async def clean_folder(
-        self, key: str, folder: _Folder, is_shard: bool, resumable: bool
+        self, key: str, folder: _Folder, is_shard: bool, has_siblings: bool
     ) -> tuple[list[Leftover], bool]:
         """Clean a folder, and return whether nothing would remain of it.
 
         Args:
           is_shard: True if it is named like a shard, and another shard, or itself, is of a dataset.
-          resumable: True if a shard beside it is finished, so that the record of a conversion remains.
+          has_siblings: True if other shards remain beside it, finished or of a live writer, or may be outside, so that
+            the record of a conversion remains.
         """
         store, claims, uploads = self.store, folder.claims, folder.uploads
-        record = '' if resumable or folder.finished else CONVERSION
+        record = '' if has_siblings or folder.finished else CONVERSION
         temporary = [
             entry
             for name, entry in folder.files.items()
