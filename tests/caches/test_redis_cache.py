@@ -157,6 +157,12 @@ def defined(code, name, **names):
 NUMBERS = granular.MapDataset.range(5)
 
 
+def added(number):
+    """Numbers with another one added by a cache, which does not show that."""
+    unpack = add(number) if number else None
+    return granular.MapDataset.source(granular.SharedMemoryCache(NUMBERS, max_bytes=1 << 16, unpack=unpack))
+
+
 @pytest.mark.parametrize(
     'make',
     [
@@ -177,6 +183,7 @@ NUMBERS = granular.MapDataset.range(5)
         lambda i: granular.ModeWrapper(granular.SubsetWrapper(Numbers(0), [i, 1]), 'x'),
         lambda i: granular.ModeWrapper(Numbers(i), 'x'),
         lambda i: granular.SharedMemoryCache(NUMBERS, add(i), max_bytes=1 << 16),
+        lambda i: granular.MapDataset.zip([added(int(n == i)) for n in (0, 1)]),
     ],
 )
 def test_fingerprint_separates_functions_and_indices(make, redis_server, space):

@@ -470,6 +470,23 @@ def test_fingerprint_stands_for_the_source_of_a_named_cache():
             assert again.stats()['misses'] == 2
 
 
+def test_functions_in_other_roles_make_another_source_of_a_named_cache():
+    options = {'max_bytes': 1 << 16, 'name': f'{RUN}-roles'}
+    numbers = granular.MapDataset.source(range(4))
+
+    def tenfold(unpack=None):
+        cache = granular.SharedMemoryCache(numbers, max_bytes=1 << 16, unpack=unpack)
+        return granular.MapDataset.source(cache).map(lambda value: 10 * value)
+
+    def add(value):
+        return value + 1
+
+    with granular.SharedMemoryCache(tenfold(unpack=add), **options) as cache:
+        assert cache.fetch(range(4)) == [10, 20, 30, 40]
+        with pytest.raises(InvalidArgumentError, match='is of another source'):
+            granular.SharedMemoryCache(tenfold(), pack=add, **options).fetch([0])
+
+
 def test_named_cache_lives_until_its_last_process_ends(source, program):
     first = program(PROGRAM, source.log, 'stay')
     assert first.stdout.readline() == '2016\n', first.communicate()

@@ -174,14 +174,14 @@ class Cache(DataSource, Awaited, AsyncResource):
 
     def _identities(self, lasting: bool) -> list[Any]:
         parts: list[Any] = [fingerprint(self._upstream), self._length]
-        functions = [fn for stage in stages_of(self._upstream) for fn in stage.user_functions()]
-        functions += [] if self._pack is None else [self._pack]
+        # By their roles: the same functions in other roles are applied in another order, or to other values.
+        functions = [[fn for stage in stages_of(self._upstream) for fn in stage.user_functions()], [self._pack]]
         for root in _roots(self._upstream):
             source = as_data_source(root)
-            functions += source.user_functions()
+            functions.append([*source.user_functions()])
             if isinstance(root, Cache):
                 parts.append(root._identities(lasting))
-                functions += [fn for fn in (root._transform, root._unpack) if fn is not None]
+                functions.append([root._transform, root._unpack])
             elif (identity := source.identity()) is not None:
                 if lasting and isinstance(source, OpenedDataSource) and _has_substitutes(identity):
                     raise InvalidArgumentError(
@@ -190,13 +190,13 @@ class Cache(DataSource, Awaited, AsyncResource):
                     )
                 parts.append(identity)
             elif not lasting:
-                functions.append(root)
+                functions[-1].append(root)
             elif not _shows_all(root):
                 raise InvalidArgumentError(
                     f'{self!r}: a {type(root).__name__} has no identity of its own: pass fingerprint='
                 )
         try:
-            return [parts, [identity_of(fn) for fn in functions]]
+            return [parts, [[None if fn is None else identity_of(fn) for fn in group] for group in functions]]
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f'{self!r}: {error}: pass fingerprint=') from error
 
