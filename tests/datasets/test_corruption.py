@@ -151,6 +151,27 @@ def test_verify_names_the_datapoints_of_many_records(tmp_path):
     assert [problem.datapoint for problem in problems] == owners
 
 
+def test_verify_names_a_bag_that_has_lost_all_records(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'ds', {'n': 'int'}, granular.encoders) as writer:
+        writer.append({'n': 1})
+    (tmp_path / 'ds' / 'refs.bag').write_bytes(b'')
+    (problem,) = granular.verify(tmp_path / 'ds').problems
+    assert problem.path == str(tmp_path / 'ds' / 'refs.crc')
+    assert problem.message == 'has checksums of 1 records, and its bag has 0'
+
+
+@pytest.mark.parametrize(('spec', 'layout'), [({'n': 'i64'}, 'refs'), ({'n': 'int'}, 'columns')])
+def test_verify_names_a_shard_that_differs_from_the_first_one(spec, layout, tmp_path):
+    for name, shard in (('000000', ({'n': 'int'}, 'refs')), ('000001', (spec, layout))):
+        with granular.DatasetWriter(tmp_path / 'ds' / name, shard[0], granular.encoders, layout=shard[1]) as writer:
+            writer.append({'n': 1})
+    with pytest.raises(CorruptDatasetError):
+        granular.ShardedDatasetReader(tmp_path / 'ds')
+    (problem,) = granular.verify(tmp_path / 'ds').problems
+    assert problem.path == str(tmp_path / 'ds' / '000001')
+    assert problem.message.startswith(f'has spec {spec} in layout {layout!r}, but ')
+
+
 def test_missing_references_of_sequences_are_named(tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', LAYOUTS['refs'], granular.encoders) as writer:
         writer.append(point('refs', 1))
