@@ -166,7 +166,7 @@ KINDS = [
     ([JPEG], 'jpg'), ([PNG], 'png'), ([WEBP, GIF, BMP], 'png'), ([JPEG, PNG], 'jpg'), ([JPEG, b'x'], 'bytes'),
     ([TIFF], 'bytes'), ([JPEG, None], 'msgpack'), ([[1, 2], {'a': ['b', None]}], 'msgpack'), ([np.arange(3)], 'array'),
     ([[np.arange(3)], 1], 'tree'), ([{'a': np.int64(2)}], 'tree'), ([Image.new('RGB', (2, 2))], 'png'),
-    ([np.bool_(1)], 'bool'),
+    ([np.bool_(1)], 'bool'), ([np.str_('x\0'), 'y'], 'utf8'), ([np.bytes_(b'x\0')], 'bytes'),
     ([1.5, None], 'msgpack'), ([JPEG, JPEG, JPEG, None], 'msgpack'), ([1, np.int64(2), None], 'msgpack'),
     ([b'x', 'y', 1], 'msgpack'),
     ([object()], ''), ([2**200], ''), ([np.arange(3), JPEG, 'x'], 'tree'),

@@ -200,7 +200,9 @@ def _plain(value: Any) -> Any:
     """Convert a value to a supported type, such as a tensor of another library to an array."""
     if isinstance(value, np.bool_):
         return bool(value)
-    if isinstance(value, bytearray | memoryview):
+    if isinstance(value, np.str_):
+        return str.__str__(value)  # numpy's own drops zeros at the end
+    if isinstance(value, np.bytes_ | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, Mapping) and value.keys() == _FILE and isinstance(value['bytes'], bytes):
         return value['bytes']
