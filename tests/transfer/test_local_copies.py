@@ -247,7 +247,7 @@ def test_invalid_arguments_are_refused(tmp_path, fakegcs):
     (tmp_path / 'source').mkdir()
     with pytest.raises(InvalidArgumentError, match='not on a local disk'):
         granular.copy_to_local(tmp_path / 'source', fakegcs.place())
-    for relative in ('../x', '/etc', '', 'a/../../b'):
+    for relative in ('../x', '/etc', '', 'a/../../b', b'x', 5):
         with pytest.raises(InvalidArgumentError, match='relative_path: expected'):
             granular.copy_to_local(tmp_path / 'source', tmp_path / 'target', relative)
     with pytest.raises(InvalidArgumentError, match='into itself'):

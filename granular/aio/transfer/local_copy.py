@@ -142,11 +142,9 @@ def _paths(src: Any, dst: Any, relative: str | os.PathLike[str] | None) -> tuple
     if not isinstance(target.store, LocalStore):
         raise InvalidArgumentError(f'{target}: is not on a local disk: use Path.copy')
     if relative is not None:
-        tail = os.fspath(relative) if isinstance(relative, str | os.PathLike) else relative
-        if not isinstance(tail, str) or not (tail := tail.strip()) or tail[0] == '/' or '..' in tail.split('/'):
-            raise InvalidArgumentError(
-                f'relative_path: expected a path in {source} and {target}, got {relative!r:.200}'
-            )
+        tail = os.fspath(relative).strip() if isinstance(relative, str | os.PathLike) else relative
+        if not isinstance(tail, str) or not tail or tail.startswith('/') or '..' in tail.split('/'):
+            raise InvalidArgumentError(f'relative_path: expected a path in {source} and {target}, got {tail!r:.100}')
         source, target = source / tail, target / tail
     return source, target
 
