@@ -8,7 +8,7 @@ import pytest
 from granular import IterDataset, MapDataset, ShardOptions
 from granular.errors import StateError
 
-NUMBERS = 13
+NUMBERS = 7
 
 
 def interleaved(shard):
@@ -17,15 +17,20 @@ def interleaved(shard):
 
 
 def repeated(shard):
-    return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).repeat(2)
+    return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).repeat(3)
 
 
-@pytest.mark.parametrize('make', [interleaved, repeated])
+def repeated_in_turn(shard):
+    first = MapDataset.range(NUMBERS - 1).to_iter_dataset(shard_options=shard).repeat(2)
+    return IterDataset.interleave([first, MapDataset.range(100, 106).to_iter_dataset(shard_options=shard)], 1)
+
+
+@pytest.mark.parametrize('make', [interleaved, repeated, repeated_in_turn])
 @pytest.mark.parametrize('hosts', [(1, 2, 1), (2, 2, 1), (1, 3, 2), (3, 2, 3)])
 @pytest.mark.parametrize('first', [0, 1, 2])
 def test_no_element_is_repeated_or_left_out(make, hosts, first):
     expected = collections.Counter(make(ShardOptions(0, 1)))
-    for second in range(1, 2 * NUMBERS // hosts[1] - first * hosts[0]):
+    for second in range(1, expected.total() // hosts[1] - first * hosts[0]):
         given, states = collections.Counter(), None
         try:
             for count, number in zip(hosts, (first, second, None), strict=True):

@@ -76,6 +76,10 @@ class Repeating(Flow):
             parent.keep_host()
 
     @property
+    def even(self) -> bool:
+        return super().even and not self._uneven
+
+    @property
     def in_step(self) -> bool:
         return super().in_step and not self._uneven
 
@@ -89,9 +93,9 @@ class Repeating(Flow):
                 return element
             if self._empty:
                 break
-            self._uneven = self._shared = self._uneven or not self._parent.even
+            self._uneven = not self.even
             await self._parent.restore(self._start, self._terms)
-            self._epoch, self._empty = self._epoch + 1, True
+            self._epoch, self._empty, self._shared = self._epoch + 1, True, self._uneven or None
         return END
 
     def state(self) -> Any:
