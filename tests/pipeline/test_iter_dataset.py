@@ -70,6 +70,14 @@ def test_state_is_exact_between_any_two_elements(name):
         assert [plain(element) for element in iterator] == expected[len(states) // 2 :]
 
 
+@pytest.mark.parametrize('name', STREAMS)
+def test_closed_iterator_keeps_its_state(name):
+    with iter(stream(name)) as iterator:
+        assert len(list(itertools.islice(iterator, 3))) == 3
+        state = iterator.get_state()
+    assert iterator.get_state() == state
+
+
 GRAIN = {
     'map': 'd.map(lambda x: x * 2)',
     'filter, batch': 'd.filter(lambda x: x % 3).batch(4)',

@@ -306,5 +306,4 @@ class Interleaving(Flow):
         try:
             await self._ahead.aclose()
         finally:
-            self._flows = {}
-            await self._close(list(self._started))
+            await settle([flow.aclose() for flow in self._started])
