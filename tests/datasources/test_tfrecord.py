@@ -175,6 +175,28 @@ def test_states_fit_any_number_of_hosts(several, before, after):
             iterator.set_state({'state': earlier})
 
 
+def test_states_of_all_hosts_are_of_one_position_or_refused(several, tmp_path):
+    from granular.integrations.torch import IterableDataset
+
+    def part(host, hosts):
+        shard = granular.ShardOptions(host, hosts)
+        return iter(IterableDataset(granular.TFRecordIterDataset(several).repeat(2), shard_options=shard))
+
+    parts = [part(host, 3) for host in range(3)]  # of 10, 9 and 9 records
+    for count in range(1, 11):
+        for host, iterator in enumerate(parts):
+            next(iterator)
+            granular.save_state(tmp_path / f'{count}', iterator.get_state(), granular.ShardOptions(host, 3))
+        with part(0, 1) as iterator:
+            if count < 10:
+                iterator.set_state(granular.load_state(tmp_path / f'{count}'))
+                assert next(iterator) == record(3 * count)
+            else:
+                for other in parts:
+                    with pytest.raises(StateError, match='hosts do not advance equally'):
+                        iterator.set_state(other.get_state())
+
+
 def test_window_over_several_files_notices_that_a_later_one_was_replaced(root):
     paths = [write(root / f'{i}.tfrecord', 2, 2 * i) for i in range(5)]
     stream = granular.TFRecordIterDataset(paths).window_shuffle(6, seed=0)

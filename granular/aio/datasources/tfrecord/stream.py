@@ -96,6 +96,8 @@ class _Files(Stream):
 class _Reading(Flow):
     """Reads the records. The state is the position of the next record."""
 
+    _position: int
+
     def __init__(self, files: _Files) -> None:
         self._paths, self.turns = files.paths, Turns.of(files.shard)
         self._pieces: AsyncGenerator[bytes, None] | None = None
@@ -117,22 +119,28 @@ class _Reading(Flow):
         self._turn = turn  # the position from which the hosts take the next turn
         self._file, self._offset, self._record, self._position = at
 
+    @property
+    def in_step(self) -> bool:
+        return self._position <= self._turn  # otherwise the files ended within a round
+
     async def next(self) -> Any:
-        turns = self.turns
+        turns, own = self.turns, END
         while True:
             while not self._rest:
                 if self._file == len(self._paths):
-                    return END
+                    return own
                 await self._read()
             record = self._rest[-1]
-            mine, size = self._position == self._turn + turns.offset, len(record) + OVERHEAD
+            size = len(record) + OVERHEAD
+            if self._position == self._turn + turns.offset:
+                own = record
             del self._rest[-1]  # no call from here on, so that Ctrl-C does not divide it
             self._position += 1
             self._record += 1
             self._offset += size
-            if mine:
-                self._turn += turns.stride
-                return record
+            if self._position == self._turn + turns.stride:  # to here, so that states of all hosts are of one position
+                self._turn = self._position
+                return own
 
     async def _read(self) -> None:
         """Parse some more bytes of the file, or open the next one."""
