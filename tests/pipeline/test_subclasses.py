@@ -1,6 +1,7 @@
 """Subclasses of MapDataset, IterDataset and DatasetIterator: classes of programs for Grain, over ours."""
 
 import json
+import threading
 
 import pytest
 
@@ -96,6 +97,35 @@ def test_states_are_exact():
         assert iterator.state_dict() == iterator.get_state()
         assert iterator.stats()['elements'] == 1
         assert iterator.errors == []
+
+
+def test_state_beside_a_thread_that_takes_an_element():
+    class SlowIterator(type(iter(Sums(MapDataset.range(1).to_iter_dataset())))):
+        beside = None
+
+        def get_state(self):
+            beside, self.beside = self.beside, None
+            if beside is not None:
+                thread = threading.Thread(target=beside)
+                thread.start()
+                thread.join()
+                raise RuntimeError('dictionary changed size during iteration')
+            return super().get_state()
+
+    class Slow(IterDataset):
+        def __iter__(self):
+            made.append(SlowIterator(iter(self._parent)))
+            return made[-1]
+
+    made, taken = [], []
+    with iter(Slow(MapDataset.range(9).to_iter_dataset()).map(abs)) as iterator:
+        assert [next(iterator), next(iterator)] == [0, 1]
+        made[0].beside = lambda: taken.append(next(iterator))
+        state = iterator.get_state()
+        rest = list(iterator)
+        assert taken == [3]
+        iterator.set_state(state)
+        assert list(iterator) == rest
 
 
 async def test_async_iteration():

@@ -135,7 +135,12 @@ class Cursor(Running):
         """
         while True:
             moves = self._moves
-            state = self.flow.unmark(self._before) if self._in_move() else self.flow.state()
+            try:
+                state = self.flow.unmark(self._before) if self._in_move() else self.flow.state()
+            except Exception:
+                if moves == self._moves:
+                    raise
+                continue  # another thread has changed what was looked at
             if moves == self._moves:
                 return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
 
