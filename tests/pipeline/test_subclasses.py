@@ -8,6 +8,7 @@ import pytest
 import granular
 from granular import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ShardOptions
 from granular.errors import InvalidArgumentError
+from tests.support.states import check_each_state
 
 # The classes of this text are made here and with Grain; `B` is the package.
 CLASSES = """
@@ -97,6 +98,33 @@ def test_states_are_exact():
         assert iterator.state_dict() == iterator.get_state()
         assert iterator.stats()['elements'] == 1
         assert iterator.errors == []
+
+
+@pytest.mark.parametrize('later', [lambda d: d.map(abs), lambda d: d.prefetch(3), lambda d: d.window_shuffle(3, 0)])
+def test_states_are_exact_if_an_iterator_changes_its_own_in_place(later):
+    class OneIterator(DatasetIterator):
+        def __init__(self, parent):
+            super().__init__(parent)
+            self.set_state({'parent': parent.get_state()})
+
+        def __next__(self):
+            element = next(self._parent)
+            self._state['parent'] = self._parent.get_state()
+            return element
+
+        def get_state(self):
+            return self._state
+
+        def set_state(self, state):
+            self._state = state
+            self._parent.set_state(state['parent'])
+
+    class One(IterDataset):
+        def __iter__(self):
+            return OneIterator(iter(self._parent))
+
+    with iter(later(One(MapDataset.range(8).to_iter_dataset()))) as iterator:
+        check_each_state(iterator)
 
 
 def test_state_beside_a_thread_that_takes_an_element():

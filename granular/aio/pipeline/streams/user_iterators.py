@@ -1,5 +1,6 @@
 """Iterators of the user's as a stage."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,13 +64,13 @@ class Iterating(Flow):
         return await offload(next, self._iterator, END)
 
     def state(self) -> Any:
-        return call_user(self._iterator.get_state)
+        return copy.deepcopy(call_user(self._iterator.get_state))  # the iterator may change its own later
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
         token = restoring.set(terms.of(self._stage, self.kind, True))
         try:
-            await offload(self._iterator.set_state, state)
+            await offload(self._iterator.set_state, copy.deepcopy(state))
         finally:
             restoring.reset(token)
 
