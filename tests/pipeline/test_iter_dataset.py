@@ -461,6 +461,16 @@ def test_cache_computes_each_element_once():
         assert calls == [0, 1, 2, 3, 3, 4, 5]
 
 
+@pytest.mark.parametrize('taken', [0, 3])
+def test_cache_refuses_the_state_of_another_host(taken):
+    hosts = [MapDataset.range(9).to_iter_dataset(shard_options=ShardOptions(host, 2)) for host in range(2)]
+    one, other = (iter(stream.filter(lambda x: x != 4).cache().repeat()) for stream in hosts)
+    assert list(itertools.islice(one, taken)) == [0, 2, 6][:taken]
+    assert [next(other), next(other)] == [1, 3]
+    with pytest.raises(StateError, match='the state is of host 1 of 2, this is host 0'):
+        one.set_state(other.get_state())
+
+
 def test_streams_without_elements_end():
     empty = MapDataset.range(5).to_iter_dataset().filter(lambda x: x > 9)
     for stream in (empty.repeat(), empty.repeat(2), empty.cache(), empty.limit(3), empty.batch(2).rebatch(3)):

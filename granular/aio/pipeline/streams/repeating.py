@@ -193,9 +193,9 @@ class Caching(Holding):
             await self._held.go_back(self._after)
             self._astray = False
         place, own = number_of(state, 'place'), self._held.before
-        rewinds = not place and not terms.held
-        keeps = rewinds or not self._parent.adapts or state['parent'] is own or state == self.state()
-        if self._after is None or not (keeps and self._held.holds and same_position(state['parent'], own)):
+        exact = state['parent'] is own or (state == self.state() if self._parent.adapts else state['parent'] == own)
+        rewinds = not place and not terms.held and same_position(state['parent'], own)
+        if self._after is None or not (self._held.holds and (exact or rewinds)):
             cached, self._after = state.get('cached'), None
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
             self._cached, self._complete = self._held.take_again()
