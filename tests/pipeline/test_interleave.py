@@ -136,6 +136,23 @@ def test_datasets_that_a_filter_drops_are_skipped():
     assert list(IterDataset.interleave(files, 1)) == [100, 300, 301, 302, 500, 501, 502, 503, 504]
 
 
+def test_state_within_a_dataset_that_is_dropped_now_is_refused():
+    gone = []
+    stream = IterDataset.interleave(MapDataset.range(6).map(lambda n: None if n in gone else part(n)), 2)
+    with iter(stream) as iterator:
+        assert list(itertools.islice(iterator, 4)) == [100, 200, 201, 300]
+        state, rest = iterator.get_state(), list(iterator)  # within the streams 2 and 3
+    gone[:] = [1]  # of which it needs nothing more
+    with iter(stream) as iterator:
+        iterator.set_state(state)
+        assert list(iterator) == rest
+    gone[:] = [2]
+    with iter(stream) as iterator:
+        with pytest.raises(StateError, match='stream 2: the state is within its elements, and its dataset is None now'):
+            iterator.set_state(state)
+        assert list(itertools.islice(iterator, 2)) == [100, 300]
+
+
 def test_options_and_shards_reach_datasets_that_are_made():
     stream = IterDataset.interleave(MapDataset.range(3, 6).map(part), 2)
     from granular.integrations.torch import IterableDataset  # a slow import, needed only here

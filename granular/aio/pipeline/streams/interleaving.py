@@ -191,6 +191,11 @@ class Interleaving(Flow):
             flow = await self._made_now(number)
         else:
             flow = await self._ahead.take()
+        if flow is None and number in self._saved:
+            raise StateError(
+                f'{self._stage.describe()}, stream {number}: the state is within its elements, and its dataset is None '
+                f'now: make the datasets as when the state was saved'
+            )
         if flow is not None:
             flow.set_strict(self.strict)
             self._flows[number] = flow  # first: it is used again, or closed, if it refuses the state
