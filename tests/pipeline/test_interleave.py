@@ -284,6 +284,14 @@ def test_read_ahead_changes_while_running():
             assert list(iterator) == list(range(650, 700))
             with pytest.raises(InvalidArgumentError, match='buffer_size: expected an integer >= 0'):
                 iterator.set_prefetch_buffer_size(-1)
+    parts = [MapDataset.range(1000 * i, 1000 * i + 300).map(count) for i in range(3)]
+    for taken in (0, 10):
+        computed.clear()
+        with iter(IterDataset.interleave(parts, 1)) as iterator:
+            assert len(list(itertools.islice(iterator, taken))) == taken
+            iterator.set_prefetch_buffer_size(0)  # also of streams that begin later
+            assert len(list(itertools.islice(iterator, 320 - taken))) == 320 - taken
+            assert sum(x >= 1000 for x in computed) <= 30
     with iter(dataset.prefetch(2)) as first, iter(dataset.prefetch(0)) as second:
         next(first)
         second.set_state(first.get_state())

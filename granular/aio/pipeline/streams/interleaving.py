@@ -115,6 +115,7 @@ class Interleaving(Flow):
         self._started: set[Flow] = set()  # all that are to be closed
         self._closed = False
         self._token: object = None
+        self._size: int | None = None  # of the read-ahead of each stream, once it was changed
         self._ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, threads, 'interleave', False)
         self._ahead.depth, self._ahead.stop = make_buffer, self._count
         self._closed_stats: dict[str, float] = {}
@@ -157,6 +158,8 @@ class Interleaving(Flow):
         if self.keeps_host or not flow.even:
             flow.keep_host()
         self._started.add(flow)
+        if self._size is not None:
+            await flow.set_prefetch(self._size)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
         await flow.begin()
         return flow
@@ -225,6 +228,12 @@ class Interleaving(Flow):
         self._closed_failures.extend(failure for flow in flows for failure in flow.failures())
         self._closed_stats = sum_stats([self._closed_stats, *(flow.stats() for flow in flows)])
         self._closed_stats.update(ready=0, in_flight=0)
+
+    async def set_prefetch(self, size: int) -> bool:
+        self._size = size
+        for flow in self._started.copy():
+            await flow.set_prefetch(size)
+        return True
 
     def stats(self) -> dict[str, float]:
         return sum_stats([self._closed_stats, super().stats()])
