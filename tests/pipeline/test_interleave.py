@@ -256,6 +256,23 @@ def test_set_slice_selects_elements_in_place():
         stream.set_slice(slice(0, 5), True)
 
 
+@pytest.mark.parametrize('later', [lambda d: d, lambda d: d.repeat(3), lambda d: IterDataset.interleave([d, d], 1)])
+def test_mixes_that_ended_within_a_window_are_not_read_again_with_other_weights(later):
+    def make(weight):
+        web, books = MapDataset.range(100, 130), MapDataset.range(200, 230)
+        mix = IterDataset.mix({'web': web, 'books': books}, {'web': weight, 'books': 1}).limit(6)
+        return later(IterDataset.interleave([part(5), mix, part(6)], 1)).window_shuffle(15, seed=0)
+
+    with iter(make(1)) as iterator:
+        assert len(list(itertools.islice(iterator, 5))) == 5
+        state, rest = iterator.get_state(), list(iterator)
+    with iter(make(1)) as iterator:
+        iterator.set_state(state)
+        assert list(iterator) == rest
+    with iter(make(2)) as iterator, pytest.raises(StateError, match='continue with the weights'):
+        iterator.set_state(state)
+
+
 def test_read_ahead_changes_while_running():
     computed = []
 

@@ -63,8 +63,9 @@ def same_position(one: Any, other: Any, strict: bool = True) -> bool:
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
     the host, what a cache has read beyond its place, and the bytes of files that follow. One of them may not know yet
-    how many hosts there are, or the bytes of its files, and one of an earlier release does not name streams that wait.
-    Hosts that share rows may stand in different packs. Unless ``strict``, files may have different bytes.
+    how many hosts there are, or the bytes of its files, and one of an earlier release names neither streams that wait
+    nor mixes that ended. Hosts that share rows may stand in different packs. Unless ``strict``, files may have
+    different bytes.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if _shares_rows(one) and _shares_rows(other) and one.get('rows') != other.get('rows'):
@@ -73,7 +74,7 @@ def same_position(one: Any, other: Any, strict: bool = True) -> bool:
         if _reads_beyond(one) or _reads_beyond(other):
             left.pop('cached', None)
             right.pop('cached', None)
-        for key in ('hosts', 'bytes', 'next_bytes'):
+        for key in ('hosts', 'bytes', 'next_bytes', 'mixes'):
             if not (key in left and key in right) or key == 'next_bytes' or (key == 'bytes' and not strict):
                 left.pop(key, None)
                 right.pop(key, None)

@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
 from granular.errors import DatapointError, StateError
+from granular.formats.checksums import crc32c
 
 T = TypeVar('T')
 
@@ -153,6 +155,10 @@ class Flow(abc.ABC):
         """Return the stages whose elements this one uses: its parents, or those that an iterator of the user's runs."""
         return self.parents
 
+    def mixes(self) -> list[Any]:
+        """Return the weights of the mixes by name that the elements come from, and checksums of those that ended."""
+        return [mix for flow in self.inputs() for mix in flow.mixes()]
+
     @abc.abstractmethod
     async def next(self) -> Any:
         """Return the next element, or ``END``."""
@@ -216,6 +222,15 @@ class Flow(abc.ABC):
     async def aclose(self) -> None:
         """Stop the stage."""
         await settle([parent.aclose() for parent in self.parents])
+
+
+def mixes_ended(before: int, flow: Flow) -> int:
+    """Return a checksum of the weights of all mixes by name that have ended: those before, and those of a stage.
+
+    States have it, as a later stage that holds their elements cannot read them again with other weights.
+    """
+    mixes = flow.mixes()
+    return crc32c(json.dumps([before, mixes]).encode()) if mixes else before
 
 
 STATS = ('read', 'bytes', 'wait_seconds', 'consumer_seconds', 'ready', 'in_flight', 'errors')

@@ -10,7 +10,15 @@ from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of, of_reading, restore_checked, sum_stats
+from granular.aio.pipeline.streams.flow import (
+    Flow,
+    flag_of,
+    mixes_ended,
+    number_of,
+    of_reading,
+    restore_checked,
+    sum_stats,
+)
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import MultiprocessingOptions, ShardOptions, divided
@@ -123,6 +131,7 @@ class Interleaving(Flow):
         self._terms = FREE  # those under which the saved streams continue
         self._hosts = stage.hosts  # those that share the streams; 0 until one is made
         self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
+        self._mixes = 0  # a checksum of those that ended
 
     @property
     def parents(self) -> tuple[Flow, ...]:  # type: ignore[override]
@@ -180,7 +189,7 @@ class Interleaving(Flow):
             if element is END:
                 self._open[self._turn] = None
                 if flow is not None:
-                    self._uneven = self._uneven or not flow.even
+                    self._uneven, self._mixes = self._uneven or not flow.even, mixes_ended(self._mixes, flow)
                     del self._flows[number]
                     await self._close([flow])
             self._turn = (self._turn + 1) % len(self._open)
@@ -241,6 +250,9 @@ class Interleaving(Flow):
     def failures(self) -> list[tuple[int, str]]:
         return [*self._closed_failures, *super().failures()]
 
+    def mixes(self) -> list[Any]:
+        return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
+
     def state(self) -> Any:
         states = {
             str(number): self._flows[number].state() if number in self._flows else self._saved[number]
@@ -251,6 +263,8 @@ class Interleaving(Flow):
         state = {
             'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states, 'waiting': waiting
         }  # fmt: skip
+        if self._mixes:
+            state['mixes'] = self._mixes
         if self._hosts > 1:
             state['hosts'] = self._hosts
             if not self.in_step:
@@ -274,7 +288,7 @@ class Interleaving(Flow):
                 f'{self._stage.describe()}: expected states of the streams {sorted(opened)}, got those of '
                 f'{sorted(states)}: {EARLIER}'
             )
-        self._uneven = flag_of(state, 'uneven')
+        self._uneven, self._mixes = flag_of(state, 'uneven'), number_of({'mixes': 0, **state}, 'mixes')
         if self._uneven:
             terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
         flows, self._terms = self._flows, terms

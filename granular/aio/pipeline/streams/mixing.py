@@ -211,6 +211,9 @@ class NamedMixing(Mixing):
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
 
+    def mixes(self) -> list[Any]:
+        return [dict(self._current), *super().mixes()]
+
     def state(self) -> Any:
         states = {name: {'state': self._named[name].state(), 'pipeline': self._lines[name]} for name in self._current}
         return {'parents': states, 'count': self._count, 'weights': self._current}

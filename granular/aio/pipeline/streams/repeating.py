@@ -5,7 +5,7 @@ from typing import Any, cast
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
-from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
+from granular.aio.pipeline.streams.flow import Flow, flag_of, mixes_ended, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import StateError
@@ -71,6 +71,7 @@ class Repeating(Flow):
         self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
         self._uneven = False  # True if hosts have returned different numbers of elements in their epochs
+        self._mixes = 0  # a checksum of those in earlier epochs
         self._shared: bool | None = None  # by hosts that may have different numbers of elements; None if not known yet
         if not parent.even:
             parent.keep_host()
@@ -93,7 +94,7 @@ class Repeating(Flow):
                 return element
             if self._empty:
                 break
-            self._uneven = not self.even
+            self._uneven, self._mixes = not self.even, mixes_ended(self._mixes, self._parent)
             await self._parent.restore(self._start, self._terms)
             self._epoch, self._empty, self._shared = self._epoch + 1, True, self._uneven or None
         return END
@@ -104,15 +105,21 @@ class Repeating(Flow):
             state['uneven'] = True
         if self._adapts:
             state['start'] = self._start
+        if self._mixes:
+            state['mixes'] = self._mixes
         return state
+
+    def mixes(self) -> list[Any]:
+        return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         epoch, uneven = number_of(state, 'epoch'), flag_of(state, 'uneven')
+        mixes = number_of({'mixes': 0, **state}, 'mixes')
         if uneven:
             terms = terms.of(self._stage, 'repeat, shards of unequal length', False)
         empty = flag_of(state, 'empty', None)
         await self._parent.restore(state['parent'], terms)
-        self._epoch, self._empty, self._uneven = epoch, empty, uneven
+        self._epoch, self._empty, self._uneven, self._mixes = epoch, empty, uneven, mixes
         self._shared = uneven or None
         # What a later stage holds is read again with the weights that it was read with, also beyond this epoch.
         self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
