@@ -21,7 +21,7 @@ from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.indexing import Ints, Seed, check_integer, check_seed, indices_of
-from granular.shuffle import MAX_SEED, Blocks, Order, Permutation, permute
+from granular.shuffle import Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
 """The length of an infinitely repeated dataset."""
@@ -227,7 +227,7 @@ class WindowShuffle(IndexNode):
         for number in np.unique(numbers).tolist():
             mask = numbers == number
             window = min(size, length - int(windows[mask][0]) * size)
-            out[mask] += permute(offsets[mask], window, (self._seed + number) % (MAX_SEED + 1))
+            out[mask] += permute(offsets[mask], window, self._seed + number)
         return out
 
     def describe(self) -> str:
