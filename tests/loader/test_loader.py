@@ -296,6 +296,10 @@ def test_closing_stops_all_work():
     loader.close()
     with pytest.raises(ClosedError):
         next(loader)
+    loader = granular.Loader(numbers, 32)
+    loader.close()
+    with pytest.raises(ClosedError):
+        loader.spec  # noqa: B018
 
 
 def test_closing_in_a_signal_handler_waits_for_the_processes():

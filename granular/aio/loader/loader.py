@@ -381,6 +381,7 @@ class RunningLoader(Running):
         if self._spec is None:
             await ensure_event_loop()
             async with self.turn():
+                self.check()
                 return await self.compute(self._learned_spec())
         return self._spec
 
