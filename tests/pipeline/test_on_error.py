@@ -130,6 +130,21 @@ def test_functions_that_read_other_data_get_its_errors(name, read):
         assert iterator.errors == [(i, f'ValueError: {i} is bad') for i in range(2, LENGTH, 5)]
 
 
+DATAPOINTS = MapDataset.range(2, 5).map(fail).map(lambda x: {'x': x})
+INSPECT = {
+    'spec': lambda: granular.get_element_spec(DATAPOINTS),
+    'classes': lambda: DATAPOINTS.filter_classes('x', [2]),
+    'loader': lambda: granular.Loader(DATAPOINTS, 1).spec,
+}
+
+
+@pytest.mark.parametrize('name', INSPECT)
+def test_functions_that_inspect_other_data_get_its_errors(name):
+    with iter(MapDataset.range(3).map(lambda i: INSPECT[name]()).to_iter_dataset(on_error='skip')) as iterator:
+        assert list(iterator) == []
+        assert iterator.errors == [(i, 'ValueError: 2 is bad') for i in range(3)]
+
+
 def fails_once(raises, at):
     def call(x):
         if x == at:
