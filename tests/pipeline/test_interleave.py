@@ -256,6 +256,22 @@ def test_set_slice_selects_elements_in_place():
         stream.set_slice(slice(0, 5), True)
 
 
+def test_streams_that_fail_to_begin_are_not_kept():
+    made = []
+
+    def part(_):
+        numbers = np.arange(8)
+        made.append(weakref.ref(numbers))
+        return IterDataset.interleave(MapDataset.source(numbers).map(lambda number: 1 // int(number)), 1)
+
+    with iter(IterDataset.interleave(MapDataset.range(3).map(part), 1)) as iterator:
+        for _ in range(8):
+            with pytest.raises(ZeroDivisionError):
+                next(iterator)
+        gc.collect()
+        assert sum(numbers() is not None for numbers in made) <= 4
+
+
 @pytest.mark.parametrize('later', [lambda d: d, lambda d: d.repeat(3), lambda d: IterDataset.interleave([d, d], 1)])
 def test_mixes_that_ended_within_a_window_are_not_read_again_with_other_weights(later):
     def make(weight):

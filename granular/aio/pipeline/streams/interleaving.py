@@ -170,7 +170,11 @@ class Interleaving(Flow):
         if self._size is not None:
             await flow.set_prefetch(self._size)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
-        await flow.begin()
+        try:
+            await flow.begin()
+        except BaseException:
+            await self._close([flow])
+            raise
         return flow
 
     async def next(self) -> Any:
