@@ -329,6 +329,31 @@ def test_what_is_not_a_state_is_refused(folders, state):
                 batches.load(state, strict)
 
 
+def test_state_beyond_the_end_of_a_shorter_source_is_refused_also_if_not_strict():
+    def make(length):
+        return granular.MapDataset.range(length).map(lambda i: {'i': i})
+
+    with granular.Loader(make(40), 5) as batches, iter(make(40).to_iter_dataset().batch(5).repeat()) as iterator:
+        for _ in range(6):
+            assert next(batches).keys() == next(iterator).keys()
+        states = batches.save(), iterator.get_state()
+    for length in (30, 29):
+        with (
+            granular.Loader(make(length), 5) as batches,
+            iter(make(length).to_iter_dataset().batch(5).repeat()) as stream,
+        ):
+            if length == 30:
+                batches.load(states[0], strict=False)
+                stream.set_state(states[1], strict=False)
+                assert next(batches, None) is None
+                assert next(stream)['i'].tolist() == [0, 1, 2, 3, 4]
+                continue
+            with pytest.raises(StateError, match='the state is at step 30, .* has 29 datapoints'):
+                batches.load(states[0], strict=False)
+            with pytest.raises(StateError, match='the state is at element 30, the source has 29 elements'):
+                stream.set_state(states[1], strict=False)
+
+
 def test_states_fit_other_sizes_of_read_ahead():
     def make(size):
         numbers = granular.MapDataset.range(20).to_iter_dataset().prefetch(size)

@@ -237,6 +237,9 @@ class Loader(LoaderHandle):
         version_of(state)
         self._check_source(state, strict)
         self._core.check()
+        with contextlib.suppress(ClosedError):  # a reader that is not open yet
+            if (length := self._core.length) is not None and step > length:
+                raise StateError(f'the state is at step {step}, {self.source.describe()} has {length} datapoints')
         self._core.seek(step)
 
     def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:

@@ -325,6 +325,10 @@ class Reading(Flow):
         position = self.turns.at(state, terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
+        if position > self._length and terms.version > 1:
+            raise StateError(
+                f'{self._read.describe()}: the state is at element {position}, the source has {self._length} elements'
+            )
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             self._start = position
