@@ -354,6 +354,25 @@ def test_state_beyond_the_end_of_a_shorter_source_is_refused_also_if_not_strict(
                 stream.set_state(states[1], strict=False)
 
 
+@pytest.mark.parametrize(
+    'join',
+    [
+        lambda d, size: d.flat_map(lambda x: [x] * size),
+        lambda d, size: d.map(lambda x: np.full(size, x)).rebatch(2),
+        lambda d, size: d.filter(lambda x: x < size).window_shuffle(9, seed=0),
+    ],
+    ids=['flat_map', 'rebatch', 'window_shuffle'],
+)
+def test_state_within_what_is_shorter_now_is_refused(join):
+    numbers = granular.MapDataset.range(4).to_iter_dataset()
+    with iter(join(numbers, 5)) as iterator:
+        states = [iterator.get_state() for _ in zip(range(2), iterator, strict=False)]
+    with iter(join(numbers, 1)) as iterator:
+        iterator.set_state(states[-1])
+        with pytest.raises(StateError, match=r'was saved after \d parts of what it held, and there are 1 now'):
+            next(iterator)
+
+
 def test_states_fit_other_sizes_of_read_ahead():
     def make(size):
         numbers = granular.MapDataset.range(20).to_iter_dataset().prefetch(size)

@@ -106,9 +106,11 @@ class Rebatching(Holding):
         while missing:
             if self._batch is None or self._next_row >= self._rows:
                 batch = await self._held.next()
+                rows = 0 if batch is END else _rows_of(batch)
+                if self._batch is None:
+                    self._held.check_place(self._next_row, rows)
                 if batch is END:
                     break
-                rows = _rows_of(batch)
                 if self._batch is not None:
                     self._next_row = 0
                 self._batch, self._rows = batch, rows

@@ -146,7 +146,9 @@ class FlatMapping(Holding):
     async def next(self) -> Any:
         if self._computed is None:
             element = await self._held.next()
-            self._computed = () if element is END else await self._parts(element)
+            computed = () if element is END else await self._parts(element)
+            self._held.check_place(self._next_index, len(computed))
+            self._computed = computed
         while self._next_index >= len(self._computed):
             self._computed, self._next_index = (), 0
             self._held.release()

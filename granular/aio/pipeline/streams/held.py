@@ -86,6 +86,14 @@ class Held:
         again, self._again = self._again, deque()
         return [element for element in again if element is not END], self._ended
 
+    def check_place(self, place: int, count: int) -> None:
+        """Raise ``StateError`` if a state was saved after more than there is again of what was held."""
+        if place > count:
+            raise StateError(
+                f'{self._stage}: the state was saved after {place} parts of what it held, and there are {count} now: '
+                f'the data or a function has changed'
+            )
+
     def release(self, last: bool = False) -> None:
         """Hold no element, or only the last one; raise ``StateError`` if elements of a state are left."""
         if self._again:

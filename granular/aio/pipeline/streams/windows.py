@@ -69,9 +69,10 @@ class WindowShuffling(Holding):
         window: list[Any] = []
         while len(window) < self._size and (element := await self._held.next()) is not END:
             window.append(element)
+        self._held.check_place(self._skipped, len(window))
         order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
         self._window, self._length = [window[position] for position in order], len(window)
-        del self._window[max(0, len(window) - self._skipped) :]
+        del self._window[len(window) - self._skipped :]
         self._skipped = 0
         if not self._window:
             self._held.release()
