@@ -156,6 +156,15 @@ def test_state_beside_a_thread_that_takes_an_element():
         assert list(iterator) == rest
 
 
+def test_set_slice_restricts_what_an_iterator_reads():
+    numbers = MapDataset.range(10).to_iter_dataset()
+    for sequential, expected in ((False, [1, 4, 9, 16, 25]), (True, [5, 11, 18, 26, 35])):
+        stream = Sums(numbers)
+        stream.set_slice(slice(1, None, 2), sequential)
+        assert list(stream) == list(stream.map(abs)) == expected
+    assert list(numbers) == list(range(10))
+
+
 async def test_async_iteration():
     stream = Sums(MapDataset.range(4).to_iter_dataset()).batch(2)
     async with aiter(stream) as iterator:

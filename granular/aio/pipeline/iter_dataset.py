@@ -406,11 +406,14 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         if not isinstance(sl, slice):
             raise InvalidArgumentError(f'sl: expected a slice, got {sl!r:.100}')
         if not sequential_slice:
-            self._stream = self._stream.sliced(sl)
-            return
-        if sl.stop is not None:
+            stream = self._stream.sliced(sl)
+        elif sl.stop is not None:
             raise InvalidArgumentError(f'sl: expected slice(i, None, n) for sequential_slice=True, got {sl}')
-        self._stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
+        else:
+            stream = self._stream.in_part(ShardOptions(sl.start or 0, sl.step or 1))
+        self._stream = stream
+        if isinstance(stream, Iterated):
+            self._parents = tuple(map(IterDataset, stream.parents))
 
     def with_options(self, options: DatasetOptions) -> Self:
         """Set options of all previous operations, such as when a filter that drops most elements warns or raises."""
