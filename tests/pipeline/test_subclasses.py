@@ -7,7 +7,7 @@ import pytest
 
 import granular
 from granular import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ShardOptions
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, StateError
 from tests.support.states import check_each_state
 
 # The classes of this text are made here and with Grain; `B` is the package.
@@ -154,6 +154,20 @@ def test_state_beside_a_thread_that_takes_an_element():
         assert taken == [3]
         iterator.set_state(state)
         assert list(iterator) == rest
+
+
+def test_state_of_another_pipeline_is_continued_within_an_iterator_unless_strict():
+    def make(first):
+        return iter(Sums(Sums(MapDataset.range(first, first + 9).to_iter_dataset()).map(abs)).batch(2))
+
+    with make(0) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with make(5) as iterator:
+        iterator.set_state(state, strict=False)
+        assert next(iterator).tolist() == [1 + 1 + 7, 1 + 1 + 7 + 1 + 7 + 8]
+        with pytest.raises(StateError, match='another pipeline'):
+            iterator.set_state(state)
 
 
 def test_set_slice_restricts_what_an_iterator_reads():

@@ -166,6 +166,7 @@ class Cursor(Running):
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
         terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread
+        strict = strict and terms.strict
         recipient = threading.get_ident()
         async with self.turn():
             self.check()

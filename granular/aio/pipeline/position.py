@@ -151,6 +151,7 @@ class Terms(NamedTuple):
       weights: 'own' to continue with the weights of this pipeline, 'saved' to read again with those of the state,
         'same' to refuse other ones.
       version: the version of the state.
+      strict: False to continue from a state of a different pipeline, also within an iterator of the user's.
     """
 
     stage: str = ''
@@ -159,6 +160,7 @@ class Terms(NamedTuple):
     in_step: bool = True
     weights: Literal['own', 'saved', 'same'] = 'own'
     version: int = VERSION
+    strict: bool = True
 
     def of(self, stage: str, kind: str, held: bool) -> 'Terms':
         """Return these terms, and those of a stage before the later one."""

@@ -68,7 +68,7 @@ class Iterating(Flow):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         # The streams that it reads are restored within, by iterators of their own.
-        token = restoring.set(terms.of(self._stage, self.kind, True))
+        token = restoring.set(terms.of(self._stage, self.kind, True)._replace(strict=self.strict))
         try:
             await offload(self._iterator.set_state, copy.deepcopy(state))
         finally:
