@@ -170,6 +170,20 @@ def test_state_of_another_pipeline_is_continued_within_an_iterator_unless_strict
             iterator.set_state(state)
 
 
+def test_stats_of_an_iterator_of_several_are_their_sum():
+    class PairIterator(type(iter(Sums(MapDataset.range(1).to_iter_dataset())))):
+        def __next__(self):
+            return tuple(map(next, self._parents))
+
+    parts = [iter(MapDataset.source([b'x' * size] * 9).to_iter_dataset()) for size in (100, 5000)]
+    with PairIterator(parts) as iterator:
+        next(iterator)
+        stats = [part.stats() for part in parts]
+        assert iterator.stats().keys() == stats[0].keys()
+        assert iterator.stats()['bytes'] == stats[0]['bytes'] + stats[1]['bytes'] > 5000
+        assert iterator.stats()['elements'] == 2
+
+
 def test_set_slice_restricts_what_an_iterator_reads():
     numbers = MapDataset.range(10).to_iter_dataset()
     for sequential, expected in ((False, [1, 4, 9, 16, 25]), (True, [5, 11, 18, 26, 35])):

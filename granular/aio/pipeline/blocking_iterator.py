@@ -6,6 +6,7 @@ from typing import Any, Final, Self
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.iterator import Cursor, CursorHandle
+from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.user_functions import computing
@@ -92,7 +93,8 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
     def stats(self) -> dict[str, float]:
         if self._runs:
             return super().stats()
-        return {name: value for parent in self._parents for name, value in parent.stats().items()}
+        parts = [parent.stats() for parent in self._parents]
+        return {'elements': sum(part.get('elements', 0) for part in parts), **sum_stats(parts)}
 
     @property
     def errors(self) -> list[tuple[int, str]]:
