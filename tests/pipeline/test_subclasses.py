@@ -199,7 +199,7 @@ async def test_async_iteration():
         assert [batch.tolist() async for batch in iterator] == [[0, 1], [3, 6]]
 
 
-def test_failed_close_of_an_iterator_closes_the_other_streams_of_a_mix():
+def test_failed_close_of_an_iterator_closes_the_others():
     class Failing(DatasetIterator):
         def __init__(self, parent, error):
             super().__init__(parent)
@@ -224,13 +224,20 @@ def test_failed_close_of_an_iterator_closes_the_other_streams_of_a_mix():
             iterators.append(Failing(iter(self._parent), errors.pop(0)))
             return iterators[-1]
 
-    iterators, errors = [], [OSError('first'), OSError('second')]
+    class Both(Failing):
+        def __init__(self, parents):
+            DatasetIterator.__init__(self, parents)
+
+        close = DatasetIterator.close
+
     source = MapDataset.range(9).to_iter_dataset()
-    iterator = iter(IterDataset.mix([Stream(source), Stream(source)]))
-    assert next(iterator) == next(iterator) == 0
-    with pytest.raises(OSError, match='first'):
-        iterator.close()
-    assert [stream.closed for stream in iterators] == [True, True]
+    for make in (lambda first, second: iter(IterDataset.mix([first, second])), lambda *both: Both(map(iter, both))):
+        iterators, errors = [], [OSError('first'), OSError('second')]
+        iterator = make(Stream(source), Stream(source))
+        assert next(iterator) == 0
+        with pytest.raises(OSError, match='first'):
+            iterator.close()
+        assert [stream.closed for stream in iterators] == [True, True]
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')

@@ -1,5 +1,6 @@
 """The blocking iterator over a stream."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -110,8 +111,9 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
 
     def close(self) -> None:
         """Close the iterator: stop its tasks, threads and processes. Closing twice is allowed."""
-        for parent in self._parents:
-            parent.close()
+        with contextlib.ExitStack() as stack:  # the others are closed also if one fails
+            for parent in self._parents:
+                stack.callback(parent.close)
         if self._runs:
             run_close(self._cursor.aclose())
 
