@@ -163,7 +163,14 @@ def test_numbers_of_states_from_other_shards_and_mixes_are_refused():
         stream(1, (1, 1)),
         stream(2, (1, 3)),
     )
+    numbers, half = (MapDataset.range(40).to_iter_dataset(shard_options=ShardOptions(0, count)) for count in (1, 2))
     for saved, other, message in (
+        (state_of(half.limit(9), 4), numbers.limit(9), r'limit\(9\): .* element 8 with another .*, after 4 elements'),
+        (
+            state_of(half.batch(2).map_with_index(max), 4),
+            numbers.batch(2).map_with_index(max),
+            r'map_with_index\(max\): .* element 8 with another .*, after 4 elements',
+        ),
         (state_of(mix, 4), other_mix, r'mix of .* element 4 with other .*expected elements \[2, 2\].* got \[1, 3\]'),
         (state_of(mix, 6), halves, 'expected a multiple of 2|got'),
         (state_of(windows, 9), half_windows, 'expected a multiple of 2'),

@@ -1,7 +1,7 @@
 """Functions of single elements, merged into the read if possible."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.elements import (
@@ -64,10 +64,7 @@ class ElementFunction(Stream):
         return super().length() if self.name == 'filter' else self.parent.length()
 
     def index_of(self, state: Any) -> int:
-        if self.transparent:
-            return super().index_of(state)
-        self.length()
-        return cast(int, state['count'])
+        return super().index_of(state) if self.transparent else self.counted_index(state)
 
     def state_at(self, index: int) -> Any:
         state = super().state_at(index)

@@ -1,6 +1,6 @@
 """The elements of a stream again and again, or the first of them only."""
 
-from typing import Any, cast
+from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
@@ -48,8 +48,7 @@ class Limited(Stream):
         return min(self._limit, self.parent.length())
 
     def index_of(self, state: Any) -> int:
-        self.length()
-        return cast(int, state['count'])
+        return self.counted_index(state)
 
     def state_at(self, index: int) -> Any:
         return {'parent': super().state_at(index), 'count': index}

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import Seed
 
 
@@ -69,6 +69,16 @@ class Stream(abc.ABC):
         """Return the number of the element that follows a state; raise ``StateError`` between two elements."""
         self.length()
         return self.parent.index_of(state)
+
+    def counted_index(self, state: Any) -> int:
+        """Return the number of elements in a state; raise ``StateError`` unless that of the parent is equal."""
+        count, index = cast(int, state['count']), Stream.index_of(self, state['parent'])
+        if index != count:
+            raise StateError(
+                f'{self.describe()}: elements have no index since the stream resumed at element {index} with another '
+                f'number of shards, after {count} elements'
+            )
+        return count
 
     def state_at(self, index: int) -> Any:
         """Return the state that an element follows, by its number from 0 to ``length()``."""
