@@ -197,6 +197,22 @@ def test_states_of_all_hosts_are_of_one_position_or_refused(several, tmp_path):
                         iterator.set_state(other.get_state())
 
 
+@pytest.mark.parametrize('damaged', range(8))
+def test_hosts_get_their_intact_records_before_the_error(root, damaged):
+    from granular.integrations.torch import IterableDataset
+
+    path = write(root / '0.tfrecord', 8)
+    content = bytearray(path.read_bytes())
+    content[sum(16 + len(record(i)) for i in range(damaged)) + 12 + len(record(damaged))] ^= 1
+    path.write_bytes(bytes(content))
+    for host in range(3):
+        shard, found = granular.ShardOptions(host, 3), []
+        iterator = iter(IterableDataset(granular.TFRecordIterDataset(path), shard_options=shard))
+        with pytest.raises(CorruptRecordError):
+            found.extend(iterator)
+        assert found == [record(i) for i in range(host, damaged, 3)]
+
+
 def test_window_over_several_files_notices_that_a_later_one_was_replaced(root):
     paths = [write(root / f'{i}.tfrecord', 2, 2 * i) for i in range(5)]
     stream = granular.TFRecordIterDataset(paths).window_shuffle(6, seed=0)

@@ -117,6 +117,7 @@ class _Reading(Flow):
         self._expected: dict[int, int | None] = dict(enumerate(sizes, state['file']))  # bytes by the number of the file
         self._measured: dict[int, int] = {}  # likewise, of the next files
         self._turn = turn  # the position from which the hosts take the next turn
+        self._own: Any = END  # the record of this host in that turn, from when it was read until it is returned
         self._file, self._offset, self._record, self._position = at
 
     @property
@@ -124,23 +125,33 @@ class _Reading(Flow):
         return self._position <= self._turn  # otherwise the files ended within a round
 
     async def next(self) -> Any:
-        turns, own = self.turns, END
-        while True:
-            while not self._rest:
-                if self._file == len(self._paths):
-                    return own
-                await self._read()
+        turns = self.turns
+        while await self._has_record():
             record = self._rest[-1]
             size = len(record) + OVERHEAD
             if self._position == self._turn + turns.offset:
-                own = record
+                self._own = record
             del self._rest[-1]  # no call from here on, so that Ctrl-C does not divide it
             self._position += 1
             self._record += 1
             self._offset += size
             if self._position == self._turn + turns.stride:  # to here, so that states of all hosts are of one position
                 self._turn = self._position
-                return own
+                if self._own is not END:
+                    break
+        own, self._own = self._own, END
+        return own
+
+    async def _has_record(self) -> bool:
+        """Return whether there is a parsed record; False also where reading fails behind the record of this host."""
+        try:
+            while not self._rest and self._file < len(self._paths):
+                await self._read()
+        except Exception:
+            if self._own is END:
+                raise
+            return False  # the error is that of the next call
+        return bool(self._rest)
 
     async def _read(self) -> None:
         """Parse some more bytes of the file, or open the next one."""
