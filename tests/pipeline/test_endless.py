@@ -145,3 +145,20 @@ def test_index_beyond_64_bits_is_out_of_range(tmp_path):
                     source[index]
                 with pytest.raises((OutOfRangeError, InvalidArgumentError)):
                     source.fetch(np.array([index], object))
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda numbers: numbers[3:5].map(lambda x: (x,)),
+        lambda numbers: numbers.subset([4, 3]).map(lambda x: (x,)),
+        lambda numbers: numbers.batch(5).map(lambda batch: tuple(batch.tolist())),
+        lambda numbers: MapDataset.select_from_datasets([numbers], [(0, 3), (0, 4)]).map(lambda x: (x,)),
+    ],
+)
+def test_late_epochs_of_a_smaller_dataset_have_its_elements(make):
+    part = make(MapDataset.range(10))
+    expected = {part[0], part[1]}
+    shuffled = part.repeat().shuffle(seed=0)
+    assert {shuffled[i] for i in range(50)} == expected
+    assert set(part.fetch([-(2**63), 1 - 2**63, 2**63 - 2, 2**63 - 1])) == expected

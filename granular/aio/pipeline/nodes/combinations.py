@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length
+from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, convert, length_of
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
@@ -188,9 +188,8 @@ class Selection(SourceChoice):
             raise OutOfRangeError(
                 f'the selection map chooses dataset {owners[i]} at index {indices[i]}: there are {len(self.parents)}'
             )
-        # An infinitely repeated source has no next epoch.
-        lengths = np.array([len(parent) % ENDLESS for parent in self.parents], np.int64)
-        return owners, (pairs[:, 1] + epochs * lengths[owners]).astype(np.int64, copy=False)
+        lengths = np.array([len(parent) for parent in self.parents], np.int64)
+        return owners, in_epochs(pairs[:, 1], epochs, lengths[owners])
 
     def user_functions(self) -> tuple[Any, ...]:
         return (self._chooser,)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
+from granular.aio.pipeline.nodes.indices import in_epochs
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
@@ -317,7 +318,7 @@ class Batch(Node):
         epochs, positions = np.divmod(steps, self._length)
         starts = positions * self.size
         stops = np.minimum(starts + self.size, self.source_length)
-        bases = epochs * self.source_length
+        bases = in_epochs(np.zeros_like(steps), epochs, self.source_length)
         inner = np.concatenate([np.arange(a, b) + c for a, b, c in zip(starts, stops, bases, strict=True)] or [steps])
         datapoints = await self.parents[0].fetch(inner)
         cuts = np.cumsum(stops - starts)

@@ -72,6 +72,14 @@ class Wrapped(IndexNode):
         return indices % self._length if self._length else indices
 
 
+def in_epochs(positions: Ints, epochs: Ints, length: Any) -> Ints:
+    """Return the indices of positions in epochs of a source. So late epochs that their indices exceed 63 bits are
+    earlier ones again; a source that is repeated infinitely has a single epoch.
+    """
+    out: Ints = positions + np.fmod(epochs, ENDLESS // np.maximum(1, length)) * length
+    return out
+
+
 def check_finite(source: Source, operation: str, remedy: str) -> None:
     """Refuse a source that is repeated infinitely, for an operation that needs its length."""
     if len(source) >= ENDLESS:
@@ -174,8 +182,7 @@ class Slice(IndexNode):
         epochs, positions = np.divmod(indices, len(self))
         part = self._part
         inner = part.start + positions * part.step if isinstance(part, range) else part[positions]
-        # An infinitely repeated source has no next epoch.
-        return inner if len(self.parents[0]) >= ENDLESS else inner + epochs * len(self.parents[0])
+        return in_epochs(inner, epochs, len(self.parents[0]))
 
     def describe(self) -> str:
         part = self._part
