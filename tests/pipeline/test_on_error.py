@@ -210,3 +210,11 @@ def test_consumers_of_the_same_blocks_apply_their_own_on_error():
                     continue
                 with pytest.raises(ValueError, match=f'{expected} is bad'):
                     shuffled[index]
+
+
+@pytest.mark.parametrize('size', [1, 100_000])
+def test_batch_of_unequal_shapes_is_skipped_whatever_its_size(size):
+    dataset = MapDataset.source([np.zeros(size), np.zeros(2 * size), np.ones(3), np.ones(3)]).batch(2)
+    with iter(dataset.to_iter_dataset(on_error='skip')) as batches:
+        assert [batch.shape for batch in batches] == [(2, 3)]
+        assert [index for index, _ in batches.errors] == [0]

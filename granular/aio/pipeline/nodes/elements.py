@@ -1,6 +1,7 @@
 """Nodes that transform datapoints: a chain of them fetches from its source once and runs in one thread-pool task."""
 
 import abc
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -325,7 +326,8 @@ class Batch(Node):
         batches = [datapoints[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
         if self.fn is stack and is_small(datapoints):
             combine = timed(self, self._combine)
-            return [combine(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
+            with contextlib.suppress(Exception):  # it is raised, or captured, below
+                return [combine(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
         return await map_in_threads([timed(self, self._combine)], batches, 'batching', steps.tolist())
 
     def _combine(self, datapoints: list[Any], index: int) -> Any:
