@@ -458,3 +458,22 @@ def test_summary_tells_a_bounded_number_of_reasons_apart(caplog):
     summary = [record.getMessage() for record in caplog.records if record.getMessage().startswith('on_error')]
     assert summary[0] == 'on_error skipped or replaced 20 datapoints: other reasons'
     assert len(summary) == 101
+
+
+def test_spec_is_that_of_the_first_datapoint_that_is_not_skipped():
+    dataset = granular.MapDataset.range(6).map(lambda x: {'x': x} if x else x)
+    for source in (dataset, granular.MapDataset.range(6).map(lambda x: {'x': x}).filter(lambda element: element['x'])):
+        with granular.Loader(source, 2, on_error='skip') as loader:
+            assert [batch['x'].tolist() for batch in loader] == [[1], [2, 3], [4, 5]]
+
+
+def test_error_of_datapoints_that_all_fail_is_that_of_one_of_them():
+    class Failing:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            raise ValueError(f'bad {index}') if index < 4 else IndexError(index)
+
+    with granular.Loader(Failing(), 2, on_error='skip') as loader, pytest.raises(ValueError, match='bad'):
+        next(loader)

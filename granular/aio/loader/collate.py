@@ -161,20 +161,20 @@ def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | 
     return array if array.dtype == dtype else None
 
 
-def spec_of(datapoint: Any) -> Spec:
-    """Return the dtype and shape of each key, from the first datapoint of a source.
+def spec_of(datapoint: Any, step: int) -> Spec:
+    """Return the dtype and shape of each key, from the datapoint at a step, the first of a source.
 
     Raises:
       DatapointError: if the datapoint is not a dict of numbers and arrays.
     """
     if datapoint is None:
-        raise DatapointError(f'step 0: {DROPPED}')
+        raise DatapointError(f'step {step}: {DROPPED}')
     if not isinstance(datapoint, Mapping):
-        raise DatapointError(f'step 0: expected a dict, got {type(datapoint).__name__}')
-    arrays = {key: _as_array(key, value, 0) for key, value in datapoint.items()}
+        raise DatapointError(f'step {step}: expected a dict, got {type(datapoint).__name__}')
+    arrays = {key: _as_array(key, value, step) for key, value in datapoint.items()}
     for key, value in arrays.items():
         if value.dtype == object:
-            raise differing(key, value, 0)
+            raise differing(key, value, step)
     return {key: (_dtype_of(value), value.shape) for key, value in arrays.items()}
 
 

@@ -19,7 +19,7 @@ from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_
 from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.user_functions import await_user
-from granular.errors import ClosedError, GranularError, InvalidArgumentError, StateError
+from granular.errors import ClosedError, DatapointError, GranularError, InvalidArgumentError, StateError
 from granular.indexing import check_integer
 
 if TYPE_CHECKING:
@@ -391,17 +391,22 @@ class RunningLoader(Running):
     async def _learned_spec(self) -> Spec:
         if self._spec is None:
             with self.ahead.using_pool():
-                self._spec = spec_of(await self._first_datapoint())
+                self._spec = await self._first_spec()
         return self._spec
 
-    async def _first_datapoint(self) -> Any:
-        """Return the first datapoint that does not fail; the first of all, unless failures are skipped or replaced."""
+    async def _first_spec(self) -> Spec:
+        """Return the spec of the first datapoint that has one; of the first of all, unless failures are skipped or
+        replaced.
+        """
         if self.errors.raises:
-            return (await self.source.fetch([0]))[0]
-        for step in range(_TRIED):
+            return spec_of((await self.source.fetch([0]))[0], 0)
+        for step in range(_TRIED if self.length is None else min(_TRIED, self.length)):
             datapoint = (await fetch_capturing(self.source, [step]))[0]
             if type(datapoint) is not Failure:
-                return datapoint
+                try:
+                    return spec_of(datapoint, step)
+                except DatapointError as error:
+                    datapoint = Failure(step, error)
             if self.errors.raises_for(datapoint):
                 break
         raise datapoint.release()
