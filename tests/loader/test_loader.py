@@ -477,3 +477,17 @@ def test_error_of_datapoints_that_all_fail_is_that_of_one_of_them():
 
     with granular.Loader(Failing(), 2, on_error='skip') as loader, pytest.raises(ValueError, match='bad'):
         next(loader)
+
+
+def test_datapoints_of_stats_are_those_of_the_batches():
+    def split(x):
+        return [{'x': x}] * (2 if x != 1 else 1 // 0)
+
+    numbers = granular.MapDataset.range(4)
+    for source, on_error in (
+        (numbers.flat_map(split, max_fan_out=2), 'skip'),
+        (numbers.map(lambda x: {'x': 1 // x}), lambda step, error: {'x': 0}),
+    ):
+        with granular.Loader(source, 4, on_error=on_error) as loader:
+            rows = sum(len(batch['x']) for batch in loader)
+            assert loader.stats()['datapoints'] == rows

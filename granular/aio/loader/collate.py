@@ -31,9 +31,10 @@ DROPPED: Final = (
 
 
 class LoadedBatch(NamedTuple):
-    """A batch, and the datapoints that failed, as (step, message)."""
+    """A batch, the number of its datapoints, and those that failed, as (step, message)."""
 
     batch: Batch
+    rows: int
     failed: list[tuple[int, str]]
 
 
@@ -106,7 +107,7 @@ class Assembly:
                 if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
                     raise differing(key, value, first + i, dtype, shape)
                 target[i] = value
-        return LoadedBatch(out, failed)
+        return LoadedBatch(out, len(datapoints), failed)
 
     def _resolved(self, datapoints: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
         """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""

@@ -475,11 +475,11 @@ class RunningLoader(Running):
         if loaded is END:
             self.errors.summarise()
             return END
-        batch, failed = loaded
+        batch, rows, failed = loaded
         if failed:
             self.errors.report(failed)
         size = sum(array.nbytes for array in batch.values())
-        added = {'batches': 1, 'datapoints': self.batch - len(failed), 'bytes': size}
+        added = {'batches': 1, 'datapoints': rows, 'bytes': size}
         self.counts = {name: number + added[name] for name, number in self.counts.items()}
         if self._recycles and all(len(array) == self.batch for array in batch.values()):
             self._last = batch.copy()  # the consumer may change its own
