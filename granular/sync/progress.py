@@ -57,9 +57,9 @@ def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator
 
     timed = timing.on  # by the program, or a stream with stage_timing
     timing.on |= summary
+    iterator: Any = iter(items)  # begins the next epoch of a Loader
     if total is None and isinstance(items, LoaderHandle):
         total = remaining_batches(items)
-    iterator: Any = iter(items)
     stats = getattr(iterator, 'stats', dict)
     console = Console(stderr=True)
     start, waited, count = time.perf_counter(), 0.0, 0

@@ -270,3 +270,10 @@ def test_iterators_show_their_last_stage_and_progress():
     with iter(granular.MapDataset.range(5).to_iter_dataset().map(str)) as iterator:
         next(iterator)
         assert repr(iterator) == '<DatasetIterator of map(str): 1 element>'
+
+
+def test_progress_of_each_epoch_of_a_loader_shows_all_of_its_batches(capsys):
+    with granular.Loader(granular.MapDataset.range(8).map(lambda x: {'x': x}), 4) as loader:
+        for _ in range(2):
+            assert len(list(granular.progress(loader))) == 2
+            assert '2/2' in capsys.readouterr().err
