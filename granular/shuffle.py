@@ -68,7 +68,7 @@ class Permutation:
         key = length, seed, epoch
         permutation = self._cached.get(key)
         if permutation is None:
-            permutation = np.random.default_rng(seed=[seed, epoch]).permutation(np.arange(length))
+            permutation = np.random.default_rng(seed=[seed, epoch % (1 << 64)]).permutation(np.arange(length))
             _cache(self._cached, key, permutation, _MAX_CACHED)
         return permutation[positions]
 

@@ -303,3 +303,8 @@ async def test_small_block_buffer_reads_blocks_again(shards, caplog):
         for part in parts:
             assert [datapoint['i'] for datapoint in await buffer.fetch(part)] == part.tolist()
     assert 'contain more than 100000 bytes' in caplog.text
+
+
+def test_permutation_has_earlier_epochs():
+    dataset = granular.MapDataset.range(10).shuffle(seed=0, order=granular.shuffle.Permutation())
+    assert sorted(dataset.fetch(range(-10, 0))) == list(range(10))
