@@ -322,6 +322,29 @@ assert run(call_back()) is first is bridge.loop()
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
+def test_call_that_no_thread_could_make_is_not_made_later(python):
+    code = """
+import resource, threading
+from granular.aio.runtime.threads import Threads
+from granular.errors import GranularError
+pool, called = Threads(1, 'pool'), []
+limits, size = resource.getrlimit(resource.RLIMIT_AS), threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, limits[1]))
+try:
+    pool.submit(called.append, 'failed')
+except GranularError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, limits)
+threading.stack_size(size)
+pool.submit(called.append, 'made').result()
+print(called)
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.startswith('no thread can be started')
+    assert done.stdout.endswith("['made']\n")
+
+
 @pytest.mark.parametrize('uvloop', [True, False])
 def test_loop_that_cannot_start_fails_the_call(uvloop, python):
     code = f"""

@@ -96,7 +96,8 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
         try:
             super()._adjust_thread_count()
         except RuntimeError:
-            if not self._threads:  # the call is queued: another thread makes it
+            if not self._threads:  # otherwise, another thread makes the call, which is queued
+                self._work_queue.get_nowait().future.cancel()  # so that the next thread does not
                 raise
 
 
