@@ -638,6 +638,18 @@ def test_aborted_upload_leaves_no_parts(moto):
     assert not remote.exists()
 
 
+async def test_file_aborted_during_a_write_leaves_no_parts(moto):
+    path = aio.Path(moto.place())
+    for delay in (0, 0.001, 0.002, 0.004):
+        file = await path.open('wb')
+        write = asyncio.ensure_future(file.write(bytes(20 << 20)))
+        await asyncio.sleep(delay)
+        await file.abort()
+        assert await asyncio.gather(write, return_exceptions=True)
+        assert [upload async for upload in path.store.uploads(path.key)] == []
+    assert not await path.exists()
+
+
 class Foreign:
     """A path object that is not an ``os.PathLike``, with the methods that granular needs."""
 

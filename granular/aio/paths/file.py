@@ -132,7 +132,8 @@ class File:
         """Close the file and discard what was written."""
         await self._ensure_uninterrupted()
         if (writer := self._end()) is not None:
-            await writer.abort()
+            async with self._turns.turn():  # a write that is in progress could begin an upload afterwards
+                await writer.abort()
 
     async def _ensure_uninterrupted(self) -> None:
         if self._writer is not None and not self._closed:
