@@ -322,6 +322,38 @@ assert run(call_back()) is first is bridge.loop()
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
+def test_blocking_call_of_an_object_that_is_dropped_while_a_pool_takes_a_call_is_an_error(python):
+    code = """
+import faulthandler
+from concurrent.futures import ThreadPoolExecutor
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.threads import offload
+from granular.errors import GranularError
+faulthandler.dump_traceback_later(60, exit=True)
+async def read():
+    await ensure_event_loop()
+    return await offload(int, '7')
+class Pool(ThreadPoolExecutor):
+    def _adjust_thread_count(self):
+        dropped.clear()
+        super()._adjust_thread_count()
+class Dropped:
+    def __del__(self):
+        try:
+            run(read())
+        except GranularError as error:
+            print(error)
+dropped = [Dropped()]
+with Pool(1) as pool:
+    print(pool.submit(lambda: run(read())).result())
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert done.stdout.startswith('a blocking call while this thread passes a call to a pool')
+    assert done.stdout.endswith('\n7\n')
+
+
 def test_call_that_no_thread_could_make_is_not_made_later(python):
     code = """
 import resource, threading

@@ -7,7 +7,7 @@ thread, while the caller waits for its result.
 """
 
 import asyncio
-import concurrent.futures
+import concurrent.futures.thread
 import contextvars
 import inspect
 import logging
@@ -15,7 +15,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+import types
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from granular._lazy import at_exit, import_if_installed
@@ -47,6 +48,9 @@ _FREE: Final = frozenset((
     *('_bootstrap', '_bootstrap_inner', 'run', '_worker'),
     *('join', '_wait_for_tstate_lock', 'wait', 'wait_for', 'result', 'exception', 'shutdown', '__exit__'),
 ))  # fmt: skip
+# The function of all pools of threads that takes a call, and the lock that it holds meanwhile.
+_SUBMIT: Final = concurrent.futures.ThreadPoolExecutor.submit.__code__
+_SUBMITTING: Final = concurrent.futures.thread._global_shutdown_lock
 
 
 class Call(Generic[T]):
@@ -184,6 +188,11 @@ class Bridge:
             raise GranularError(
                 'a blocking call on the loop that would have to run it: await the method of granular.aio instead'
             )
+        if _SUBMITTING.locked() and any(code is _SUBMIT for code in _callers()):
+            raise GranularError(
+                'a blocking call while this thread passes a call to a pool, and so holds a lock that the event loop '
+                'needs: by a `__del__`, or the handler of a signal: let another thread make it'
+            )
         call.send(self.loop())
 
     def send(self, call: Call[Any]) -> None:
@@ -307,12 +316,15 @@ async def _logged(coro: Coroutine[Any, Any, None]) -> None:
 
 def _holds_lock() -> bool:
     """Return whether this call comes from within a function of the standard library that holds a lock of threads."""
+    return any(code.co_filename in _LOCKING and code.co_name not in _FREE for code in _callers())
+
+
+def _callers() -> Iterator[types.CodeType]:
+    """Yield the code of each function that this call comes from, the innermost first."""
     frame = inspect.currentframe()
     while frame is not None:
-        code, frame = frame.f_code, frame.f_back
-        if code.co_filename in _LOCKING and code.co_name not in _FREE:
-            return True
-    return False
+        yield frame.f_code
+        frame = frame.f_back
 
 
 def _start(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
