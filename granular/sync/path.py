@@ -170,7 +170,7 @@ class _RawWriter(io.RawIOBase):
         if self.dropped:
             return memoryview(data).nbytes  # type: ignore[arg-type]
         try:
-            return run(self.file.write(bytes(memoryview(data))))  # type: ignore[arg-type]
+            return run(self.file.write(data))  # type: ignore[arg-type]
         except KeyboardInterrupt:
             self._interrupted = True
             raise

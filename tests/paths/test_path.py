@@ -7,6 +7,7 @@ import string
 import time
 
 import fsspec
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
@@ -155,6 +156,20 @@ def test_files_are_written_read_and_removed(root):
     with pytest.raises(NotFoundError):
         path.unlink()
     path.unlink(missing_ok=True)
+
+
+def test_items_of_arrays_are_written_as_their_bytes(root):
+    items = np.arange(10, dtype=np.int32)
+    root.mkdir(parents=True, exist_ok=True)
+    for data in (bytearray(items), memoryview(items), memoryview(items)[::2], items.reshape(2, 5), np.empty(0)):
+        assert (root / 'x').write_bytes(data) == memoryview(data).nbytes
+        assert (root / 'x').read_bytes() == bytes(data)
+        with (root / 'y').open('wb') as file:
+            assert file.raw.write(data) == memoryview(data).nbytes == file.raw.tell()
+        assert (root / 'y').read_bytes() == bytes(data)
+    for data in ('text', [1, 2], None):
+        with pytest.raises(InvalidArgumentError, match=f'expected bytes to write, got {type(data).__name__}'):
+            (root / 'x').write_bytes(data)
 
 
 def test_ranges_are_read(root):

@@ -31,6 +31,14 @@ async def stat_of(path: PurePath) -> Stat | None:
         return None
 
 
+def bytes_of(data: bytes | bytearray | memoryview, path: PurePath) -> bytes:
+    """Return the bytes to write: those of the items of an array, whose ``len`` is another number."""
+    try:
+        return data if isinstance(data, bytes) else bytes(memoryview(data))
+    except TypeError:
+        raise InvalidArgumentError(f'{path}: expected bytes to write, got {type(data).__name__}') from None
+
+
 class File:
     """An open file: reads at any position, or writes from the beginning. ``async with`` closes it.
 
@@ -82,6 +90,7 @@ class File:
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes; return their number."""
+        data = bytes_of(data, self._path)
         async with self._turns.turn():
             writer = self._check(writing=True)
             if self._failed:

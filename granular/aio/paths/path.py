@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from numpy.typing import ArrayLike
 
-from granular.aio.paths.file import File, Progress, stat_of
+from granular.aio.paths.file import File, Progress, bytes_of, stat_of
 from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, ranges
 from granular.aio.stores.base import Request
@@ -102,8 +102,9 @@ class Path(PurePath):
 
     async def write_bytes(self, data: bytes | bytearray | memoryview) -> int:
         """Write a whole file and return its size in bytes. An existing file is replaced once all bytes are written."""
-        await self._store.write(self._key, data)
-        return len(data)
+        content = bytes_of(data, self)
+        await self._store.write(self._key, content)
+        return len(content)
 
     async def write_text(self, text: str, encoding: str = 'utf-8') -> int:
         """Write a whole file of text and return its size in bytes."""
