@@ -152,6 +152,18 @@ def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeyp
     assert os.listdir(tmp_path) == ['source']
 
 
+def test_empty_file_is_not_taken_for_a_folder_of_its_target(bucket, tmp_path):
+    disk = granular.Path(tmp_path)
+    for root in (bucket, disk):
+        (root / 'folder').mkdir(parents=True, exist_ok=True)
+        (root / 'folder' / 'x').write_bytes(b'x')
+        (root / 'empty').write_bytes(b'')
+    (bucket / 'empty').copy(bucket / 'folder')
+    assert (bucket / 'folder').read_bytes() == b''
+    with pytest.raises(StoreError, match='is a folder, not a file'):
+        (disk / 'empty').copy(disk / 'folder')
+
+
 @pytest.mark.parametrize('key', ['../out', 'a/../../out', './out', '/etc/out', 'a//out', 'a/./out'])
 def test_names_outside_of_the_target_are_refused(moto, tmp_path, key):
     root = moto.place()

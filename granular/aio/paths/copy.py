@@ -42,7 +42,7 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
     if same and source.key == target.key:
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
     existing = await stat_of(target)
-    target_size = None if existing is None else existing.size
+    target_size = None if existing is None or existing.is_dir else existing.size
     await _copy(source, target, stat.size, target_size, ProgressReport(progress))
 
 
