@@ -117,6 +117,24 @@ def test_invalid_addresses_are_refused(remote, error):
     assert 'user:pass' not in str(caught.value)
 
 
+def test_names_that_no_file_can_have_are_refused(tmp_path):
+    disk, bucket = granular.Path(tmp_path / 'x'), granular.Path('gs://bucket/folder/x', anon=True)
+    refused = {
+        'null': lambda: disk.with_name('a\0').exists(),
+        'dot': lambda: disk.with_name('.'),
+        'surrogate': lambda: bucket.with_name('\ud800'),
+        'suffix': lambda: bucket.with_suffix('.\ud800'),
+        'pattern': lambda: list(bucket.glob('\ud800*')),
+        'component': lambda: list(bucket.glob('**/\ud800')),
+    }
+    for name, call in refused.items():
+        with pytest.raises(InvalidArgumentError):
+            pytest.fail(f'{name}: {call()}')
+    odd = disk.with_name(os.fsdecode(b'\xff'))  # which a file on a disk may have
+    odd.write_bytes(b'x')
+    assert list(disk.parent.glob(f'{odd.name}*')) == [odd]
+
+
 def test_unknown_options_are_refused(bucket):
     with pytest.raises(InvalidArgumentError, match='endpoint_uri'):
         granular.Path(str(bucket), **bucket.store.options, endpoint_uri='x').read_bytes()

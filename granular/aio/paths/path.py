@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio.paths.file import File, Progress, bytes_of, stat_of
 from granular.aio.paths.pure import PurePath, glob_regex
-from granular.aio.stores import Entry, Stat, Store, ranges
+from granular.aio.stores import Entry, Stat, Store, check_text, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
 from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
@@ -202,6 +202,8 @@ class Path(PurePath):
         parts = [part for part in pattern.split('/') if part]
         if not parts or pattern.startswith('/'):
             raise InvalidArgumentError(f'{self}: expected a relative pattern, got {pattern!r}')
+        if not self._store.local:
+            check_text(pattern)
         async for key in _expand(self._store, self._key, parts):
             yield type(self).of(self._store, key)
 

@@ -163,9 +163,14 @@ class PurePath:
 
     def with_name(self, name: str) -> Self:
         """Return this path with another name."""
-        if not name or '/' in name or not self._key.strip('./'):
+        if name in ('', '.') or '/' in name or not self._key.strip('./'):
             raise InvalidArgumentError(f'{self}: cannot be named {name!r}')
-        return type(self).of(self._store, self._key[: len(self._key) - len(self.name)] + name)
+        key = self._key[: len(self._key) - len(self.name)] + name
+        if self._store.local:
+            key = local_key(key)
+        else:
+            check_text(name)
+        return type(self).of(self._store, key)
 
     def with_suffix(self, suffix: str) -> Self:
         """Return this path with another suffix; ``''`` removes it."""
