@@ -1,5 +1,6 @@
 """The result of a read, and the versions of objects."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from granular.errors import ObjectChangedError
@@ -47,3 +48,10 @@ def changed(name: str, before: str, now: str | None) -> ObjectChangedError:
     if now is None:
         return ObjectChangedError(f'{replaced}: version {before[:80]} is not there any more: open it again', path=name)
     return ObjectChangedError(f'{replaced}: version {before[:80]} became {now[:80]}: open it again', path=name)
+
+
+def check_same(name: str, versions: Sequence[str | None]) -> None:
+    """Check that several replies are of one version of an object."""
+    for version in versions:
+        if version != versions[0]:
+            raise changed(name, versions[0] or '', version)

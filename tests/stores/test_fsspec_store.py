@@ -12,7 +12,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 import granular
-from granular.errors import AccessDeniedError, AlreadyExistsError, NotFoundError, StoreError, UnsupportedError
+from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
+    NotFoundError,
+    ObjectChangedError,
+    StoreError,
+    UnsupportedError,
+)
 
 
 @pytest.fixture(params=['memory', 'elements'])
@@ -205,6 +212,30 @@ async def test_a_file_of_unknown_size_is_an_error():
         with pytest.raises(StoreError, match='/x: its size is unknown') as caught:
             await operation()
         assert caught.value.path == f'{path}'
+
+
+async def test_ranges_of_a_file_that_is_replaced_between_them_are_not_mixed():
+    class Replaced(MemoryFileSystem):
+        lock, replaced, first, calls = threading.Lock(), threading.Event(), None, 0
+
+        def info(self, path, **options):
+            with self.lock:
+                self.first = self.first or threading.get_ident()
+            if self.first != threading.get_ident():
+                self.replaced.wait(30)
+                return super().info(path, **options)
+            info = super().info(path, **options)
+            self.calls += 1
+            if self.calls == 2:  # the first range is read
+                self.pipe_file(path, b'2' * 300_000)
+                self.replaced.set()
+            return info
+
+    path = granular.aio.Path(f'memory://replaced-{time.time_ns()}/x', fs=Replaced())
+    MemoryFileSystem().pipe_file(path.key, b'1' * 300_000)
+    with pytest.raises(ObjectChangedError, match='it was replaced while it was being read') as caught:
+        await path.read_ranges([0, 200_000], [10, 200_010])
+    assert caught.value.path == f'{path}'
 
 
 @pytest.mark.parametrize('name', ['x*', 'x[ab]', '?', '{q,r}'])

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from granular._other_names import store_options
 from granular._redact import protect, without_user
-from granular.aio.reply import Reply
+from granular.aio.reply import Reply, check_same
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.lent import LENT
@@ -257,6 +257,10 @@ class Store(abc.ABC):
                 for start, stop in zip(starts, stops, strict=True)
             ]
         )
+        at = 0
+        for key, starts, _, _ in requests:
+            check_same(self.url(key), [reply.version for reply in replies[at : at + len(starts)]])
+            at += len(starts)
         return [reply.data for reply in replies]
 
     async def read_fresh(self, requests: Sequence[Request]) -> list[bytes]:

@@ -13,7 +13,7 @@ from granular.aio.http.messages import Target, http_date
 from granular.aio.http.retry import RecoverableKind
 from granular.aio.http.tls import verify_of
 from granular.aio.http.transport import Answer, Outgoing, Transport
-from granular.aio.reply import Reply, changed, stands_in
+from granular.aio.reply import Reply, check_same, stands_in
 from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.loop_resources import Scope
 from granular.aio.runtime.tasks import result_of
@@ -227,7 +227,7 @@ class RemoteStore(ClientStore[C]):
         values: list[bytes] = []
         reads: list[Download] = []
         single: list[tuple[int, Download]] = []  # reads of whole ranges, with the indices of their values
-        unpinned: list[list[Download]] = []  # the reads of each request that has no version
+        unpinned: list[tuple[str, list[Download]]] = []  # the reads of each request that has no version
         for key, starts, stops, version in requests:
             name, first = self.url(key), len(reads)
             for start, stop in zip(starts, stops, strict=True):
@@ -241,12 +241,10 @@ class RemoteStore(ClientStore[C]):
                     values.append(data)
                     reads += self._parts(client, key, start, stop, version, Space(data, view))
             if version is None:
-                unpinned.append(reads[first:])
+                unpinned.append((name, reads[first:]))
         await Batch(client.transport, client, reads).run()
         for index, read in single:
             values[index] = read.data
-        for group in unpinned:
-            for read in group:
-                if read.version != group[0].version:
-                    raise changed(read.name, group[0].version or '', read.version)
+        for name, group in unpinned:
+            check_same(name, [read.version for read in group])
         return values
