@@ -214,6 +214,34 @@ async def test_a_file_of_unknown_size_is_an_error():
         assert caught.value.path == f'{path}'
 
 
+class ListingOnce(MemoryFileSystem):
+    """A file system that keeps its listings, as those of FTP and GitHub do."""
+
+    def ls(self, path, detail=True, **options):
+        path = self._strip_protocol(path)
+        if path not in self.dircache:
+            self.dircache[path] = super().ls(path, detail=True)
+        return self.dircache[path] if detail else [info['name'] for info in self.dircache[path]]
+
+    def info(self, path, **options):
+        path = self._strip_protocol(path)
+        known = [info for info in self.dircache.get(self._parent(path), ()) if info['name'] == path]
+        return known[0] if known else super().info(path, **options)
+
+    def invalidate_cache(self, path=None):
+        self.dircache.pop(self._strip_protocol(path), None)
+
+
+async def test_files_that_another_program_writes_are_listed():
+    folder = granular.aio.Path(f'memory://listed-{time.time_ns()}', fs=ListingOnce())
+    for content in (b'1', b'22'):
+        MemoryFileSystem().pipe_file((folder / f'x{len(content)}').key, content)
+        MemoryFileSystem().pipe_file((folder / 'y').key, content)
+        assert (await (folder / 'y').stat()).size == len(content)
+        found = {entry.name: entry.size async for entry in folder.store.scan(folder.key)}
+        assert found == {'x1': 1, 'y': 1} if len(content) == 1 else {'x1': 1, 'x2': 2, 'y': 2}
+
+
 async def test_ranges_of_a_file_that_is_replaced_between_them_are_not_mixed():
     class Replaced(MemoryFileSystem):
         lock, replaced, first, calls = threading.Lock(), threading.Event(), None, 0

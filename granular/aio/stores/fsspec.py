@@ -78,17 +78,29 @@ class FsspecStore(ThreadedStore):
 
     def _size_and_version(self, key: str) -> tuple[int, str]:
         """Return the size and version of a file; the version combines the size and ``_VERSION_FIELDS``."""
-        path = self._path(key)
-        self._fs.invalidate_cache(self._fs._parent(path))  # listings, which may be outdated
-        info = self._fs.info(path)
+        info = self._info(key)
         if info['type'] == 'directory':
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
         size = self._size_of(key, info)
         fields = [f'{name} {info[name]}' for name in _VERSION_FIELDS if info.get(name) is not None]
         return size, stand_in(size, *fields)
 
+    def _info(self, key: str) -> Mapping[str, Any]:
+        """Return what the file system knows of a file or folder now, not when it last listed the folder above."""
+        path = self._path(key)
+        self._fs.invalidate_cache(self._fs._parent(path))
+        info: Mapping[str, Any] = self._fs.info(path)
+        return info
+
+    def _listed(self, key: str) -> list[Mapping[str, Any]]:
+        """Return what a folder has now."""
+        path = self._path(key)
+        self._fs.invalidate_cache(path)
+        entries: list[Mapping[str, Any]] = self._fs.ls(path, detail=True)
+        return entries
+
     def stat_now(self, key: str) -> Stat:
-        info = self._fs.info(self._path(key))
+        info = self._info(key)
         if info['type'] == 'directory':
             return Stat(0, is_dir=True)
         return Stat(self._size_of(key, info), _modified_of(info))
@@ -99,7 +111,7 @@ class FsspecStore(ThreadedStore):
         return int(size)
 
     def list_now(self, key: str) -> list[Entry]:
-        infos = self._fs.ls(self._path(key), detail=True)
+        infos = self._listed(key)
         if len(infos) == 1 and infos[0]['type'] == 'file' and self._key(infos[0]['name']) == key:
             raise NotFoundError(f'{self.url(key)}: is a file, not a folder', path=self.url(key))
         return [
@@ -108,9 +120,8 @@ class FsspecStore(ThreadedStore):
         ]
 
     def exists_now(self, key: str) -> bool:
-        self._fs.invalidate_cache(self._fs._parent(self._path(key)))
         try:
-            self._fs.info(self._path(key))
+            self._info(key)
         except FileNotFoundError:
             return False
         return True
@@ -129,7 +140,7 @@ class FsspecStore(ThreadedStore):
 
     async def delete_empty(self, key: str) -> bool:
         def call_now() -> bool:
-            if self._fs.ls(self._path(key)):
+            if self._listed(key):
                 return False
             self._fs.rmdir(self._path(key))
             return True
