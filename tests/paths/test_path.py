@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import gc
 import os
 import pathlib
@@ -735,6 +736,25 @@ def test_foreign_path_is_accepted(tmp_path):
     assert (tmp_path / 'new').read_bytes() == b'written'
     (root / 'new').unlink()
     assert not (tmp_path / 'new').exists()
+
+
+def test_foreign_file_that_cannot_be_opened_is_no_folder(tmp_path):
+    class Guarded(Foreign):
+        def __truediv__(self, other):
+            return Guarded(self._path / other)
+
+        parent = property(lambda self: Guarded(self._path.parent))
+
+        def is_dir(self):
+            return self._path.is_dir()
+
+        def open(self, mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / 'x').write_bytes(b'x')
+    assert granular.Path(Guarded(tmp_path)).is_dir()
+    with pytest.raises(AccessDeniedError, match='access denied'):
+        granular.Path(Guarded(tmp_path / 'x')).stat()
 
 
 def test_dataset_at_a_foreign_path(tmp_path):

@@ -54,12 +54,11 @@ class ForeignStore(ThreadedStore):
         path = self._path(key)
         if not path.exists():
             raise NotFoundError(f'{self.url(key)}: no such file or folder', path=self.url(key))
-        try:
-            with path.open('rb') as file:
-                file.seek(0, io.SEEK_END)
-                return Stat(file.tell())
-        except OSError:
+        if _is_dir(path):
             return Stat(0, is_dir=True)
+        with path.open('rb') as file:
+            file.seek(0, io.SEEK_END)
+            return Stat(file.tell())
 
     def list_now(self, key: str) -> list[Entry]:
         children = list(self._path(key).glob('*'))
