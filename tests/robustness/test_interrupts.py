@@ -24,6 +24,7 @@ from granular import IOConfig
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import AlreadyExistsError, GranularError
+from tests.support.programs import run_python
 from tests.support.tables import FULL_TABLES
 
 SPEC = {'n': 'int', 'x': 'bytes'}
@@ -320,6 +321,28 @@ def test_interrupted_program_is_resumed(name: str, kind: Any, place: str, origin
             remove(root)
         # An interrupt between the system call that opens a file and the next instruction loses its descriptor.
         assert place == 'bucket' or descriptors() <= before + 2  # a bucket's connections stay open
+
+
+def test_interrupts_lose_no_descriptor_of_a_file_that_is_opened(tmp_path) -> None:
+    (tmp_path / 'x').write_bytes(b'x')
+    code = """
+    import os, signal, sys
+    from granular.aio.stores.local.files import OpenFile
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    before = len(os.listdir('/proc/self/fd'))
+    for i in range(3000):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-6 * (i % 97))
+            while True:
+                file = OpenFile(sys.argv[1])
+        except KeyboardInterrupt:
+            file = None
+    print(len(os.listdir('/proc/self/fd')) - before)
+    """
+    done = run_python(code, f'{tmp_path}/x')
+    assert (done.returncode, done.stdout, done.stderr) == (0, '0\n', '')
 
 
 @pytest.mark.filterwarnings('ignore')  # writers that were not closed

@@ -1,24 +1,32 @@
 """Descriptors of open files that close themselves."""
 
+import collections
 import functools
 import os
-from collections.abc import Callable
 
 
 class Descriptor:
     """A descriptor of an open file, closed when nothing refers to this object any more.
 
-    A function in C closes it, without a finalizer in Python: Python ignores an interrupt (Ctrl-C) that comes there, so
-    that a program which opens many small files would miss every tenth one.
+    Functions in C open and close it. An interrupt (Ctrl-C), which comes between two instructions of Python, would lose
+    a descriptor that is not stored yet, and is ignored in a finalizer: a program which opens many small files would
+    miss every tenth one.
+
+    Args:
+      file: the path of the file, or the descriptor of one that is open.
+      flags, mode: of ``os.open``.
 
     Attributes:
       fd: the descriptor.
     """
 
     fd: int
+    __del__: functools.partial[None]
 
     __slots__ = ('__del__', '__weakref__', 'fd')
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.__del__: Callable[[], None] = functools.partial(os.close, fd)
+    def __init__(self, file: str | int, flags: int = 0, mode: int = 0o777) -> None:
+        opened = (file,) if isinstance(file, int) else map(os.open, (file,), (flags,), (mode,))
+        closing = map(functools.partial, (os.close,), opened)
+        collections.deque(map(setattr, (self,), ('__del__',), closing), 0)
+        self.fd = self.__del__.args[0]

@@ -35,7 +35,7 @@ class OpenFile(Descriptor):
 
     def __init__(self, path: str) -> None:
         # Opening a pipe would wait for its writer, perhaps forever.
-        super().__init__(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        super().__init__(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
             raise StoreError(f'{path}: expected a file, got a pipe or a device', path=path)

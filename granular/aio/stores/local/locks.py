@@ -43,8 +43,7 @@ class RangeLocks:
     """
 
     def __init__(self, file: str | int) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        self._file = Descriptor(file if isinstance(file, int) else os.open(file, flags, 0o600))
+        self._file = Descriptor(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def lock(self, start: int, count: int) -> bool:
         """Lock bytes, which need not exist in the file. Return False if another process holds one of them."""
@@ -77,7 +76,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: str) -> None:
-        self._folder: Descriptor | None = Descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        self._folder: Descriptor | None = Descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         acquired = lock(self._folder.fd)
         # The previous holder may have removed the folder, and another one may have been created since.
         if acquired is False or not is_at(self._folder.fd, folder):
