@@ -296,6 +296,34 @@ def test_block_of_a_stopped_process_is_awaited_once_and_then_cached(tmp_path, mo
         assert len(server.ranges) == sent
 
 
+@pytest.mark.parametrize('registered', [True, False])
+def test_block_that_a_task_of_a_stopped_loop_fetches_is_read_elsewhere(registered, tmp_path, monkeypatch):
+    monkeypatch.setattr('granular.aio.stores.block_cache.cache._FETCH_TIMEOUT', 0.05)  # otherwise the test waits for it
+    with FaultServer() as server:
+        config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
+        path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+
+        async def begin():
+            if registered:
+                await path.read_ranges([0], [0], version='"one"')
+            server.script.append(('late', 1))
+            sent = len(server.ranges)
+            begun = asyncio.create_task(path.read_ranges([5], [70_000], version='"one"'))
+            while not server.ranges[sent:]:
+                await asyncio.sleep(0.001)
+            return begun
+
+        async def read():
+            async with asyncio.timeout(20):
+                return await path.read_ranges([5], [70_000], version='"one"')
+
+        stopped = asyncio.new_event_loop()
+        begun = stopped.run_until_complete(begin())
+        assert asyncio.run(read()) == [DATA[5:70_000]]
+        assert stopped.run_until_complete(begun) == [DATA[5:70_000]]
+        stopped.close()
+
+
 def test_forked_child_does_not_inherit_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_folder, '_LOCK_TIMEOUT', 0.1)  # otherwise the test waits for seconds
     one, another = Blocks(str(tmp_path), 8 * MB), Blocks(str(tmp_path), 8 * MB)

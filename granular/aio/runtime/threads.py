@@ -230,14 +230,20 @@ def _submit(
     pool: Threads, fn: Callable[[*Ts], T], *args: *Ts
 ) -> 'tuple[concurrent.futures.Future[T], asyncio.Future[T]]':
     """Start a call in a copy of the caller's context."""
-    context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+    context = contextvars.copy_context()
     if pool is threads():
         context.run(_descend)
-    result: asyncio.Future[T] = loop.create_future()
     call = pool.submit(context.run, lambda: call_user(fn, *args))
+    return call, on_this_loop(call)
+
+
+def on_this_loop(call: 'concurrent.futures.Future[T]') -> 'asyncio.Future[T]':
+    """Return a future of the running loop with the outcome of a call elsewhere, which goes on if it is cancelled."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
     # Not `call` itself: a call that its own callback refers to would keep its result until the garbage is collected.
     call.add_done_callback(lambda ended: _deliver(ended, result, loop))
-    return call, result
+    return result
 
 
 def _deliver(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]', loop: asyncio.AbstractEventLoop) -> None:

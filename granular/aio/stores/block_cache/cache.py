@@ -8,6 +8,7 @@ folder that belongs to another user is rejected.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import os
@@ -19,8 +20,8 @@ from typing import Final, NamedTuple, TypeVar
 from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.tasks import gather, result_of
-from granular.aio.runtime.threads import map_inline_then_threads, offload
+from granular.aio.runtime.tasks import gather
+from granular.aio.runtime.threads import map_inline_then_threads, offload, on_this_loop
 from granular.aio.stores.base import Request, Store
 from granular.aio.stores.block_cache.blocks import Blocks
 from granular.aio.stores.block_cache.objects import BLOCK, SHIFT, CachedObject
@@ -30,7 +31,7 @@ from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.metrics import counters
 
-_FETCH_TIMEOUT: Final = 20.0  # seconds to wait for a block that another process fetches
+_FETCH_TIMEOUT: Final = 20.0  # seconds to wait for what another process or task fetches
 _PAUSE: Final = 30.0  # seconds in which no blocks are added after the folder failed
 
 T = TypeVar('T')
@@ -179,7 +180,7 @@ class BlockCache:
         first = self._registering.setdefault(name, own)
         try:
             if first is not own:
-                await result_of(asyncio.wrap_future(first))
+                await _settled(first, _FETCH_TIMEOUT)
             elif size_of(*name) is None:
                 note(*name, (await upstream.read(key, 0, 1, version)).size)
             size = size_of(*name)
@@ -226,8 +227,9 @@ class BlockCache:
             # Blocks that another process has cached since: tell the tasks that wait for them before waiting for those
             # of other tasks, which may wait for these.
             fetch.finish()
+            until = time.monotonic() + _FETCH_TIMEOUT
             for name, other in awaited.items():
-                if (view := await other.wait(name)) is not None:
+                if (view := await other.wait(name, until - time.monotonic())) is not None:
                     fetch.blocks[name] = view
         finally:
             for name in fetch.names:
@@ -362,15 +364,22 @@ class _Fetch:
         for future in futures.values():
             future.set_result(None)
 
-    async def wait(self, name: BlockId) -> memoryview | None:
-        """Return a block when it has arrived; None if it will not arrive."""
+    async def wait(self, name: BlockId, seconds: float) -> memoryview | None:
+        """Return a block when it has arrived; None if it will not arrive, or not in time."""
         future = None
         with self._lock:
             if name not in self.blocks and not self._finished:
                 future = self._futures.setdefault(name, concurrent.futures.Future())
         if future is not None:
-            await result_of(asyncio.wrap_future(future))
+            await _settled(future, seconds)
         return self.blocks.get(name)
+
+
+async def _settled(future: 'concurrent.futures.Future[None]', seconds: float) -> None:
+    """Wait for a future of another task, but not for long: that may be under a loop that does not run any more."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await on_this_loop(future)
 
 
 def _request_of(part: ByteRange | BlockRun) -> Request:
