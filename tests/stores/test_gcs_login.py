@@ -26,6 +26,7 @@ from granular.aio.stores.gcs.client import is_emulator
 from granular.errors import AccessDeniedError, InvalidArgumentError, MissingExtraError, NotFoundError, StoreError
 from tests.support.credentials import google_key
 from tests.support.faults import DATA, FaultServer
+from tests.support.servers import free_ports
 
 QUICK = granular.IOConfig(backoff=0.001, backoff_cap=0.01, attempts=3)
 USER = {'type': 'authorized_user', 'client_id': 'id', 'client_secret': 'planted', 'refresh_token': 'planted'}
@@ -183,6 +184,21 @@ def test_token_is_renewed_before_it_expires(server, tmp_path, monkeypatch):
     assert login.stale
     login.credentials.expiry = now - datetime.timedelta(seconds=1)
     assert login.stale
+
+
+def test_valid_token_is_used_while_none_newer_is_available(server, tmp_path):
+    unreachable = {**account(tmp_path, server)[1], 'token_uri': f'http://127.0.0.1:{free_ports(1)[0]}/token'}
+    login = log_in('gs://bucket', {'token': unreachable}, False, 5.0)
+    login.credentials.token = 'valid'
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    login.credentials.expiry = now + datetime.timedelta(seconds=200)
+    assert login.stale
+    login.renew_stale()
+    assert not login.stale  # until the next attempt
+    assert login.headers()['authorization'] == 'Bearer valid'
+    login.credentials.expiry = now - datetime.timedelta(seconds=1)
+    with pytest.raises(StoreError, match='no answer from the token server'):
+        login.renew_stale()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import contextlib
 import datetime
 import json
+import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +18,10 @@ from granular.errors import AccessDeniedError, GranularError, InvalidArgumentErr
 
 _SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
 _RENEW_BEFORE: Final = 300.0  # seconds before the expiry of a token in which it is renewed
-_RENEW_INTERVAL: Final = 30.0  # minimum seconds between two renewals while the current token is valid
+_RENEW_INTERVAL: Final = 30.0  # minimum seconds between two attempts to renew a valid token
 _TOKEN_NAMES: Final = ('anon', 'google_default', 'cloud')
+
+logger: Final = logging.getLogger('granular')
 
 
 class Login:
@@ -40,24 +44,37 @@ class Login:
     @property
     def stale(self) -> bool:
         """True if the token is missing or about to expire."""
+        left = self._left
+        # The metadata server returns the same token again until shortly before it expires.
+        return left <= 0 or (left < _RENEW_BEFORE and time.monotonic() - self._renewed > _RENEW_INTERVAL)
+
+    @property
+    def _left(self) -> float:
+        """The seconds for which the token is valid; 0 if there is none."""
         if self.credentials is None:
-            return False
+            return math.inf
         if not self.credentials.token:
-            return True
+            return 0.0
         expiry = self.credentials.expiry
         if expiry is None:
-            return False
-        left = expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)
-        if left.total_seconds() <= 0:
-            return True
-        # The metadata server returns the same token again until shortly before it expires.
-        return left.total_seconds() < _RENEW_BEFORE and time.monotonic() - self._renewed > _RENEW_INTERVAL
+            return math.inf
+        return float((expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)).total_seconds())
 
     def renew(self) -> None:
         """Get a new token."""
         with google_errors(self._root):
             self.credentials.refresh(_request(self._timeout))
         self._renewed = time.monotonic()
+
+    def renew_stale(self) -> None:
+        """Get a new token; if none is available, the current one is used as long as it is valid."""
+        try:
+            self.renew()
+        except StoreError as error:
+            if (left := self._left) <= 0:
+                raise
+            self._renewed = time.monotonic()
+            logger.warning('%s: using the current token, which is valid for %.0f s', error, left)
 
     def headers(self) -> dict[str, str]:
         """Return the headers that authorise a request."""

@@ -63,7 +63,7 @@ class GCSClient(Client):
         if self._login.stale:
             async with self._token_lock:
                 if self._login.stale:
-                    await offload(self._login.renew)
+                    await offload(self._login.renew_stale)
         return self._login.headers()
 
     def _url(self, path: str, **query: str) -> str:
