@@ -24,6 +24,7 @@ import pytest
 import trustme
 
 import granular
+from granular import aio
 from granular.errors import (
     AccessDeniedError,
     AlreadyExistsError,
@@ -525,6 +526,16 @@ def test_clock_skew_is_corrected(server, new_case, operation, monkeypatch):
     operation(case)
 
 
+async def test_clock_skew_of_many_requests_is_logged_once(server, moto, monkeypatch, caplog):
+    path = aio.Path(moto.place() / 'x')
+    await path.write_bytes(b'x')
+    skewed = aio.Path(str(path), endpoint_url=server.endpoint, key='KEY', secret=str(next(numbers)), config=QUICK)
+    monkeypatch.setattr(server, 'clock', datetime.timedelta(hours=-3))
+    assert await asyncio.gather(*(skewed.read_bytes() for _ in range(4))) == [b'x'] * 4
+    assert len(server.kinds) > 5  # several of them were refused
+    assert caplog.text.count("this machine's clock is") == 1
+
+
 @pytest.mark.parametrize('operation', dict(recovering('region')))
 def test_region_of_the_bucket_is_followed(server, moto, new_case, monkeypatch, operation):
     from granular.aio.stores.s3.client import S3Client
@@ -689,6 +700,7 @@ import sys
 for name in ('s3fs', 'aiobotocore', 'boto3', 'fsspec'):
     sys.modules[name] = None
 import granular
+from granular import aio
 granular.Path('/').exists()
 assert 'botocore' not in sys.modules
 root = granular.Path({str(moto.place())!r}, **{moto.options!r})

@@ -33,6 +33,7 @@ EXPRESS: Final = '--x-s3'
 """Ending of the names of directory buckets."""
 
 _MAX_SKEW: Final = datetime.timedelta(days=100 * 365)
+_SAME_CLOCK: Final = datetime.timedelta(minutes=1)
 _BUCKET_CHECKS: Final = 5  # attempts to list a new bucket
 _MAX_PAGE: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
 _REGION: Final = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
@@ -110,7 +111,9 @@ class S3Client(Client):
         skew = datetime.timedelta.max if server_time is None else server_time - datetime.datetime.now(datetime.UTC)
         if abs(skew) > _MAX_SKEW:
             return False
-        self._skew = skew
+        before, self._skew = self._skew, skew
+        if abs(skew - before) < _SAME_CLOCK:  # another request was refused for it as well
+            return True
         side = 'behind' if skew > datetime.timedelta(0) else 'ahead of'
         logger.warning(
             "%s: this machine's clock is %s %s the store's: signing by the store's", self.store.root, abs(skew), side
