@@ -236,6 +236,7 @@ async def test_one_of_several_writers_of_a_new_blob_succeeds(folder):
             await writer.close()
         except AlreadyExistsError:
             return None
+        assert writer.version == (await store.stat(f'{key}/new')).version
         return bytes([number]) * size
 
     written = [data for data in await asyncio.gather(*(write(i, PART + 1 if i % 2 else 100) for i in range(4))) if data]
@@ -290,7 +291,8 @@ async def test_a_new_blob_whose_reply_is_lost_or_false_is_published(folder, prox
     writer = await path.store.open_writer(path.key, new=True)
     await writer.write(bytes(size))
     await writer.close()
-    assert lost and (await path.stat()).size == size
+    stat = await path.stat()
+    assert lost and (stat.size, stat.version) == (size, writer.version)
     await aio.aclose()
 
 

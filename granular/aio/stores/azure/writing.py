@@ -43,19 +43,20 @@ class AzureWriter(PartWriter):
         return f'{self._token}-{number:06d}'
 
     async def finish(self) -> None:
-        async def request() -> None:
+        async def request() -> Any:
             from azure.core import MatchConditions
             from azure.storage.blob import BlobBlock
 
             blocks = [BlobBlock(self._block(number)) for number in range(self._parts)]
             condition = {'match_condition': MatchConditions.IfMissing} if self._new else {}
-            await self._blob.commit_block_list(blocks, metadata=self._metadata, **condition, **self._client.settings)
+            settings = {**condition, **self._client.settings}
+            return await self._blob.commit_block_list(blocks, metadata=self._metadata, **settings)
 
         await self._publish(request, MiB)
 
     async def put(self, data: bytes) -> None:
-        async def request() -> None:
-            await self._blob.upload_blob(
+        async def request() -> Any:
+            return await self._blob.upload_blob(
                 io.BytesIO(data),
                 length=len(data),
                 overwrite=not self._new,
@@ -66,30 +67,34 @@ class AzureWriter(PartWriter):
 
         await self._publish(request, len(data))
 
-    async def _publish(self, request: Callable[[], Awaitable[None]], nbytes: int) -> None:
-        async def publish() -> bool:
+    async def _publish(self, request: Callable[[], Awaitable[Any]], nbytes: int) -> None:
+        async def publish() -> str | None:
             from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
 
             try:
-                await request()
+                published = await request()
             except (ResourceExistsError, ResourceModifiedError):
                 if not self._new:
                     raise
                 # An earlier attempt may have published it, and its reply may be lost.
-                return await self._is_published()
-            return True
+                return await self._version_published()
+            if not (etag := published.get('etag')):
+                raise BadReplyError(f'{self._name}: expected the ETag of the blob, got none')
+            return str(etag)
 
-        if not await self._client.call(self._name, publish, nbytes):
+        self.version = await self._client.call(self._name, publish, nbytes)
+        if self.version is None:
             raise AlreadyExistsError(f'{self._name}: exists already')
 
-    async def _is_published(self) -> bool:
+    async def _version_published(self) -> str | None:
+        """Return the version of the blob if this writer has published it, else None."""
         from azure.core.exceptions import ResourceNotFoundError
 
         try:
             properties = await self._blob.get_blob_properties(**self._client.settings)
         except ResourceNotFoundError as error:  # removed meanwhile, or not published yet: it is sent again
             raise BadReplyError(f'{self._name}: refused because it exists, and then reported as missing') from error
-        return (properties.metadata or {}).get(WRITER) == self._token
+        return str(properties.etag) if (properties.metadata or {}).get(WRITER) == self._token else None
 
     async def discard(self) -> None:
         """Do nothing: uncommitted blocks are invisible, and Azure deletes them after a week."""
