@@ -185,6 +185,21 @@ async def test_failed_resource_is_opened_again():
     assert await opened.get('key2', works) == 7
 
 
+async def test_resource_whose_opening_was_cancelled_is_not_there():
+    async def never(_):
+        await asyncio.Event().wait()
+
+    opened = await scope()
+    waiting = asyncio.create_task(opened.get('resource', never))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(aio.aclose())
+    while not closing.done():
+        assert opened.peek('resource') is None
+        await asyncio.sleep(0)
+    with pytest.raises(ClosedError):
+        await waiting
+
+
 async def test_aclose_closes_connections(fakegcs):
     path = aio.Path(fakegcs.place())
     await path.write_bytes(b'x')

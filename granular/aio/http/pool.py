@@ -17,7 +17,7 @@ from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of
 from granular.aio.http.tls_layer import RECEIVED, TlsLayer
-from granular.aio.runtime.tasks import result_of
+from granular.aio.runtime.tasks import has_failed, result_of
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
@@ -255,13 +255,13 @@ class Pool:
     def _forget_names(self, origin: Origin, addresses: list[str]) -> None:
         """Let the next connection look up the addresses of a host again, unless one has done so since."""
         _, future = self._names.get(origin, (0.0, None))
-        if future is not None and future.done() and not _has_failed(future) and future.result() is addresses:
+        if future is not None and future.done() and not has_failed(future) and future.result() is addresses:
             del self._names[origin]
 
     def _addresses(self, origin: Origin) -> asyncio.Future[list[str]]:
         """Return the addresses of a host, resolved once for all callers that wait."""
         until, future = self._names.get(origin, (0.0, None))
-        if future is None or now() > until or _has_failed(future):
+        if future is None or now() > until or has_failed(future):
             future = asyncio.ensure_future(self._look_up(origin))
             self._names[origin] = (now() + _NAMES_FOR, future)
         return future
@@ -288,7 +288,7 @@ class Pool:
 
     def _tls(self) -> asyncio.Future[ssl.SSLContext]:
         # Loading all CA certificates takes tens of milliseconds: do it in a thread, and once.
-        if self._context is None or _has_failed(self._context):
+        if self._context is None or has_failed(self._context):
             self._context = asyncio.ensure_future(offload(context_of, self._tls_verify))
         return self._context
 
@@ -379,10 +379,6 @@ class Pool:
         if self.connections:
             with contextlib.suppress(TimeoutError):  # a TLS peer may not confirm the close
                 await asyncio.wait_for(self._empty.wait(), 1.0)
-
-
-def _has_failed(future: asyncio.Future[Any]) -> bool:
-    return future.done() and (future.cancelled() or future.exception() is not None)
 
 
 async def _abort(opening: Collection[asyncio.Task[Connection | OSError]]) -> None:

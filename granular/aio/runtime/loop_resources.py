@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.aio.runtime.loops import ensure_event_loop, running_loop
-from granular.aio.runtime.tasks import end_tasks, result_of, settle
+from granular.aio.runtime.tasks import end_tasks, has_failed, result_of, settle
 from granular.errors import ClosedError
 
 T = TypeVar('T')
@@ -35,11 +35,7 @@ class Scope:
     async def get(self, key: Hashable, create: Callable[['Scope'], Coroutine[Any, Any, T]]) -> T:
         """Return the resource of that key; the first caller creates it while the others wait for it."""
         future = self._opened.get(key)
-        if future is not None and future.done() and not future.cancelled():
-            if future.exception() is None:
-                return cast(T, future.result())
-            future = None  # it failed in this turn of the loop
-        if future is None:
+        if future is None or (has_failed(future) and not future.cancelled()):  # in this turn of the loop
             future = self._opened[key] = asyncio.ensure_future(create(self))
             future.add_done_callback(functools.partial(self._drop_failed, key))
         try:
@@ -58,7 +54,7 @@ class Scope:
     def peek(self, key: Hashable) -> Any | None:
         """Return the resource of that key if it is open, else None."""
         future = self._opened.get(key)
-        return future.result() if future is not None and future.done() and not future.exception() else None
+        return future.result() if future is not None and future.done() and not has_failed(future) else None
 
     def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
         """Register a function to call when the loop ends, in reverse order."""

@@ -35,6 +35,11 @@ def retrieve_error(future: 'asyncio.Future[Any]') -> None:
         future.exception()
 
 
+def has_failed(future: 'asyncio.Future[Any]') -> bool:
+    """Return whether a future has ended without a result."""
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
 async def outcome(task: Awaitable[T]) -> T:
     """Return the result of a task started by ``start_task``, or of a future that represents it."""
     try:
