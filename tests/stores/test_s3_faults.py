@@ -771,6 +771,36 @@ def test_source_replaced_while_it_is_copied_is_an_error(server, new_case, monkey
     assert not (case.direct / 'copy').exists()
 
 
+@pytest.mark.parametrize('operation', ['write', 'copy'])
+def test_upload_that_is_cancelled_while_it_begins_is_aborted(server, new_case, monkeypatch, operation):
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)  # otherwise the object needs 5 GiB
+    case, forward = new_case(writing), server.forward
+    (case.direct / 'large').write_bytes(LARGE)
+
+    async def cancelled():
+        begun, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        async def late(request):
+            answer = await forward(request)
+            if request.kind == 'begin':
+                loop.call_soon_threadsafe(begun.set)
+                await asyncio.sleep(0.1)
+            return answer
+
+        monkeypatch.setattr(server, 'forward', late)
+        path = aio.Path(case.root / 'large')
+        call = path.write_bytes(LARGE) if operation == 'write' else path.copy(path.parent / 'copy')
+        task = asyncio.create_task(call)
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(cancelled())
+    monkeypatch.undo()
+    assert uploads(case.direct) == []
+
+
 def uploads(path):
     async def listed():
         return [upload.key async for upload in path.store.uploads(path.key)]

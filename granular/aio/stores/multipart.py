@@ -6,6 +6,7 @@ import base64
 import uuid
 
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter, Store
 from granular.config import MiB
@@ -83,11 +84,19 @@ class PartWriter(ObjectWriter):
         if self._started:
             await self.discard()
 
+    async def begin(self) -> None:
+        """Start the upload, so that ``abort`` discards it also if its start was cancelled."""
+
+        async def start() -> None:
+            await self.start()
+            self._started = True
+
+        await uncut(start())
+
     async def _send_part(self, part: bytes, last: bool) -> None:
         await ensure_event_loop()
         if not self._started:
-            await self.start()
-            self._started = True
+            await self.begin()
         while len(self._tasks) >= self._parallel:
             await self._finish_one()
         self._tasks.add(asyncio.ensure_future(self.send(self._parts, part, last)))

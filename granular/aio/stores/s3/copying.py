@@ -53,9 +53,8 @@ class _Copier(S3Writer):
             return
         step = max(_MAX_COPY, -(-self._size // _MAX_PARTS))
         parts = list(enumerate(range(0, self._size, step)))
-        await self.start()
-        self._started = True
         try:
+            await self.begin()
             for first in range(0, len(parts), self._parallel):
                 await gather([self._copy_part(*part, step) for part in parts[first : first + self._parallel]])
             await self.join({})
