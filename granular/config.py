@@ -100,6 +100,7 @@ class IOConfig:
                 raise InvalidArgumentError(
                     f'IOConfig.{field.name}: expected {least}, got {value!r}: {field.metadata["doc"]}'
                 )
+            object.__setattr__(self, field.name, int(value) if field.type is int else float(value))  # of 1e9, or numpy
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):
             raise InvalidArgumentError(

@@ -1,14 +1,17 @@
 """Settings of IOConfig: environment variables, units and validation."""
 
 import dataclasses
+import fractions
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import granular
 from granular.errors import InvalidArgumentError
+from tests.support.faults import DATA, FaultServer
 
 
 def test_every_setting_documents_its_variable_and_unit(monkeypatch):
@@ -35,6 +38,17 @@ def test_every_setting_documents_its_variable_and_unit(monkeypatch):
 def test_invalid_settings_are_rejected(settings):
     with pytest.raises(InvalidArgumentError, match=next(iter(settings))):
         granular.IOConfig(**settings)
+
+
+@pytest.mark.parametrize('number', [float, np.float64, np.int64, fractions.Fraction])
+def test_numbers_of_any_type_are_settings(number, tmp_path):
+    fields = [field for field in dataclasses.fields(granular.IOConfig) if field.type in (int, float)]
+    given = {field.name: number(16 << 20) for field in fields}
+    config = granular.IOConfig(**given, cache_dir=str(tmp_path))
+    assert [type(getattr(config, field.name)) for field in fields] == [field.type for field in fields]
+    with FaultServer() as server:
+        path = granular.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
+        assert path.read_ranges([5], [70_000], version='"one"') == [DATA[5:70_000]]
 
 
 def test_environment_variable_that_is_not_a_number_is_rejected(monkeypatch):
