@@ -208,8 +208,8 @@ def test_ranges_are_read(root):
         path.read_range(100_001)
     with pytest.raises(OutOfRangeError):
         path.read_ranges([0, 200_000], [10, 200_001])
-    for start, end in [(-1, 5), (9, 3)]:
-        with pytest.raises(InvalidArgumentError, match='range'):
+    for start, end, message in [(-1, 5, 'start: expected an integer >= 0'), (9, 3, 'end: expected an integer >= 9')]:
+        with pytest.raises(InvalidArgumentError, match=message):
             path.read_range(start, end)
 
 
@@ -572,6 +572,22 @@ async def test_async_files_read_and_write(root):
     with pytest.raises(ClosedError):
         await file.read()
     assert [entry.name async for entry in path.iterdir()] == ['x']
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.int8, np.uint16])
+async def test_positions_of_few_bits_are_read_from(dtype, tmp_path):
+    path, data, at = aio.Path(tmp_path / 'x'), np.random.default_rng(0).bytes(70_000), np.iinfo(dtype).max
+    await path.write_bytes(data)
+    assert await path.read_range(dtype(at)) == data[at:]
+    assert await path.read_range(dtype(at), 70_000) == data[at:]
+    async with await path.open('rb') as file:
+        assert file.seek(dtype(at)) == at
+        assert await file.read(1000) == data[at : at + 1000]
+        assert file.seek(60_000) == 60_000
+        assert await file.read(dtype(at)) == data[60_000 : 60_000 + at]
+    for wrong in (1.5, 'a', -1, True):
+        with pytest.raises(InvalidArgumentError, match=f'start: expected an integer >= 0, got {wrong!r}'):
+            await path.read_range(wrong)
 
 
 async def test_concurrent_writes_to_a_file_are_serialized(root):

@@ -1,5 +1,6 @@
 """Files: their status, and open ones."""
 
+import operator
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
@@ -70,6 +71,7 @@ class File:
     async def read(self, size: int = -1) -> bytes:
         """Return the next bytes, at most ``size`` of them; ``b''`` at the end."""
         self._check(writing=False)
+        size = operator.index(size)
         stop = self._size if size < 0 else min(self._position + size, self._size)
         if stop <= self._position:
             return b''
@@ -104,7 +106,7 @@ class File:
     def seek(self, offset: int, whence: int = 0) -> int:
         """Move to a position, from the beginning (0), the current position (1) or the end (2), and return it."""
         self._check(writing=False)
-        position = offset + (0, self._position, self._size)[whence]
+        position = operator.index(offset) + (0, self._position, self._size)[whence]
         if position < 0:
             raise InvalidArgumentError(f'{self._path}: cannot seek to {position}')
         self._position = position

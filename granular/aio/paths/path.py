@@ -12,6 +12,7 @@ from granular.aio.stores import Entry, Stat, Store, check_text, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
 from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+from granular.indexing import check_integer
 from granular.metrics import counters
 
 _BRACES: Final = re.compile(r'\{(?:(\d{1,9})\.\.(\d{1,9})|([^{},/]*(?:,[^{},/]*)+))\}')
@@ -73,8 +74,8 @@ class Path(PurePath):
         Raises:
           OutOfRangeError: if the file ends before the range.
         """
-        if start < 0 or (end is not None and end < start):
-            raise InvalidArgumentError(f'{self}: expected 0 <= start <= end, got range [{start}, {end})')
+        start = check_integer(f'{self}: start', start, 0)
+        end = None if end is None else check_integer(f'{self}: end', end, start)
         if start == end:
             return b''
         if end is not None:
