@@ -136,6 +136,33 @@ def test_names_that_no_file_can_have_are_refused(tmp_path):
     assert list(disk.parent.glob(f'{odd.name}*')) == [odd]
 
 
+@pytest.mark.parametrize('server', ['moto', 'seaweed', 'fakegcs', 'azurite'])
+def test_bucket_is_not_taken_for_a_file(server, request, tmp_path):
+    root = request.getfixturevalue(server).place()
+    while root.parent != root:
+        root = root.parent
+    other = granular.Path(tmp_path / 'x')
+    other.write_bytes(b'x')
+    refused = [
+        root.read_bytes,
+        lambda: root.read_range(1),
+        lambda: root.read_ranges([0], [1]),
+        lambda: root.write_bytes(b'x'),
+        lambda: root.open('wb'),
+        lambda: root.unlink(missing_ok=True),
+        lambda: other.copy(root),
+    ]
+    for call in refused:
+        with pytest.raises((InvalidArgumentError, NotFoundError), match='got that of the|no such blob') as caught:
+            call()
+        assert caught.value.path == f'{root}'
+    (root / 'y').write_bytes(b'y')
+    with pytest.raises(InvalidArgumentError, match='got that of the'):
+        (root / 'y').copy(root)
+    assert root.is_dir()
+    (root / 'y').unlink()
+
+
 def test_unknown_options_are_refused(bucket):
     with pytest.raises(InvalidArgumentError, match='endpoint_uri'):
         granular.Path(str(bucket), **bucket.store.options, endpoint_uri='x').read_bytes()

@@ -380,6 +380,13 @@ class Store(abc.ABC):
         return UnsupportedError(f'{self.url(key)}: this store does not support {operation}', path=self.url(key))
 
 
+def check_object(store: Store, key: str) -> None:
+    """Check that a key is that of an object in a bucket: a request with an empty key is for the bucket itself."""
+    if not key:
+        name = store.url(key)
+        raise InvalidArgumentError(f'{name}: expected a path in the bucket, got that of the bucket', path=name)
+
+
 def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
     """Check that the names of options are known."""
     if unknown := sorted(set(options) - {*known, LENT}):

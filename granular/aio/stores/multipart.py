@@ -8,7 +8,7 @@ import uuid
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.base import ObjectWriter, Store
+from granular.aio.stores.base import ObjectWriter, Store, check_object
 from granular.config import MiB
 from granular.formats.checksums import crc32c
 
@@ -24,6 +24,7 @@ class PartWriter(ObjectWriter):
     """
 
     def __init__(self, store: Store, key: str, new: bool, parallel: int = 0) -> None:
+        check_object(store, key)
         self._key, self._name, self._new = key, store.url(key), new
         self._token = uuid.uuid4().hex
         self._config = store.config

@@ -58,6 +58,10 @@ class AzureClient:
 
         Azure takes a backslash for a slash; the SDK resolves the components '.' and '..', also beyond the container.
         """
+        if not key:
+            raise InvalidArgumentError(
+                f'{self._root}: expected a path in the container, got that of the container', path=self._root
+            )
         if '\\' in key or not _DOTS.isdisjoint(key.split('/')):
             raise InvalidArgumentError(f"{self._root}/{key}: blobs have no names with '\\', '.' or '..'")
         return self.container.get_blob_client(key)

@@ -14,6 +14,7 @@ from granular.aio.http.retry import no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import endpoints
+from granular.aio.stores.base import check_object
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.auth import Login, log_in
 from granular.aio.stores.gcs.replies import Resource, Rewrite
@@ -48,6 +49,7 @@ class GCSClient(Client):
     # --- reads
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
+        check_object(self.store, key)
         # Accept gzip, so that the store does not decompress a gzip object: byte ranges refer to the stored bytes.
         headers = {'Accept-Encoding': 'gzip', **await self._headers()}
         return self._url(f'/download/storage/v1/b/{_quote(self.store.bucket)}/o/{_quote(key)}', alt='media'), headers
@@ -162,6 +164,7 @@ class GCSClient(Client):
 
     async def delete(self, key: str, generation: str = '') -> None:
         """Delete an object, only in the given generation unless that is empty. A missing object is not an error."""
+        check_object(self.store, key)
         name = self.store.url(key)
         check = functools.partial(gcsreplies.check_deleted, name=name)
         url = self.objects(key, ifGenerationMatch=generation)
@@ -169,6 +172,7 @@ class GCSClient(Client):
 
     async def copy(self, source: str, target: str) -> None:
         """Copy the current generation of an object within the bucket, and compare size and checksum."""
+        check_object(self.store, target)
         name = self.store.url(source)
         original = await self.get_object(source)
 

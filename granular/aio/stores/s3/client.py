@@ -17,6 +17,7 @@ from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
 from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer, Outgoing
+from granular.aio.stores.base import check_object
 from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
@@ -68,6 +69,7 @@ class S3Client(Client):
     # --- signing
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
+        check_object(self.store, key)
         return await self._sign('GET', key, (), _READ_HEADERS, b'')
 
     async def _sign(
@@ -211,6 +213,7 @@ class S3Client(Client):
 
     async def delete_one(self, key: str, version: str | None = None) -> None:
         """Delete an object, only in the given version unless that is None. A missing object is not an error."""
+        check_object(self.store, key)
         name = self.store.url(key)
 
         def check(answer: Answer) -> None:
