@@ -369,6 +369,31 @@ with Pool(1) as pool:
     assert done.stdout.endswith('\n7\n')
 
 
+def test_interrupt_ends_the_calls_that_threads_share(python):
+    code = """
+import itertools, sys, threading
+from granular.aio.runtime.threads import map_threads_now, threads
+count, shared = 1_000_000, threading.Event()
+called = itertools.count()
+def call(i):
+    next(called)
+    if threading.current_thread() is not threading.main_thread():
+        shared.set()
+def interrupt(frame, event, arg):
+    if event == 'call' and frame.f_code.co_name == '_step' and shared.is_set():
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+sys.setprofile(interrupt)
+try:
+    map_threads_now(call, count)
+except KeyboardInterrupt:
+    threads().shutdown()
+    print(next(called) < count)
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'True\n', '')
+
+
 def test_call_that_no_thread_could_make_is_not_made_later(python):
     code = """
 import resource, threading

@@ -354,14 +354,17 @@ class _ParallelCalls(Generic[T]):
         with _counted():
             if self._run_alone():
                 return self._results
-            helpers += self._start_helpers(min(CORES, self._count) - len(_computing))
-            while True:
-                if timer.wall > self._next_check:
-                    helpers += self._start_more_helpers(timer, len(helpers))
-                if not self._step():
-                    break
-            # Helpers that have not started are not awaited: the pool may be full of threads that wait as this one does.
-            concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+            try:
+                helpers += self._start_helpers(min(CORES, self._count) - len(_computing))
+                while True:
+                    if timer.wall > self._next_check:
+                        helpers += self._start_more_helpers(timer, len(helpers))
+                    if not self._step():
+                        break
+                # Helpers that have not started are not awaited: the pool may be full of threads that wait as this does.
+                concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+            finally:
+                self.stopped = True  # after an interrupt, no helper makes another call
         if self._errors:
             del self._errors[1:]  # the traceback of an error refers to this object
             raise self._errors.pop()
