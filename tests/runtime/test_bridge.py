@@ -394,6 +394,24 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stdout, done.stderr) == (0, 'True\n', '')
 
 
+def test_program_that_was_interrupted_while_a_thread_started_exits(python):
+    code = """
+import sys, threading
+from granular.aio.runtime.threads import map_threads_now
+def interrupt(frame, event, arg):
+    if event == 'return' and frame.f_code is threading.Thread.start.__code__:
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+sys.setprofile(interrupt)
+try:
+    map_threads_now(lambda i: sum(range(1000)), 1000)
+except KeyboardInterrupt:
+    print('interrupted')
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'interrupted\n', '')
+
+
 def test_call_that_no_thread_could_make_is_not_made_later(python):
     code = """
 import resource, threading

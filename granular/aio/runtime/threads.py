@@ -2,7 +2,7 @@
 
 import asyncio
 import atexit
-import concurrent.futures
+import concurrent.futures.thread
 import contextlib
 import contextvars
 import functools
@@ -67,6 +67,10 @@ def _begin_exit() -> None:
 at_exit(_begin_exit)
 
 
+_pooled: Final[Any] = concurrent.futures.thread._threads_queues
+"""The threads that the exit of the interpreter ends; it would wait for others for ever."""
+
+
 class Threads(concurrent.futures.ThreadPoolExecutor):
     """A thread pool that knows its width, and that tasks may still use when it is closed."""
 
@@ -99,6 +103,12 @@ class Threads(concurrent.futures.ThreadPoolExecutor):
             if not self._threads:  # otherwise, another thread makes the call, which is queued
                 self._work_queue.get_nowait().future.cancel()  # so that the next thread does not
                 raise
+        except BaseException:  # an interrupt, before the pool knows a thread that has started
+            for thread in threading.enumerate():
+                if thread.name.startswith(f'{self._thread_name_prefix}_') and thread not in _pooled:
+                    self._threads.add(thread)  # type: ignore[attr-defined]
+                    _pooled[thread] = self._work_queue
+            raise
 
 
 def start_thread(thread: threading.Thread) -> None:
