@@ -16,6 +16,7 @@ FOREIGN = {
     '_get_kwargs_from_urls',  # fsspec
     '_get_running_loop',  # asyncio
     '_getitems',  # Grain
+    '_global_shutdown_lock',  # concurrent.futures.thread
     '_iterator',  # torchdata
     '_leave_task',  # asyncio
     '_log_destroy_pending',  # asyncio
@@ -30,6 +31,7 @@ FOREIGN = {
     '_set_running_loop',  # asyncio
     '_shutdown',  # concurrent.futures.thread
     '_shutdown_workers',  # PyTorch
+    '_threads_queues',  # concurrent.futures.thread
 }
 
 # Tests of moments and bytes that no public name brings about.
