@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._lazy import is_masked
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, check_integer
 
@@ -33,6 +34,8 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
     Raises:
       InvalidArgumentError: if the labels are neither.
     """
+    if is_masked(type(values)) and np.any(values.mask):
+        raise InvalidArgumentError(f'{name}: expected the label of each datapoint, got some with a mask')
     try:
         array = np.asarray(values)
     except ValueError:  # the datapoints have different numbers of classes

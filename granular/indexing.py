@@ -7,6 +7,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._lazy import is_masked
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
 Ints = NDArray[np.int64]
@@ -99,6 +100,8 @@ def integers_of(values: Any, name: str) -> Ints:
 
 
 def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
+    if is_masked(type(values)) and np.any(values.mask):
+        raise InvalidArgumentError(f'{name}: expected integers without a mask: pass those of compressed()')
     try:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths

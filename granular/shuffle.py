@@ -217,7 +217,7 @@ class _Strata:
         self.lacking = self.strata * self.windows - self.count  # fewer than windows, and than strata
         self._whole = self.windows - self.lacking  # windows with a block of each stratum
         self._missing = self.count * block - length  # datapoints that the last block lacks
-        begins = np.arange(self.strata + 1) * self.count // self.strata
+        begins = np.array([i * self.count // self.strata for i in range(self.strata + 1)], np.int64)  # beyond 63 bits
         self._begins, self._sizes = begins[:-1], np.diff(begins)
         shorter = -(-np.arange(self.strata) * self.lacking // self.strata)  # strata before each one that are shorter
         self._left_out = np.where(self._sizes < self.windows, self._whole + shorter, self.windows)

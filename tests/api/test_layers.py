@@ -61,10 +61,10 @@ LAYERS = (
         'config': 'settings',
         'metrics': 'counters and latency histograms',
     },
+    {'indexing': 'integer indices'},
     {
         '_lazy': 'optional packages and late imports',
         '_other_names': 'answers to names of other libraries',
-        'indexing': 'integer indices',
         '_redact': 'redaction of credentials',
         '_words': 'words of messages',
         '_typing': 'type variables with defaults',

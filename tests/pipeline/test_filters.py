@@ -311,3 +311,9 @@ def test_labels_are_read_alone_behind_select_and_combinations(tmp_path, arranged
         assert {datapoint['label'] for datapoint in chosen.select(['label'])} == {1}
         with pytest.raises(UnknownKeyError, match=r"unknown fields \['image'\]: an earlier select has \['label'\]"):
             dataset.select(['label']).select(['image'])
+
+
+def test_labels_with_a_mask_are_refused():
+    masked = np.ma.masked_array([1, 2], [False, True])
+    with pytest.raises(InvalidArgumentError, match='with a mask'):
+        filters.by_class(masked, valid_classes=[2])

@@ -316,3 +316,12 @@ def test_states_of_programs_are_checked():
     with iter(Counter(functools.partial(dict, at=0))) as iterator:
         with pytest.raises(InvalidArgumentError, match='CounterIterator does not override get_next_index'):
             iterator.get_next_index()
+
+
+def test_masked_indices_are_refused_and_steps_are_no_slice():
+    dataset, masked = MapDataset.range(10), np.ma.masked_array([1, 5], [False, True])
+    assert dataset.fetch(np.ma.masked_array([1, 5])) == [1, 5]
+    with pytest.raises(InvalidArgumentError, match='without a mask'):
+        dataset.fetch(masked)
+    with pytest.raises(InvalidArgumentError, match='expected integers, got slice'):
+        granular.sources.Epochs(dataset).fetch(slice(0, 3))

@@ -110,7 +110,7 @@ def test_blocks_scattered_lookups_and_hosts_equal_iteration(
     assert merged.tolist() == positions.tolist()
 
 
-@pytest.mark.parametrize('length', [10**9, 10**9 + 37, 2**40 + 1])
+@pytest.mark.parametrize('length', [10**9, 10**9 + 37, 2**40 + 1, 2**63 - 1])
 def test_blocks_of_a_huge_dataset_are_looked_up_alone(length):
     order = shuffle.Blocks(64, 16)
     steps = np.arange(length - 3000, length)

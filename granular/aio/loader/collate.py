@@ -1,6 +1,7 @@
 """Assembly of batches: datapoints are validated against the first one and copied into one array per key."""
 
 import collections
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -81,11 +82,12 @@ class Assembly:
         for i, datapoint in enumerate(datapoints):
             if type(datapoint) is not dict or datapoint.keys() != self._spec.keys():
                 check_keys(datapoint, first + i, self._spec)
-        out = (
-            self.recycled.popleft()
-            if self.recycled and len(datapoints) == self._size
-            else self._memory(len(datapoints))
-        )
+        out = None
+        if len(datapoints) == self._size:
+            with contextlib.suppress(IndexError):  # another thread may take the last one
+                out = self.recycled.popleft()
+        if out is None:
+            out = self._memory(len(datapoints))
         for key, (dtype, shape) in self._spec.items():
             if dtype.kind in _TEXT and not shape:
                 values = [_as_array(key, datapoint[key], first + i) for i, datapoint in enumerate(datapoints)]

@@ -470,6 +470,8 @@ def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int]
 
 def steps_of(indices: ArrayLike) -> Ints:
     """Convert steps, which are integers >= 0, to an array."""
+    if isinstance(indices, slice):
+        raise InvalidArgumentError(f'steps: expected integers, got {indices}')
     steps = indices_of(indices, np.iinfo(np.int64).max, 'steps')
     if (np.asarray(indices) < 0).any():
         raise OutOfRangeError('steps count from 0')

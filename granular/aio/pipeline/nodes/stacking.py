@@ -1,5 +1,6 @@
 """Combine elements of one structure into batches."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -89,15 +90,29 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
-    if out.dtype.kind in 'SU':
-        _check_dtypes(datapoints)
-    return out
+    return _checked(out, datapoints)
 
 
 def _are_large(arrays: Sequence[NDArray[Any]]) -> bool:
     """Return whether arrays of one dtype are so many bytes that ``memory_for`` aligns them."""
     first = arrays[0]
     return first.nbytes * len(arrays) >= _ALIGNED and all(array.dtype == first.dtype for array in arrays)
+
+
+def _checked(out: Any, datapoints: Sequence[Any]) -> Any:
+    """Return an array that was made of datapoints, if numpy has not changed them to a dtype of another kind."""
+    if out.dtype.kind in 'SU':
+        _check_dtypes(datapoints)
+    elif out.dtype.kind in 'fO' and all(type(one) is int or _is_integer(one) for one in datapoints):
+        if out.ndim == 1 and set(map(type, datapoints)) == {int}:
+            with contextlib.suppress(OverflowError):
+                return np.array(datapoints, np.uint64)
+        raise DatapointError(f'the integers of a batch have no dtype of 64 bits in common: {_REMEDY}')
+    return out
+
+
+def _is_integer(value: Any) -> bool:
+    return getattr(getattr(value, 'dtype', None), 'kind', '') in ('i', 'u')
 
 
 def _check_dtypes(datapoints: Sequence[Any]) -> None:
@@ -126,9 +141,7 @@ def concatenate(arrays: Sequence[NDArray[Any]]) -> Any:
     except TypeError:  # of dtypes that have none in common
         _check_dtypes(arrays)
         raise
-    if out.dtype.kind in 'SU':
-        _check_dtypes(arrays)
-    return out
+    return _checked(out, arrays)
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
