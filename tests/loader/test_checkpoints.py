@@ -1,6 +1,7 @@
 """States in files of every store, and progress of a running pipeline."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -48,6 +49,27 @@ def test_state_resumes_on_more_and_fewer_hosts(tmp_path):
         granular.save_state(tmp_path, iterator.get_state(), ShardOptions(0, 4))
     with pytest.raises(StateError, match='after the same number of elements'):
         granular.load_state(tmp_path, ShardOptions(0, 3))
+
+
+def test_states_of_an_earlier_number_of_hosts_are_not_taken_for_those_of_now(tmp_path):
+    dataset = MapDataset.range(100)
+
+    def save(hosts, count):
+        for host in range(hosts):
+            shard = ShardOptions(host, hosts)
+            with iter(dataset.to_iter_dataset(shard_options=shard)) as iterator:
+                for _ in range(count // hosts):
+                    next(iterator)
+                granular.save_state(tmp_path, iterator.get_state(), shard)
+
+    save(4, 20)
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    save(2, 40)
+    assert granular.load_state(tmp_path, ShardOptions(0, 2))['state']['at'] == 40
+    for hosts in (1, 4):
+        with pytest.raises(StateError, match='remove those of another number that are outdated'):
+            granular.load_state(tmp_path, ShardOptions(0, hosts))
 
 
 def test_loader_resumes_on_more_hosts(tmp_path):

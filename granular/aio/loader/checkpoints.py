@@ -69,7 +69,8 @@ async def load_state(directory: AnyPath, process: ShardOptions | None = None) ->
         loader.load(await load_state('./checkpoint'))
 
     If a different number of processes wrote the states, the state of any of them is valid, because the order of a
-    pipeline does not depend on the number of its shards.
+    pipeline does not depend on the number of its shards. Newer files of another number of processes than this one's
+    must be at its position: use a directory for each checkpoint.
 
     Args:
       directory: directory of the files, on any store.
@@ -80,23 +81,25 @@ async def load_state(directory: AnyPath, process: ShardOptions | None = None) ->
 
     Raises:
       NotFoundError: if there is no state.
-      StateError: if the file is not a state or is damaged, or the states of several processes have different positions.
+      StateError: if the file is not a state or is damaged, or the states of several processes, or numbers of processes,
+        have different positions.
     """
     own = _file(directory, process)
-    try:
-        return _parse(await own.read_bytes(), own)
-    except NotFoundError as error:
-        missing = error
     files = sorted([path async for path in Path(directory).glob('process_*-of-*.json')], key=str)
     if not files:
-        raise NotFoundError(f'{directory}: contains no state: {missing}') from missing
+        raise NotFoundError(f'{directory}: contains no state: {own.name} is not there')
+    if own in files:
+        count = own.name.partition('-of-')[2]
+        others = [path for path in files if path.name.partition('-of-')[2] != count]
+        last, *times = [(await path.stat()).modified for path in (own, *others)]
+        files = [own, *(path for path, time in zip(others, times, strict=True) if not time or time >= (last or 0))]
     states = [_parse(await path.read_bytes(), path) for path in files]
     for path, state in zip(files, states, strict=True):
         if not same_position(state, states[0]):
             raise StateError(
                 f'{path} is at {_outline(state)}, {files[0]} at {_outline(states[0])}: to resume with another '
                 f'number of processes, save all of them after the same number of elements, of a pipeline whose states '
-                f'fit any number'
+                f'fit any number, and remove those of another number that are outdated'
             )
     return states[0]
 
