@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from selenium.common.exceptions import WebDriverException
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -61,8 +61,15 @@ class Page:
     def click(self, selector, text=''):
         """Click on a visible element with the mouse."""
         self.see(selector, text)
+        self.wait(lambda: self._clicked(selector, text))
+
+    def _clicked(self, selector, text):
         elements = self.driver.find_elements(By.CSS_SELECTOR, selector)
-        next(element for element in elements if text in element.text).click()
+        try:
+            next(element for element in elements if text in element.text).click()
+        except (StaleElementReferenceException, StopIteration):  # the page is drawing it anew
+            return False
+        return True
 
     def press(self, *keys):
         """Press keys, wherever the focus is."""
