@@ -435,21 +435,11 @@ async def map_in_threads(
         finally:
             del raised, error  # their traceback refers to this frame, and so would keep all of them alive
 
-    call = several if rest else single
-    return await map_threads(_uncaptured(call) if capture else call, len(datapoints))
-
-
-def _uncaptured(call: Callable[[int], T]) -> Callable[[int], T]:
-    """Return a function that is called outside ``capturing``: fetches of the user's functions raise their errors."""
-
-    def called(i: int) -> T:
-        token = capturing.set(False)
-        try:
-            return call(i)
-        finally:
-            capturing.reset(token)
-
-    return called
+    before = capturing.set(False)  # fetches of the user's functions raise their errors
+    try:
+        return await map_threads(several if rest else single, len(datapoints))
+    finally:
+        capturing.reset(before)
 
 
 def timed(stage: Source, call: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
