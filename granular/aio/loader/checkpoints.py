@@ -91,7 +91,7 @@ async def load_state(directory: AnyPath, process: ShardOptions | None = None) ->
     if own in files:
         count = own.name.partition('-of-')[2]
         others = [path for path in files if path.name.partition('-of-')[2] != count]
-        last, *times = [(await path.stat()).modified for path in (own, *others)]
+        last, *times = [(await path.stat()).modified for path in (own, *others)] if others else [None]
         files = [own, *(path for path, time in zip(others, times, strict=True) if not time or time >= (last or 0))]
     states = [_parse(await path.read_bytes(), path) for path in files]
     for path, state in zip(files, states, strict=True):
