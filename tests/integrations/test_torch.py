@@ -547,6 +547,21 @@ def odd_fails(datapoint):
     return datapoint
 
 
+@contextlib.contextmanager
+def logged(path):
+    """Write the log to a file, also that of forked workers, until they and what is garbage have ended."""
+    log = logging.FileHandler(path)
+    logging.getLogger('granular').addHandler(log)
+    try:
+        yield
+        gc.collect()
+        for child in multiprocessing.active_children():
+            child.join()
+    finally:
+        logging.getLogger('granular').removeHandler(log)
+        log.close()
+
+
 ROADS = {
     'map-style': lambda torch, dataset: (torch.Dataset(dataset), {'batch_size': 4}),
     'map-style, replaced': lambda torch, dataset: (
@@ -571,9 +586,7 @@ def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, 
 
     import granular.integrations.torch
 
-    log = logging.FileHandler(tmp_path / 'log')  # which workers write to, too
-    logging.getLogger('granular').addHandler(log)
-    try:
+    with logged(tmp_path / 'log'):
         dataset = MapDataset.source([{'i': i} for i in range(32)]).map(odd_fails)
         source, options = ROADS[road](granular.integrations.torch, dataset)
         loader = DataLoader(source, num_workers=workers, **options)
@@ -581,12 +594,6 @@ def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, 
         good = [i for i in range(32) if i % 8 != 3]
         assert sorted(numbers) == sorted(good + [-i for i in range(3, 32, 8)] if 'replaced' in road else good)
         del loader, source
-        gc.collect()
-        for child in multiprocessing.active_children():
-            child.join()
-    finally:
-        logging.getLogger('granular').removeHandler(log)
-        log.close()
     lines = (tmp_path / 'log').read_text().splitlines()
     first = [line for line in lines if 'failed: ValueError: bad' in line]
     summaries = [line for line in lines if line.startswith('on_error skipped')]
@@ -600,20 +607,12 @@ def test_failures_before_a_fork_are_not_those_of_the_workers(tmp_path):
 
     from granular.integrations.torch import Dataset
 
-    log = logging.FileHandler(tmp_path / 'log')
     dataset = Dataset(MapDataset.source([{'i': i} for i in range(8)]).map(odd_fails))
     dataset.__getitems__([0, 3])
-    logging.getLogger('granular').addHandler(log)
-    try:
+    with logged(tmp_path / 'log'):
         assert [batch['i'].tolist() for batch in DataLoader(dataset, batch_size=8, num_workers=1)] == [
             [0, 1, 2, 4, 5, 6, 7]
         ]
-        gc.collect()
-        for child in multiprocessing.active_children():
-            child.join()
-    finally:
-        logging.getLogger('granular').removeHandler(log)
-        log.close()
     failed, skipped = (tmp_path / 'log').read_text().splitlines()
     assert 'the datapoint at index 3 failed: ValueError: bad 3' in failed
     assert skipped.startswith('on_error skipped 1 datapoint: ')
