@@ -171,8 +171,9 @@ class Prefetch(Generic[T]):
         Args:
           asked: the time of the request, by ``time.perf_counter``.
         """
-        self._asked = max(self._asked, asked)
-        if self._returned is not None:
+        if self._returned is None:
+            self._asked = max(self._asked, asked)
+        else:
             self._asked = max(asked, self._returned)  # two consumers may wait at a time
             spent = self._spent = self._asked - self._returned
             self.consumed += spent
@@ -242,8 +243,10 @@ class Prefetch(Generic[T]):
         if taken is not first:
             self._items.appendleft(taken)
             return NOT_READY
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        try:  # noqa: SIM105 - twice as fast, for each item
             first.loop.call_soon_threadsafe(self._begin_more)
+        except RuntimeError:  # the loop is closed
+            pass
         return first.value
 
     def _begin_more(self) -> None:

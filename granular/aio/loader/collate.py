@@ -32,11 +32,20 @@ DROPPED: Final = (
 
 
 class LoadedBatch(NamedTuple):
-    """A batch, the number of its datapoints, and those that failed, as (step, message)."""
+    """A batch, the number of its datapoints, its size in bytes, and the datapoints that failed, as (step, message)."""
 
     batch: Batch
     rows: int
+    nbytes: int
     failed: list[tuple[int, str]]
+
+
+class Counts(NamedTuple):
+    """What a consumer has received."""
+
+    batches: int = 0
+    datapoints: int = 0
+    bytes: int = 0
 
 
 class Assembly:
@@ -109,7 +118,7 @@ class Assembly:
                 if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
                     raise differing(key, value, first + i, dtype, shape)
                 target[i] = value
-        return LoadedBatch(out, len(datapoints), failed)
+        return LoadedBatch(out, len(datapoints), sum(array.nbytes for array in out.values()), failed)
 
     def _resolved(self, datapoints: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
         """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from granular._other_names import answering
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
 from granular.aio.execution.prefetch import END, NOT_READY, Prefetch
-from granular.aio.loader.collate import DROPPED, Assembly, Batch, LoadedBatch, Spec, spec_of
+from granular.aio.loader.collate import DROPPED, Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.source import Source, convert, length_of
 from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_of
@@ -105,8 +105,10 @@ class LoaderHandle(abc.ABC):
         times = {'wait_seconds': ahead.waited, 'consumer_seconds': ahead.consumed}
         seconds = max(sum(times.values()), 1e-9)
         times |= {'consumer_cpu_seconds': ahead.consumer_cpu, 'loop_cpu_seconds': ahead.loop_cpu}
-        rates = {f'{name}_per_second': core.counts[name] / seconds for name in ('batches', 'bytes')}
-        return {**core.counts, **rates, **times, 'ready': ready, 'in_flight': in_flight, 'errors': core.errors.count}
+        counts = core.counts
+        rates = {'batches_per_second': counts.batches / seconds, 'bytes_per_second': counts.bytes / seconds}
+        read_ahead = {'ready': ready, 'in_flight': in_flight}
+        return {**counts._asdict(), **rates, **times, **read_ahead, 'errors': core.errors.count}
 
     @property
     def errors(self) -> list[tuple[int, str]]:
@@ -322,7 +324,7 @@ class RunningLoader(Running):
         self._returned: collections.deque[Batch] = collections.deque()
         self._spec: Spec | None = None
         self.errors = Errors(on_error, 'step')
-        self.counts = {'batches': 0, 'datapoints': 0, 'bytes': 0}
+        self.counts = Counts()
         self._counted = self.counts  # before the last batch
         self._last: Batch | None = None
 
@@ -422,10 +424,12 @@ class RunningLoader(Running):
             if self._assembly is None or self._astray or self._recipient == recipient:
                 await ensure_event_loop()  # to begin, or to go back
                 self._return(recipient)
-            await self.settle()
+            if self._loop is None:
+                await self.settle()
             self._before, self._counted = self.ahead.position, self.counts
             self._astray, self._recipient = True, recipient
-            self._recycle()
+            if self._recycles:
+                self._recycle()
             loaded = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
             if loaded is NOT_READY:
                 loaded = await await_user(self.compute(self._next(asked)))
@@ -475,15 +479,14 @@ class RunningLoader(Running):
         if loaded is END:
             self.errors.summarise()
             return END
-        batch, rows, failed = loaded
+        batch, rows, size, failed = loaded
         if failed:
             self.errors.report(failed)
-        size = sum(array.nbytes for array in batch.values())
-        added = {'batches': 1, 'datapoints': rows, 'bytes': size}
-        self.counts = {name: number + added[name] for name, number in self.counts.items()}
+        batches, datapoints, nbytes = self.counts
+        self.counts = Counts(batches + 1, datapoints + rows, nbytes + size)
         if self._recycles and all(len(array) == self.batch for array in batch.values()):
             self._last = batch.copy()  # the consumer may change its own
-        if self.counts['batches'] == _JUDGED and self._mp is None:
+        if batches + 1 == _JUDGED and self._mp is None:
             self.ahead.judge_interpreter()
         return batch
 

@@ -255,7 +255,7 @@ class Running(abc.ABC):
                 'an iterator was used by a function that computes its elements, which would wait for itself: '
                 'use another iterator there'
             )
-        return self._lock.turn()
+        return Turn(self._lock)
 
     def compute(self, coro: Coroutine[Any, Any, T]) -> StartedCoroutine[T]:
         """Return a coroutine that calls functions of this iterator, to be awaited in any context."""

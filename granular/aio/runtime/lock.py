@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, Self
 
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import ensure_event_loop, running_loop, stepped_coroutine
+from granular.aio.runtime.loops import ensure_event_loop, running_loop, stepped
 
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for a lost wake-up
 _generation: Final = [0]  # forks between the first process and this one
@@ -47,7 +47,7 @@ class Turn:
     async def __aenter__(self) -> Self:
         queue, self._loop = self._lock.queue, running_loop()
         if self._loop is None:
-            self._coro = stepped_coroutine()
+            self._coro = stepped.coro
         queue.append(self)
         if queue[0] is not self:
             try:
@@ -72,9 +72,13 @@ class Turn:
             await asyncio.wait([self._wake_up], timeout=_CHECK_INTERVAL)
 
     def _leave(self) -> None:
-        with contextlib.suppress(ValueError):  # it was removed because its loop is closed
-            self._lock.queue.remove(self)
-        self._wake_first()
+        queue = self._lock.queue
+        try:  # noqa: SIM105 - twice as fast, for each batch
+            queue.remove(self)
+        except ValueError:  # it was removed because its loop is closed
+            pass
+        if queue:
+            self._wake_first()
 
     def _wake_first(self) -> None:
         """Wake the first in the queue; remove those whose loop was closed, and those that were interrupted.

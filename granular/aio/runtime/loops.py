@@ -84,19 +84,19 @@ class StartedCoroutine(Generic[T]):
 
 def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     """Step a coroutine of the library without a loop. Returns its result, or the rest of it if it must wait."""
-    outer = stepped_coroutine()
+    outer = stepped.coro
     try:
-        _stepped.coro = coro
+        stepped.coro = coro
         if (yielded := coro.send(None)) is None or yielded is _SWITCH_TO_LOOP:  # `asyncio.sleep(0)` yields None
             return StartedCoroutine(coro)
         raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:
-        return cast(T, end.value)
+        return end.value  # type: ignore[no-any-return]
     except BaseException as error:
         end_coroutine(coro, error)  # an interrupt may have come after its step, and it may hold a lock
         raise
     finally:
-        _stepped.coro = outer
+        stepped.coro = outer
 
 
 def end_coroutine(coro: Coroutine[Any, Any, Any], error: BaseException) -> None:
@@ -112,9 +112,10 @@ def end_coroutine(coro: Coroutine[Any, Any, Any], error: BaseException) -> None:
     coro.close()
 
 
-def stepped_coroutine() -> Coroutine[Any, Any, Any] | None:
-    """Return the coroutine that ``start_coroutine`` runs on this thread, if it runs one."""
-    return getattr(_stepped, 'coro', None)
+class _Stepped(threading.local):
+    """The coroutine that ``start_coroutine`` runs on this thread, if it runs one."""
+
+    coro: Coroutine[Any, Any, Any] | None = None
 
 
-_stepped: Final = threading.local()
+stepped: Final = _Stepped()

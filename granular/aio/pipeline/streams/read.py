@@ -1,7 +1,7 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -135,6 +135,14 @@ class Read(Stream):
         return f'to_iter_dataset({"allow_nones=True" if self.allow_nones else ""})'
 
 
+class _Chunk(NamedTuple):
+    """Elements in reverse, as they are taken from the end; their estimated size in bytes, and their types."""
+
+    rest: list[Any]
+    nbytes: int
+    kinds: set[type]
+
+
 class _ChunkTask:
     """Loads chunks of a source, in this process or in a worker."""
 
@@ -146,9 +154,10 @@ class _ChunkTask:
     def stages(self) -> list[Source]:
         return all_stages(self._source)
 
-    async def compute(self, position: int, count: int) -> list[Any]:
+    async def compute(self, position: int, count: int) -> _Chunk:
         first = position + self._offset
-        return await self._source.fetch(np.arange(first, first + self._stride * count, self._stride))
+        chunk = await self._source.fetch(np.arange(first, first + self._stride * count, self._stride))
+        return _Chunk(chunk[::-1], estimate_nbytes(chunk), set(map(type, chunk)))
 
 
 class Reading(Flow):
@@ -169,7 +178,7 @@ class Reading(Flow):
         weight = _weight(read.source)
         self._chunk_size = max(1, chunk // weight)
         task = _ChunkTask(read.source, self.turns)
-        compute: Callable[..., Coroutine[Any, Any, list[Any]]] = task.compute
+        compute: Callable[..., Coroutine[Any, Any, _Chunk]] = task.compute
         self._deepest = _CHUNKS
         if (workers := read.workers) is not None and workers.num_workers:
             from granular.aio.execution.workers import Workers
@@ -177,7 +186,8 @@ class Reading(Flow):
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
             compute = self._workers.compute
             self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
-        self.ahead: Prefetch[list[Any]] = Prefetch(
+
+        self.ahead: Prefetch[_Chunk] = Prefetch(
             compute, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
         # The bytes of the largest element, and until one is read, of a stored one; 0 if neither is known.
@@ -271,30 +281,30 @@ class Reading(Flow):
             if self._check is not None:
                 self._check.end()
             return False
-        kinds = set(map(type, chunk))
+        kinds = chunk.kinds
         plain = Failure not in kinds and KeptNone not in kinds and (type(None) not in kinds or self._read.allow_nones)
         self._plain = plain and not self._sparse
         if self._plain and self._check is not None:
             self._check.restart()
         self._learn(chunk)
-        self._elements += len(chunk)
-        self._chunk_stop = position + len(chunk) * self._stride
-        self._chunk_rest = chunk[::-1]
-        return bool(chunk)
+        rest, count = chunk.rest, len(chunk.rest)
+        self._elements += count
+        self._chunk_stop = position + count * self._stride
+        self._chunk_rest = rest
+        return count > 0
 
-    def _learn(self, chunk: list[Any]) -> None:
+    def _learn(self, chunk: _Chunk) -> None:
         """Limit the read-ahead to the memory setting, and enlarge chunks of small elements."""
-        ahead = self.ahead
-        size = estimate_nbytes(chunk)
+        ahead, size, count = self.ahead, chunk.nbytes, len(chunk.rest)
         self._bytes += size
-        if not self._measured and any(element is not None for element in chunk):
-            self._measured, self._largest = True, size // len(chunk)
+        if not self._measured and chunk.kinds - {type(None)}:
+            self._measured, self._largest = True, size // count
             self._set_buffer(self._buffer)
-        if ahead.cheap and size < _SMALL and ahead.most == len(chunk) < self._most:
+        if ahead.cheap and size < _SMALL and ahead.most == count < self._most:
             ahead.most = min(self._most, 2 * ahead.most)  # each fetch has the same overhead
-        elif size <= self._largest * len(chunk):
+        elif size <= self._largest * count:
             return
-        self._largest = max(self._largest, size // len(chunk))
+        self._largest = max(self._largest, size // count)
         self._limit_memory()
 
     def _limit_memory(self) -> None:
