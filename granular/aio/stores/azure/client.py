@@ -11,9 +11,10 @@ from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.azure.account import Account
+from granular.aio.stores.base import Store, check_object
 from granular.aio.stores.lent import LENT, current, on_its_loop
 from granular.aio.stores.threaded import third_party_error
-from granular.config import IOConfig, MiB
+from granular.config import MiB
 from granular.errors import AccessDeniedError, BadReplyError, BucketNotFoundError, GranularError, InvalidArgumentError
 from granular.metrics import counters
 
@@ -33,7 +34,8 @@ class AzureClient:
       settings: arguments of each request: its time limits, and no retries, because ``call`` retries.
     """
 
-    def __init__(self, root: str, container: str, account: Account, config: IOConfig) -> None:
+    def __init__(self, store: Store, container: str, account: Account) -> None:
+        root, config = store.root, store.config
         adlfs = import_extra('adlfs', 'azure', f'{root}: Azure Blob Storage needs adlfs')
         if account.problem:
             raise InvalidArgumentError(f'{root}: {account.problem}')
@@ -42,7 +44,7 @@ class AzureClient:
             self._fs = adlfs.AzureBlobFileSystem(**account.login) if lent is None else current(lent)
         except ValueError as error:
             raise InvalidArgumentError(f'{root}: the login is invalid: {hidden(summary(error))}') from None
-        self._root, self._account = root, account
+        self._store, self._account = store, account
         self.container: Any = self._fs.service_client.get_container_client(container)
         self.metrics = counters.store(root)
         self._traffic = Traffic(config, self.metrics, lambda: None)
@@ -58,12 +60,9 @@ class AzureClient:
 
         Azure takes a backslash for a slash; the SDK resolves the components '.' and '..', also beyond the container.
         """
-        if not key:
-            raise InvalidArgumentError(
-                f'{self._root}: expected a path in the container, got that of the container', path=self._root
-            )
+        check_object(self._store, key)
         if '\\' in key or not _DOTS.isdisjoint(key.split('/')):
-            raise InvalidArgumentError(f"{self._root}/{key}: blobs have no names with '\\', '.' or '..'")
+            raise InvalidArgumentError(f"{self._store.url(key)}: blobs have no names with '\\', '.' or '..'")
         return self.container.get_blob_client(key)
 
     async def call(self, name: str, request: Callable[[], Awaitable[T]], nbytes: int = MiB) -> T:

@@ -79,7 +79,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
     async def _open_client(self, opened: Scope) -> AzureClient:
         # Importing adlfs and logging in is slow: keep both off the event loop.
-        return await offload(AzureClient, self.root, self._container, self._account, self.config)
+        return await offload(AzureClient, self, self._container, self._account)
 
     async def now(self, key: str) -> float:
         client, dates = await self.client(), list[str]()
