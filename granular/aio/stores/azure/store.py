@@ -14,7 +14,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.stores import ranges
 from granular.aio.stores.azure.account import OPTIONS, VARIABLES, find_account, secrets_of
 from granular.aio.stores.azure.client import AzureClient, code_of
-from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Request, Stat
+from granular.aio.stores.base import ContentInfo, Entry, ObjectWriter, Stat
 from granular.aio.stores.clients import Bucket, ClientStore
 from granular.aio.stores.listing import Listing, Page
 from granular.config import IOConfig, MiB
@@ -103,6 +103,9 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         if start < 0 or start == stop:  # Azure reads no ranges from the end, and no empty ones
             return await self._read_known(key, start, stop, await self._file(key, version))
+        if version is not None and stop is not None and stop - start > self._largest:
+            replies = await gather([self.read(key, *part, version) for part in self._split(start, stop)])
+            return replies[0]._replace(data=b''.join([reply.data for reply in replies]))
         end = start + self._largest if stop is None else min(stop, start + self._largest)
         first = await self._read_part(key, start, end, version)
         if first is None:  # it has no bytes from the start on
@@ -181,21 +184,6 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
             target[left - start : right - start] = (await self.read(key, left, right, version)).data
 
         await gather([fill(*part) for part in self._split(start, stop, largest)])
-
-    async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        await self.ready()
-        values = await gather([self._read_ranges(request) for request in requests])
-        return [data for datas in values for data in datas]
-
-    async def _read_ranges(self, request: Request) -> list[bytes]:
-        key, starts, stops, version = request
-        parts = [self._split(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        if version is None and sum(map(len, parts)) > 1:
-            version = (await self._file(key)).etag
-        replies = iter(await gather([self.read(key, *part, version) for split in parts for part in split]))
-        return [
-            next(replies).data if len(split) == 1 else b''.join([next(replies).data for _ in split]) for split in parts
-        ]
 
     def _split(self, start: int, stop: int, largest: int = 0) -> list[tuple[int, int]]:
         return ranges.split(start, stop, min(max(largest, self._largest), _MOST_READ))
