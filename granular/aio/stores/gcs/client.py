@@ -37,6 +37,7 @@ class GCSClient(Client):
         timeout = store.config.connect_timeout + store.config.first_byte_timeout
         self._login: Login = log_in(store.root, store.options, is_emulator(store.endpoint), timeout)
         parts = urllib.parse.urlsplit(self.base)
+        self.origin = f'{parts.scheme}://{parts.netloc}'
         if parts.scheme == 'http' and self._login.credentials is not None and not is_loopback(parts.hostname or ''):
             raise InvalidArgumentError(
                 f'{store.root}: a token is not sent over plain http to {parts.hostname}: use https'
@@ -99,23 +100,9 @@ class GCSClient(Client):
                     raise no_such_bucket(name, 'status 404', 404)
             return check(answer)
 
-        return await self._call(name, method, url, lambda: (body, headers), checked, {*statuses, 404})
+        return await self.call(name, method, url, lambda: (body, headers), checked, {*statuses, 404})
 
-    async def send_upload(
-        self,
-        name: str,
-        method: str,
-        session: str,
-        requests: Callable[[], tuple[bytes | memoryview, Mapping[str, str]]],
-        check: Callable[[Answer], T],
-        statuses: Collection[int],
-    ) -> T:
-        """Send a request to an upload that was started; ``requests`` returns the body and headers of each attempt."""
-        parts = urllib.parse.urlsplit(self.base)
-        url = f'{parts.scheme}://{parts.netloc}{session}'
-        return await self._call(name, method, url, requests, check, statuses)
-
-    async def _call(
+    async def call(
         self,
         name: str,
         method: str,
@@ -124,6 +111,8 @@ class GCSClient(Client):
         check: Callable[[Answer], T],
         statuses: Collection[int],
     ) -> T:
+        """Send a request, also one of an upload; ``requests`` returns the body and headers of each attempt."""
+
         async def make() -> Outgoing:
             body, headers = requests()
             return Outgoing(Target.of(url, {**await self._headers(), **headers}), method, body)

@@ -35,7 +35,7 @@ class GCSWriter(PartWriter):
         self._condition = {'ifGenerationMatch': '0'} if new else {}
         # Description of the object, sent along with its data.
         self._resource = {'name': key, 'contentType': _BINARY, 'metadata': {WRITER: self._token}}
-        self._session = ''
+        self._session = ''  # the URL of the upload
         self._offset = 0  # bytes that the store has
         self._crc = 0  # CRC32C of all bytes passed to ``send`` or ``put``
 
@@ -66,19 +66,13 @@ class GCSWriter(PartWriter):
         def check(answer: Answer) -> str | None:
             return None if answer.head.status == 412 else gcsreplies.session_of(answer, self._name)
 
+        url = self._client.uploads(uploadType='resumable', **self._condition)
         headers = {'Content-Type': 'application/json; charset=UTF-8', 'X-Upload-Content-Type': _BINARY}
-        session = await self._client.send(
-            self._name,
-            'POST',
-            self._client.uploads(uploadType='resumable', **self._condition),
-            check,
-            (200, 201, 412),
-            json.dumps(self._resource).encode(),
-            headers,
-        )
+        body = json.dumps(self._resource).encode()
+        session = await self._client.send(self._name, 'POST', url, check, (200, 201, 412), body, headers)
         if session is None:
             raise self._conflict(await self._client.find_object(self._key))
-        self._session = session
+        self._session = f'{self._client.origin}{session}'
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
         self._crc = await extend_crc(self._crc, data)
@@ -105,14 +99,8 @@ class GCSWriter(PartWriter):
 
     async def discard(self) -> None:
         # An upload that is not cancelled expires after a week, without creating its object.
-        await self._client.send_upload(
-            self._name,
-            'DELETE',
-            self._session,
-            lambda: (b'', {'Content-Length': '0'}),
-            lambda answer: None,
-            _DISCARDED,
-        )
+        nothing = b'', {'Content-Length': '0'}
+        await self._client.call(self._name, 'DELETE', self._session, lambda: nothing, lambda answer: None, _DISCARDED)
 
     async def _upload(self, data: bytes, end: int, last: bool) -> Resource | Refusal | None:
         """Send a part until the store has all of it, resuming at the position that the store reports.
@@ -171,7 +159,7 @@ class GCSWriter(PartWriter):
             resource = gcsreplies.resource_of(answer, self._name, self._key)
             return self._matching(resource, end) if last else resource
 
-        return await self._client.send_upload(self._name, 'PUT', self._session, requests, check, _UPLOADED)
+        return await self._client.call(self._name, 'PUT', self._session, requests, check, _UPLOADED)
 
     async def _publish(self, size: int, send: Callable[[], Awaitable[Resource | Refusal | None]]) -> None:
         """Send the request that publishes the object; if its outcome is in doubt, the object in the store decides."""
