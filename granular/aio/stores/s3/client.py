@@ -229,16 +229,10 @@ class S3Client(Client):
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects in one request. Missing objects are not an error."""
-        name, body = self.store.url(keys[0]), delete_body(keys)
-        await self.call(
-            'POST',
-            '',
-            lambda answer: s3replies.check_deleted(answer, name, keys),
-            query=[('delete', '')],
-            headers={'Content-MD5': md5_header(body), 'Content-Type': 'application/xml'},
-            body=body,
-            limit=_MAX_PAGE,
-        )
+        body = delete_body(keys)
+        check = functools.partial(s3replies.check_deleted, name=self.store.url(keys[0]), keys=keys)
+        headers = {'Content-MD5': md5_header(body), 'Content-Type': 'application/xml'}
+        await self.call('POST', '', check, query=[('delete', '')], headers=headers, body=body, limit=_MAX_PAGE)
 
 
 class _UnexplainedError(GranularError):

@@ -1,5 +1,6 @@
 """Servers that ignore the conditions of requests, as some of other vendors do."""
 
+import functools
 import logging
 import uuid
 from typing import Final
@@ -65,14 +66,12 @@ async def _refuses_to_replace(client: S3Client, key: str) -> bool:
         return await client.call('PUT', key, _status, headers=headers, body=b'x', statuses=statuses)
 
     async def join() -> int:
-        upload = await client.call(
-            'POST', key, lambda answer: s3replies.upload_id(answer, name, key), query=[('uploads', '')]
-        )
+        started = functools.partial(s3replies.upload_id, name=name, key=key)
+        upload = await client.call('POST', key, started, query=[('uploads', '')])
         try:
             query = [('partNumber', '1'), ('uploadId', upload)]
-            etag = await client.call(
-                'PUT', key, lambda answer: s3replies.written_etag(answer, name), query=query, body=b'x'
-            )
+            sent = functools.partial(s3replies.written_etag, name=name)
+            etag = await client.call('PUT', key, sent, query=query, body=b'x')
             body, headers = complete_body([Part(etag)]), {**NEW, 'Content-Type': 'application/xml'}
             return await client.call(
                 'POST', key, _status, query=query[1:], headers=headers, body=body, statuses=(200, *_REFUSED, 501)

@@ -1,6 +1,7 @@
 """Writers of S3 objects, which verify what they have published."""
 
 import base64
+import functools
 import hashlib
 import logging
 import time
@@ -89,13 +90,8 @@ class S3Writer(PartWriter):
         headers = dict(self._headers)
         if self._client.takes_crc32c:
             headers |= {'x-amz-checksum-algorithm': 'CRC32C', 'x-amz-checksum-type': 'FULL_OBJECT'}
-        self._upload = await self._client.call(
-            'POST',
-            self._key,
-            lambda answer: s3replies.upload_id(answer, self._name, self._key),
-            query=[('uploads', '')],
-            headers=headers,
-        )
+        check = functools.partial(s3replies.upload_id, name=self._name, key=self._key)
+        self._upload = await self._client.call('POST', self._key, check, query=[('uploads', '')], headers=headers)
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
         md5 = await digest('md5', data)
@@ -128,14 +124,9 @@ class S3Writer(PartWriter):
             return _Confirmation.of(answer, s3replies.joined_etag(answer, self._name, self._key))
 
         async def attempt(condition: Mapping[str, str]) -> _Confirmation:
+            query, own = [('uploadId', self._upload)], {**headers, **condition, 'Content-Type': 'application/xml'}
             return await self._client.call(
-                'POST',
-                self._key,
-                check,
-                query=[('uploadId', self._upload)],
-                headers={**headers, **condition, 'Content-Type': 'application/xml'},
-                body=body,
-                statuses=(200, *_REFUSALS),
+                'POST', self._key, check, query=query, headers=own, body=body, statuses=(200, *_REFUSALS)
             )
 
         await self._publish(attempt)
