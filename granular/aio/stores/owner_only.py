@@ -6,6 +6,7 @@ import os
 import stat
 from typing import Final
 
+from granular.aio.runtime.descriptor import Descriptor
 from granular.errors import AccessDeniedError
 
 _OTHERS: Final = 0o077  # permission bits of the group and of all other users
@@ -84,9 +85,6 @@ def _check_owner(info: os.stat_result, path: str, inner: bool) -> None:
 def _is_cache(fd: int) -> bool:
     """Return whether a folder holds only caches, so that changing its mode affects nothing else."""
     # Use a separate descriptor, because a listing moves the position that duplicated descriptors share.
-    listed = os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
-    try:
-        with os.scandir(listed) as entries:
-            return all(entry.name in _BLOCK_CACHES or _INDEX_CACHE in entry.name for entry in entries)
-    finally:
-        os.close(listed)
+    listed = Descriptor(os.open('.', os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd))
+    with os.scandir(listed.fd) as entries:
+        return all(entry.name in _BLOCK_CACHES or _INDEX_CACHE in entry.name for entry in entries)

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
+from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.stores.block_cache.folder import HEAD, CacheFolder
 from granular.aio.stores.owner_only import open_file
 from granular.formats.checksums import seal
@@ -88,11 +89,8 @@ class Objects:
 
     def _read(self, name: str) -> ObjectRecord:
         """Read an object record; raise ValueError if the file has none."""
-        fd = open_file(name, os.O_RDONLY, self._folder.objects)
-        try:
-            content = os.read(fd, _RECORD)
-        finally:
-            os.close(fd)
+        file = Descriptor(open_file(name, os.O_RDONLY, self._folder.objects))
+        content = os.read(file.fd, _RECORD)
         try:
             values: Any = msgpack.unpackb(content)
             record = ObjectRecord(*values)
@@ -133,12 +131,9 @@ class Objects:
 
     def _write(self, name: str, record: ObjectRecord) -> None:
         folder, content = self._folder.objects, msgpack.packb(record)
-        fd = open_file('draft', os.O_WRONLY | os.O_CREAT | os.O_TRUNC, folder)
-        try:
-            if os.write(fd, content) != len(content):
-                raise OSError(f'{self._folder.path}: an object record was not written')
-        finally:
-            os.close(fd)
+        file = Descriptor(open_file('draft', os.O_WRONLY | os.O_CREAT | os.O_TRUNC, folder))
+        if os.write(file.fd, content) != len(content):
+            raise OSError(f'{self._folder.path}: an object record was not written')
         os.rename('draft', name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def records(self) -> Iterator[ObjectRecord]:

@@ -118,13 +118,10 @@ def is_at(fd: int, path: str) -> bool:
 def is_locked(path: str) -> bool:
     """Return whether a file is locked."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = Descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    try:
-        return lock(fd) is False
-    finally:
-        os.close(fd)
+    return lock(file.fd) is False
 
 
 def remove_unlocked(path: str) -> bool:
@@ -133,15 +130,10 @@ def remove_unlocked(path: str) -> bool:
     The lock is held meanwhile: a writer that locks the file later finds that it is no longer at its path.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        if lock(fd) is False or not is_at(fd, path):
+        file = Descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
+        if lock(file.fd) is False or not is_at(file.fd, path):
             return False
         os.unlink(path)
-    except FileNotFoundError:  # its writer could not lock it, and removed it
+    except FileNotFoundError:  # also if its writer could not lock it, and removed it meanwhile
         return False
-    finally:
-        os.close(fd)
     return True

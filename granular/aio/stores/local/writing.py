@@ -11,6 +11,7 @@ import weakref
 from typing import BinaryIO, Final
 
 from granular.aio.reply import changed
+from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.threads import expect_exit, offload_whole
 from granular.aio.stores.base import ObjectWriter
@@ -148,14 +149,12 @@ def _discard(file: BinaryIO, temporary: str, creator: int) -> None:
 
 def sync(path: str) -> None:
     """Flush a file, or the names in a folder, to the disk, so that they survive a power cut."""
-    fd = os.open(path or '.', os.O_RDONLY | os.O_CLOEXEC)
+    opened = Descriptor(path or '.', os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        os.fsync(opened.fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems without support for it
             raise
-    finally:
-        os.close(fd)
 
 
 def copy_file(source: str, target: str, stopped: threading.Event) -> None:
@@ -190,9 +189,6 @@ def sync_all(folder: str) -> None:
     except AttributeError:  # not Linux
         os.sync()
         return
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if syncfs(fd) and (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
-            raise OSError(number, os.strerror(number), folder)
-    finally:
-        os.close(fd)
+    opened = Descriptor(folder, os.O_RDONLY | os.O_CLOEXEC)
+    if syncfs(opened.fd) and (number := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+        raise OSError(number, os.strerror(number), folder)
