@@ -20,7 +20,7 @@ from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.stores.base import Entry
 from granular.cli.describe import describe, open_any, printable, readable, refuse_other_formats
 from granular.cli.options import Address, Json, OpenPath, pairs, with_store_options
-from granular.errors import InvalidArgumentError, UnknownKeyError, UnknownTypeError
+from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError, UnknownTypeError
 from granular.sync.iteration import Iteration, Listing
 from granular.view.sources import as_record
 
@@ -350,18 +350,21 @@ def show_progress(
 
 
 def show_bytes(
-    console: Console, task_name: str, path: granular.Path | None
+    console: Console, task_name: str, path: granular.Path
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    """Show the progress of a task over a path's bytes, if it is given."""
+    """Show the progress of a task over a path's bytes."""
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    total = _total(path) if console.is_terminal and path is not None else None
+    total = _total(path) if console.is_terminal else None
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return show_progress(console, task_name, total, *columns)
 
 
-def _total(path: granular.Path) -> int:
-    stat = path.stat()
+def _total(path: granular.Path) -> int | None:
+    try:
+        stat = path.stat()
+    except NotFoundError:  # the command says so, unless it is the name of an archive without its suffix
+        return None
     if not stat.is_dir:
         return stat.size
     return sum(entry.size for entry in Iteration[Entry](Listing(lambda: path.store.scan_tree(path.key))))

@@ -1,6 +1,5 @@
 """The commands ``copy-to-local`` and ``convert``."""
 
-import contextlib
 import dataclasses
 import json
 from typing import Annotated, Any, get_args
@@ -15,7 +14,7 @@ from granular.aio.conversion.record_source import FORMATS
 from granular.cli.commands import app, show_bytes, show_progress
 from granular.cli.describe import printable
 from granular.cli.options import Json, OpenPath, pairs, with_store_options
-from granular.errors import InvalidArgumentError, NotFoundError
+from granular.errors import InvalidArgumentError
 from granular.formats.layout import Layout
 
 
@@ -31,13 +30,7 @@ def copy_to_local(
 ) -> None:
     """Copy a file or folder to the disk, unless a complete copy exists; zip and tar archives are unpacked."""
     root = open_path(source)
-    path = root / relative if relative else root
-    with contextlib.ExitStack() as stack:
-        console = Console(stderr=True)
-        try:
-            advance = stack.enter_context(show_bytes(console, 'copy', path))
-        except NotFoundError:  # SRC may be the name of an archive without its suffix
-            advance = stack.enter_context(show_bytes(console, 'copy', None))
+    with show_bytes(Console(stderr=True), 'copy', root / relative if relative else root) as advance:
         copy = granular.copy_to_local(root, target, relative, unpack=not keep, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(copy)))
