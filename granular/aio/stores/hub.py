@@ -137,9 +137,7 @@ class HubStore(RemoteStore['HubClient']):
         def check(answer: Answer) -> str:
             commit = _parsed(answer, dict, self.root).get('sha')
             if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-                raise BadReplyError(
-                    f'{self.root}: expected the commit of {self._revision!r}, got {commit!r:.100}', path=self.root
-                )
+                raise BadReplyError(f'{self.root}: expected the commit of {self._revision!r}, got {commit!r:.100}')
             return commit
 
         client = await self.client()
@@ -250,13 +248,11 @@ class HubStore(RemoteStore['HubClient']):
                 return Stat(entry.size, is_dir=entry.is_dir)
         raise NotFoundError(f'{name}: no such file or folder at commit {commit}')
 
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
-        async for entry in self._tree(key, False):
-            yield entry
+    def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+        return self._tree(key, False)
 
-    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
-        async for entry in self._tree(key, True):
-            yield entry
+    def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+        return self._tree(key, True)
 
     async def _tree(self, key: str, recursive: bool) -> AsyncIterator[Entry]:
         commit, name = await self._pin(), self.url(key)

@@ -196,9 +196,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         async def request() -> Blob:
             properties = await blob.get_blob_properties(**condition, **client.settings)
             if not properties.etag or properties.size is None:
-                raise BadReplyError(
-                    f'{self.url(key)}: expected the ETag and the size of a blob, got none', path=self.url(key)
-                )
+                raise BadReplyError(f'{self.url(key)}: expected the ETag and the size of a blob, got none')
             return _blob_of(properties)
 
         return await client.call_existing(self.url(key), request)
