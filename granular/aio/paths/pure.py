@@ -65,7 +65,7 @@ class PurePath:
         return path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._store, self._key)
+        return type(self).of, (self._store, self._key)
 
     @property
     def store(self) -> Store:
@@ -242,10 +242,6 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
         else:
             out += re.escape(char)
     return re.compile(out, re.DOTALL)
-
-
-def _rebuild(cls: type[PurePath], store: Store, key: str) -> PurePath:
-    return cls.of(store, key)
 
 
 AnyPath = PurePath | str | os.PathLike[str] | ForeignPath
