@@ -594,6 +594,9 @@ async def test_async_files_read_and_write(root):
     async with await (path / 'x').open() as file:
         assert await file.read(5) == b'hello'
         assert file.seek(-5, 2) == 6
+        for whence in (-1, 3):
+            with pytest.raises(InvalidArgumentError, match=f'expected a whence of 0, 1 or 2, got {whence}'):
+                file.seek(0, whence)
         assert await file.read() == b'world'
         assert await file.read() == b''
     with pytest.raises(ClosedError):
