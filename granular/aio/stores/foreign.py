@@ -4,7 +4,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from granular.aio.reply import Reply, stand_in
+from granular.aio.reply import Reply, check_same, stand_in
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.threaded import ThreadedStore
 from granular.config import IOConfig
@@ -34,11 +34,11 @@ class ForeignStore(ThreadedStore):
                 size = file.seek(0, io.SEEK_END)
                 size = file.tell() if size is None else size
                 current = self._version(key, size)
-                self.check_unchanged(key, version or current, current)
+                check_same(self.url(key), [version or current, current])
                 first, end = self.check_range(key, start, stop, size)
                 file.seek(first)
                 data = file.read(end - first)
-            self.check_unchanged(key, current, self._version(key, size))
+            check_same(self.url(key), [current, self._version(key, size)])
             return self.reply_of(key, data, first, end, size, current)
 
         return await self.call(key, call_now)

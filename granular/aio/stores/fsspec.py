@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from granular._redact import hidden
-from granular.aio.reply import Reply, stand_in
+from granular.aio.reply import Reply, check_same, stand_in
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import Entry, Stat, without_secrets
 from granular.aio.stores.errors import translated
@@ -68,10 +68,10 @@ class FsspecStore(ThreadedStore):
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         def call_now() -> Reply:
             size, current = self._size_and_version(key)
-            self.check_unchanged(key, version or current, current)
+            check_same(self.url(key), [version or current, current])
             first, end = self.check_range(key, start, stop, size)
             data = self._fs.cat_file(self._path(key), first, end) if end > first else b''
-            self.check_unchanged(key, current, self._size_and_version(key)[1])
+            check_same(self.url(key), [current, self._size_and_version(key)[1]])
             return self.reply_of(key, data, first, end, size, current)
 
         return await self.call(key, call_now)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 from granular._redact import hidden
-from granular.aio.reply import Reply, changed
+from granular.aio.reply import Reply
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.runtime.tracebacks import summary
@@ -101,11 +101,6 @@ class ThreadedStore(Store):
                     self.remove_now(key)
 
         await self.change(keys[0] if keys else '', call_now)
-
-    def check_unchanged(self, key: str, before: str, now: str) -> None:
-        """Check that a file still has its earlier version."""
-        if before != now:
-            raise changed(self.url(key), before, now)
 
     def reply_of(self, key: str, data: bytes, first: int, end: int, size: int, version: str) -> Reply:
         """Check the length of the data read, count the request, and return the reply."""
