@@ -82,21 +82,17 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         return await offload(AzureClient, self, self._container, self._account)
 
     async def now(self, key: str) -> float:
-        client, dates = await self.client(), list[str]()
+        client, answers = await self.client(), list[Any]()
 
-        def note_date(answer: Any) -> None:
-            dates.append(answer.http_response.headers.get('Date', ''))
-
-        async def request() -> None:
-            pages = client.container.list_blobs(results_per_page=1, raw_response_hook=note_date, **client.settings)
+        async def request() -> float:
+            pages = client.container.list_blobs(results_per_page=1, raw_response_hook=answers.append, **client.settings)
             await anext(pages.by_page(), None)
+            date = answers[-1].http_response.headers.get('Date', '')
+            if (moment := http_date(date)) is None:
+                raise BadReplyError(f'{self.url(key)}: expected the time in the Date header, got {date!r:.100}')
+            return moment.timestamp()
 
-        await client.call(self.url(key), request)
-        if not dates or (moment := http_date(dates[-1])) is None:
-            raise BadReplyError(
-                f'{self.url(key)}: expected the time in the Date header, got {dates}', path=self.url(key)
-            )
-        return moment.timestamp()
+        return await client.call(self.url(key), request)
 
     # --- reading
 
