@@ -66,7 +66,7 @@ async def unpack(
     info = await source.store.content_info(source.key)
     digests = Digests(proven(info.digests), source.store.config.part_size)
     version = info.version or (await source.stat()).version
-    archive = _Archive(source, info.size, version, asyncio.get_running_loop(), digests, progress)
+    archive = _Archive(source, info.size, version, digests, progress)
     target = UnpackFolder(f'{source}', folder, {split_name(source.name)[0], os.path.basename(folder)}, keep)
 
     def work() -> Unpacked:
@@ -110,17 +110,9 @@ def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
 class _Archive(SeekableFile):
     """The archive as a blocking file for a thread; the event loop reads it in windows, one of them ahead."""
 
-    def __init__(
-        self,
-        path: Path,
-        size: int,
-        version: str | None,
-        loop: asyncio.AbstractEventLoop,
-        digests: Digests,
-        progress: Progress | None,
-    ) -> None:
+    def __init__(self, path: Path, size: int, version: str | None, digests: Digests, progress: Progress | None) -> None:
         super().__init__(size)
-        self._path, self._version, self._loop = path, version, loop
+        self._path, self._version, self._loop = path, version, asyncio.get_running_loop()
         self._digests, self._progress = digests, progress
         self._number, self._data = -1, b''
         self._ahead: dict[int, concurrent.futures.Future[list[bytes]]] = {}
