@@ -109,13 +109,7 @@ class Source(abc.ABC):
         return out
 
     async def locate(
-        self,
-        keys: Sequence[str],
-        indices: Iterable[int],
-        first: int = 0,
-        count: int = 1,
-        *,
-        head: int | None = None,
+        self, keys: Sequence[str], indices: Iterable[int], first: int = 0, count: int = 1, *, head: int | None = None
     ) -> dict[str, list[Located]]:
         """Return, by key, where the values at ascending indices are; of sequences, ``count`` values from ``first`` on.
 

@@ -44,11 +44,7 @@ _SAMPLE: Final = 16  # datapoints that are read to estimate sizes
 
 
 def read(
-    url: AnyPath,
-    decoders: Decoders = granular.decoders,
-    fields: Mask = None,
-    verify: bool = False,
-    **options: Any,
+    url: AnyPath, decoders: Decoders = granular.decoders, fields: Mask = None, verify: bool = False, **options: Any
 ) -> Any:
     """Read a dataset, sharded or not, as a ``ray.data.Dataset`` in the dataset's order.
 
@@ -120,11 +116,7 @@ class Datasource(_Base):  # type: ignore[misc]
     """A dataset as a source of Ray Data; see :func:`read` for the arguments."""
 
     def __init__(
-        self,
-        url: AnyPath,
-        decoders: Decoders = granular.decoders,
-        fields: Mask = None,
-        verify: bool = False,
+        self, url: AnyPath, decoders: Decoders = granular.decoders, fields: Mask = None, verify: bool = False
     ) -> None:
         super().__init__()
         self._decoders, self._verify = decoders, verify

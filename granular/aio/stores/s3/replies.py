@@ -16,15 +16,7 @@ from granular.aio.http.retry import code_of, no_such_bucket
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import ContentInfo, Entry
 from granular.aio.stores.listing import Listing, Page
-from granular.aio.stores.s3.documents import (
-    is_truncated,
-    name_decoder,
-    number_of,
-    parse,
-    quote,
-    text_of,
-    time_of,
-)
+from granular.aio.stores.s3.documents import is_truncated, name_decoder, number_of, parse, quote, text_of, time_of
 from granular.errors import BadReplyError, GranularError, NotFoundError, StoreError
 
 WRITER: Final = 'x-amz-meta-granular-writer'  # header of an object that identifies its writer
