@@ -124,7 +124,7 @@ def bench(path: granular.Path, seconds: float = 20.0, nbytes: float = 1 << 30) -
     config = dataclasses.replace(
         path.store.config, concurrency=max(IN_FLIGHT), hedge=0.0, cache_dir='', index_cache='', max_request=64 * MiB
     )
-    return run(_Bench(granular.Path(str(path), config=config, **path.store.options), seconds, int(nbytes)).run())
+    return run(_Bench(granular.Path.of(path.store.with_config(config), path.key), seconds, int(nbytes)).run())
 
 
 class _Bench:

@@ -103,7 +103,7 @@ def _open(
     store = path.store
     # Caches would hide requests.
     config = dataclasses.replace(store.config, index_cache='', cache_dir='')
-    plain = granular.Path(str(path), config=config, **store.options)
+    plain = granular.Path.of(store.with_config(config), path.key)
     readers: tuple[Callable[[], DatasetReader | ShardedDatasetReader], ...] = (
         lambda: DatasetReader(plain, None, cache_keys=cached),
         lambda: ShardedDatasetReader(plain, None, cache_keys=cached, index=index),

@@ -48,7 +48,7 @@ class Library:
         store = root.store
         # Tables of limits are not kept, so of a bag's end only its version and length are read.
         config = dataclasses.replace(store.config, tail=min(_TAIL, store.config.tail), memory=_IN_FLIGHT)
-        self.root = Path.of(type(store)(store.root, config, store.options), root.key)
+        self.root = Path.of(store.with_config(config), root.key)
         self._holders: collections.OrderedDict[str, _Holder] = collections.OrderedDict()
 
     def path(self, relative: str) -> Path:

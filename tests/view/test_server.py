@@ -19,6 +19,7 @@ import PIL.Image
 import pyarrow
 import pyarrow.parquet
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import granular
 from granular.view.names import Names
@@ -70,6 +71,23 @@ def cookie_of(served):
     if not hasattr(served, 'cookie'):
         served.cookie = ask(served, f'/?token={served.token}', cookie=False).headers['Set-Cookie'].partition(';')[0]
     return served.cookie
+
+
+class UnregisteredFileSystem(MemoryFileSystem):
+    protocol = 'unregistered'
+    store = {}
+    pseudo_dirs = ['']
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix('unregistered://'))
+
+
+def test_a_file_system_that_was_passed_is_shown():
+    fs = UnregisteredFileSystem()
+    fs.pipe_file('/folder/note.txt', b'hello')
+    with Served(granular.Path('unregistered://folder', fs=fs)) as served:
+        assert [entry['name'] for entry in ask(served, '/api/folder').json['entries']] == ['note.txt']
 
 
 # --- access

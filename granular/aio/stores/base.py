@@ -10,7 +10,7 @@ import functools
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from granular._other_names import store_options
 from granular._redact import protect, without_user
@@ -186,6 +186,12 @@ class Store(abc.ABC):
 
     def _identity(self) -> tuple[Any, ...]:
         return self.root, self.config, self.options
+
+    def with_config(self, config: IOConfig) -> Self:
+        """Return this store, with its credentials or the file system that was passed, under other settings."""
+        store = object.__new__(type(self))
+        store.__dict__.update(self.__dict__, config=config, merge=store_defaults(config, local=self.local))
+        return store
 
     @functools.cached_property
     def fingerprint(self) -> str:
