@@ -185,6 +185,13 @@ class S3Client(Client):
             message = f'{name}: HEAD is answered by status {error}, and GET is not'
             raise AccessDeniedError(message) if str(error) == '403' else BadReplyError(message) from None
 
+    async def find(self, key: str) -> ObjectMetadata | None:
+        """Request the metadata of an object; return None if it does not exist."""
+        try:
+            return await self.head(key)
+        except NotFoundError:
+            return None
+
     async def page(self, listing: Listing, limit: int) -> Page:
         """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
         query, check = s3replies.query_of(listing, limit), functools.partial(s3replies.next_page, listing)

@@ -1,6 +1,5 @@
 """The store for S3 and S3-compatible servers."""
 
-import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
@@ -15,7 +14,6 @@ from granular.aio.stores.remote import RemoteStore
 from granular.aio.stores.s3.client import EXPRESS, S3Client
 from granular.aio.stores.s3.documents import is_writable
 from granular.aio.stores.s3.options import OPTIONS
-from granular.errors import NotFoundError
 
 _BATCH: Final = 1000  # keys in one delete request
 
@@ -52,11 +50,8 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         return await offload(S3Client, self)
 
     async def stat(self, key: str) -> Stat:
-        if key:
-            client = await self.client()
-            with contextlib.suppress(NotFoundError):
-                metadata = await client.head(key)
-                return Stat(metadata.size, metadata.modified, metadata.version)
+        if key and (metadata := await (await self.client()).find(key)) is not None:
+            return Stat(metadata.size, metadata.modified, metadata.version)
         return await self.stat_folder(key)
 
     async def content_info(self, key: str) -> ContentInfo:

@@ -26,7 +26,6 @@ from granular.errors import (
     AlreadyExistsError,
     BadReplyError,
     GranularError,
-    NotFoundError,
     ObjectChangedError,
     StoreError,
 )
@@ -249,7 +248,7 @@ class S3Writer(PartWriter):
           AlreadyExistsError: if the object must be new, and another writer has published it.
         """
         try:
-            metadata = await self._head()
+            metadata = await self._client.find(self._key)
         except GranularError as unknown:
             error.add_note(f'unknown whether it was written nevertheless: {unknown}')
             raise error from None
@@ -261,18 +260,11 @@ class S3Writer(PartWriter):
             raise AlreadyExistsError(f'{self._name}: another writer has published it in the meantime') from error
         return False
 
-    async def _head(self) -> ObjectMetadata | None:
-        """Return the metadata of the object in the store; None if it does not exist."""
-        try:
-            return await self._client.head(self._key)
-        except NotFoundError:
-            return None
-
     async def _check(self, confirmation: _Confirmation) -> None:
         """Verify the object whose publication the store has confirmed."""
         proven = confirmation.etag.strip('"') == self._etag
         try:
-            metadata = await self._head()
+            metadata = await self._client.find(self._key)
         except AccessDeniedError:
             if not proven:
                 raise
@@ -320,7 +312,7 @@ class S3Writer(PartWriter):
         return f'{crc:08x}'
 
     async def withdraw(self) -> bool:
-        if (metadata := await self._head()) is None:
+        if (metadata := await self._client.find(self._key)) is None:
             return True
         if metadata.writer != self._token or not await creates_once(self._client, self._key):
             return False
