@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from granular.errors import InvalidArgumentError
@@ -33,10 +33,6 @@ def current(fs: Any) -> Any:
     return type(fs)(*fs.storage_args, **fs.storage_options)
 
 
-async def on_its_loop(fs: Any, call: Callable[[], Awaitable[T]]) -> T:
+async def on_its_loop(fs: Any, coro: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that runs under the event loop of a file system; cancelling cancels it."""
-
-    async def run() -> T:
-        return await call()
-
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), fs.loop))
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coro, fs.loop))

@@ -1,7 +1,7 @@
 """Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
 
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
@@ -65,7 +65,7 @@ class AzureClient:
             raise InvalidArgumentError(f"{self._store.url(key)}: blobs have no names with '\\', '.' or '..'")
         return self.container.get_blob_client(key)
 
-    async def call(self, name: str, request: Callable[[], Awaitable[T]], nbytes: int = MiB) -> T:
+    async def call(self, name: str, request: Callable[[], Coroutine[Any, Any, T]], nbytes: int = MiB) -> T:
         """Return the result of a request, which is sent again as in ``Transport.call``.
 
         ``request`` returns it anew for each attempt; it runs under the event loop of fsspec. ``nbytes`` of memory are
@@ -74,7 +74,7 @@ class AzureClient:
 
         async def attempt() -> T:
             try:
-                result = await on_its_loop(self._fs, request)
+                result = await on_its_loop(self._fs, request())
             except Exception as error:
                 failure = self._converted(name, error)
             else:
@@ -87,7 +87,7 @@ class AzureClient:
 
         return await Attempts(self._traffic, _recover, name).run(attempt, nbytes)
 
-    async def call_existing(self, name: str, request: Callable[[], Awaitable[T]]) -> T | None:
+    async def call_existing(self, name: str, request: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
         """Return the result of a request as ``call`` does; None if the blob, not its container, does not exist."""
 
         async def attempt() -> T | None:

@@ -1,7 +1,7 @@
 """Writer for Azure Blob Storage."""
 
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from granular.aio.stores.azure.client import AzureClient
@@ -67,7 +67,7 @@ class AzureWriter(PartWriter):
 
         await self._publish(request, len(data))
 
-    async def _publish(self, request: Callable[[], Awaitable[Any]], nbytes: int) -> None:
+    async def _publish(self, request: Callable[[], Coroutine[Any, Any, Any]], nbytes: int) -> None:
         async def publish() -> str | None:
             from azure.core.exceptions import ResourceExistsError, ResourceModifiedError
 

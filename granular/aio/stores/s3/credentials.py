@@ -69,7 +69,7 @@ class LentCredentials:
             credentials = await self._session.get_credentials()
             if not getattr(credentials, 'refresh_needed', bool)():
                 return await credentials.get_frozen_credentials()  # without waiting, and so on any loop
-        return await on_its_loop(self._fs, self._find)
+        return await on_its_loop(self._fs, self._find())
 
     async def _find(self) -> Any:
         await self._fs.set_session()
@@ -81,7 +81,7 @@ class LentCredentials:
 
     async def renew(self) -> bool:
         with botocore_errors(self._root):
-            await on_its_loop(self._fs, lambda: self._fs.set_session(refresh=True))
+            await on_its_loop(self._fs, self._fs.set_session(refresh=True))
         return True
 
 
