@@ -315,7 +315,6 @@ def _reader(root: granular.Path) -> Any:
 
 
 def _read(reader: Any, index: int, keys: list[str]) -> dict[str, Any]:
-    """Return some keys of a datapoint, or all."""
     if isinstance(reader.aio, DatasetReader | ShardedDatasetReader) and keys:
         mask = dict(map(_mask, keys))
         if len(mask) < len(keys):

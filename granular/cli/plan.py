@@ -182,7 +182,6 @@ class _Estimate:
         self._all = _Subset(planner.lengths, 1)
 
     def defaults(self) -> list[str]:
-        """Return the orders to compare."""
         sized = shuffle.Blocks().sized(self._mean)
         variants = {(sized.block, sized.window), (max(1, sized.block // 4), sized.window), (64, 128)}
         blocks = [f'blocks:{block},{window}' for block, window in sorted(variants, reverse=True)]

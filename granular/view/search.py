@@ -65,7 +65,6 @@ class _Scan:
         self.skipped: set[int] = set()
 
     async def passing(self, condition: Condition, indices: Sequence[int]) -> list[int]:
-        """Return the datapoints that meet a condition."""
         key, relation, text = condition
         if relation == 'damaged':
             return await self._damaged([key] if key else list(self._source.spec), indices)

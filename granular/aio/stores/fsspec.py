@@ -159,7 +159,6 @@ class FsspecStore(ThreadedStore):
         await self.change(key, call_now)
 
     def _delete_each(self, path: str) -> None:
-        """Delete a folder and everything in it, one by one."""
         if not self._fs.exists(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         found = self._fs.find(path, withdirs=True, detail=True)

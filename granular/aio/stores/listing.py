@@ -71,7 +71,6 @@ class Listing:
         return page._replace(folders=folders)
 
     def _check_names(self, keys: Sequence[str], folders: Sequence[str]) -> None:
-        """Check that every name belongs to this listing."""
         start, delimiter = self.prefix, self.delimiter
         for key in keys:
             if not key.startswith(start) or (delimiter and delimiter in key[len(start) :].rstrip(delimiter)):

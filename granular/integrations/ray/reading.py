@@ -259,7 +259,6 @@ async def _pages(
 
 
 def _block(parts: Sequence[Columns], keys: Sequence[str]) -> Any:
-    """Return a block of Ray."""
     arrays, lists = dict[str, Any](), dict[str, list[Any]]()
     for key in keys:
         columns = [part[key] for part in parts]

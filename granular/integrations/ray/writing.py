@@ -242,7 +242,6 @@ class _Records:
         self.spec, self.mean = spec, mean
 
     def datapoint(self, record: Any) -> Mapping[str, Any]:
-        """Return the record."""
         return record  # type: ignore[no-any-return]
 
 

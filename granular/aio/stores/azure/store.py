@@ -118,7 +118,6 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         return first._replace(data=b''.join([first.data, *(reply.data for reply in rest)]))
 
     async def _read_known(self, key: str, start: int, stop: int | None, blob: Blob) -> Reply:
-        """Read a range of a blob whose size is known."""
         first, end = self.check_range(key, start, stop, blob.size)
         if first == end:
             return Reply(b'', first, blob.size, blob.etag)

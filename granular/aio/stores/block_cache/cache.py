@@ -239,7 +239,6 @@ class BlockCache:
         return fetch.blocks
 
     async def _fetch_claimed(self, fetch: '_Fetch', runs: Sequence[BlockRun]) -> None:
-        """Fetch and cache blocks that this process has claimed."""
         try:
             # Another process may have cached them before this one claimed them.
             missing = [run for run in runs if not self._has_all(run)]
@@ -274,7 +273,6 @@ class BlockCache:
         return claimed
 
     def _release(self, fetch: '_Fetch', runs: Iterable[BlockRun]) -> None:
-        """Release those of the blocks that are claimed."""
         for run in fetch.claimed.intersection(runs):
             fetch.claimed.discard(run)
             self._locks.unlock(run.first_lock, run.length)
@@ -347,7 +345,6 @@ class _Fetch:
         self._finished = False
 
     def add(self, run: BlockRun, data: memoryview) -> None:
-        """Add blocks that have arrived."""
         for i in range(run.length):
             name = (run.cached.seed, run.first + i)
             with self._lock:
