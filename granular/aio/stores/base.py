@@ -370,8 +370,7 @@ class Store(abc.ABC):
 
     async def uploads(self, key: str) -> AsyncIterator[Upload]:
         """Yield the unfinished multipart uploads of an object and of all objects in a folder; by default none."""
-        uploads: tuple[Upload, ...] = ()
-        for upload in uploads:
+        for upload in tuple[Upload, ...]():
             yield upload
 
     async def abort_upload(self, upload: Upload) -> None:

@@ -29,13 +29,8 @@ _CARRIED: Final = (
 )
 
 
-async def copy_object(client: S3Client, source: str, target: str) -> None:
-    """Copy an object within the bucket; the copy has its current version and size."""
-    await _Copier(client, source, target, await client.head(source)).copy()
-
-
-class _Copier(S3Writer):
-    """A server-side copy, of a large object in parts."""
+class Copier(S3Writer):
+    """A server-side copy of the version of an object that has the given metadata, of a large one in parts."""
 
     def __init__(self, client: S3Client, source: str, target: str, metadata: ObjectMetadata) -> None:
         super().__init__(client, target, False, _carried(metadata.headers))

@@ -100,7 +100,8 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         await abort(await self.client(), upload.key, upload.id)
 
     async def copy_within(self, source: str, target: str) -> bool:
-        from granular.aio.stores.s3.copying import copy_object
+        from granular.aio.stores.s3.copying import Copier
 
-        await copy_object(await self.client(), source, target)
+        client = await self.client()
+        await Copier(client, source, target, await client.head(source)).copy()
         return True
