@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
-from granular.aio.paths.file import File, Progress, stat_of
+from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
@@ -41,7 +41,7 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
         return
     if same and source.key == target.key:
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
-    existing = await stat_of(target)
+    existing = await target.store.find(target.key)
     target_size = None if existing is None or existing.is_dir else existing.size
     await _copy(source, target, stat.size, target_size, ProgressReport(progress))
 
@@ -133,7 +133,7 @@ class FolderCopy:
     async def _compare_layouts(self, folder: str, checksums: str) -> None:
         """Before a file of a dataset is replaced, check that no file of another layout would remain beside it."""
         for other in {f'{folder}/refs.bag'.lstrip('/'), checksums} & self._target_sizes.keys():
-            if await stat_of(_join(self._source, other)) is None:
+            if await self._source.store.find(_join(self._source, other).key) is None:
                 raise self._mixing_error(other)
 
     async def _compare_shards(self, shard: str) -> None:

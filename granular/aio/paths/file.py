@@ -1,4 +1,4 @@
-"""Files: their status, and open ones."""
+"""Open files."""
 
 import operator
 from collections.abc import Callable
@@ -10,26 +10,11 @@ from granular.aio.reply import Reply
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.loops import ensure_uninterrupted
-from granular.aio.stores import ObjectWriter, Stat
-from granular.errors import (
-    ClosedError,
-    InvalidArgumentError,
-    NotFoundError,
-    ObjectChangedError,
-    OutOfRangeError,
-    UnsupportedError,
-)
+from granular.aio.stores import ObjectWriter
+from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 
 Progress = Callable[[int], object]
 """A function of the user, called with the number of bytes, records or shards since the last call."""
-
-
-async def stat_of(path: PurePath) -> Stat | None:
-    """Return the status of a file or folder; None if it does not exist."""
-    try:
-        return await path.store.stat(path.key)
-    except NotFoundError:
-        return None
 
 
 def bytes_of(data: bytes | bytearray | memoryview, path: PurePath) -> bytes:

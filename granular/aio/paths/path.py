@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from numpy.typing import ArrayLike
 
-from granular.aio.paths.file import File, Progress, bytes_of, stat_of
+from granular.aio.paths.file import File, Progress, bytes_of
 from granular.aio.paths.pure import PurePath, glob_regex
 from granular.aio.stores import Entry, Stat, Store, check_text, ranges
 from granular.aio.stores.base import Request
@@ -46,16 +46,16 @@ class Path(PurePath):
 
     async def exists(self) -> bool:
         """Return whether there is a file or a folder."""
-        return await stat_of(self) is not None
+        return await self._store.find(self._key) is not None
 
     async def is_file(self) -> bool:
         """Return whether there is a file."""
-        stat = await stat_of(self)
+        stat = await self._store.find(self._key)
         return stat is not None and not stat.is_dir
 
     async def is_dir(self) -> bool:
         """Return whether there is a folder."""
-        stat = await stat_of(self)
+        stat = await self._store.find(self._key)
         return stat is not None and stat.is_dir
 
     # --- reading

@@ -295,6 +295,13 @@ class Store(abc.ABC):
     async def stat(self, key: str) -> Stat:
         """Return the metadata of a file or folder; raise NotFoundError if neither exists."""
 
+    async def find(self, key: str) -> Stat | None:
+        """Return what ``stat`` does; None if there is neither a file nor a folder."""
+        try:
+            return await self.stat(key)
+        except NotFoundError:
+            return None
+
     async def content_info(self, key: str) -> ContentInfo:
         """Return the size, version and checksums that the store reports for a file, which must exist."""
         return ContentInfo((await self.stat(key)).size, None, {})

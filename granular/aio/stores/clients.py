@@ -137,20 +137,12 @@ class Bucket(Store):
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         if not key:
-            if not await self.has('') and await self.create_root():
+            if await self.find('') is None and await self.create_root():
                 return
-        elif exist_ok or not await self.has(key):
+        elif exist_ok or await self.find(key) is None:
             return
         if not exist_ok:
             raise AlreadyExistsError(f'{self.url(key)}: exists already', path=self.url(key))
-
-    async def has(self, key: str) -> bool:
-        """Return whether an object, a folder or the bucket exists."""
-        try:
-            await self.stat(key)
-        except NotFoundError:
-            return False
-        return True
 
     async def delete_listed(self, key: str, must_exist: bool) -> int:
         """List a folder once, as ``pages`` does, and delete what it contains. Return the number of objects."""

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from granular._words import counted
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, is_within, relative_name
-from granular.aio.paths.file import Progress, stat_of
+from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.loops import ensure_event_loop
@@ -170,7 +170,7 @@ async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
 
 async def _done(source: Path, target: Path, unpack: bool) -> LocalCopy | None:
     """Return the result if there is nothing to copy; otherwise None."""
-    if (stat := await stat_of(target)) is None:
+    if (stat := await target.store.find(target.key)) is None:
         return None
     if not stat.is_dir:
         return await _used(source, target, unpack)

@@ -75,7 +75,7 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         if await (await self.client()).create_bucket():
             return True
         # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
-        if not await self.has(''):
+        if await self.find('') is None:
             raise StoreError(f'{self.root}: the store reports that the bucket exists, and that it does not')
         return False
 
