@@ -25,6 +25,7 @@ from tests.support.programs import INTERRUPTIBLE, program
 from tests.support.tables import each_value, pairwise
 
 METHODS = ('spawn', 'forkserver', 'fork')
+UNNAMED = signal.SIGRTMIN + 1  # a signal that has no name in Python
 
 
 def datapoint(i, seed=None):
@@ -66,6 +67,10 @@ def raise_odd():
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_unnamed():
+    os.kill(os.getpid(), UNNAMED)
 
 
 def end():
@@ -154,6 +159,7 @@ DEATHS = {
     'SystemExit': (end, FunctionError, 'raised SystemExit: 3'),
     'os._exit': (vanish, WorkerError, r'ended with exit code 1 before it computed item \d+: its traceback is'),
     'SIGKILL': (die, WorkerError, 'was killed by SIGKILL .*: usually for lack of memory: use fewer workers'),
+    'a signal without a name': (die_unnamed, WorkerError, rf'was killed by signal {UNNAMED} before it computed'),
     'SIGKILL, with a child': (orphan, WorkerError, 'was killed by SIGKILL'),
     'SIGKILL in a reply, with a child': (cut, WorkerError, 'was killed by SIGKILL'),
     'an error that does not pickle': (functools.partial(raising, UnpicklableError), WorkerError, 'UnpicklableError: 1'),

@@ -80,7 +80,7 @@ class Workers:
         self._task, self._count, self._initialize, self._stages = task, count, initialize, task.stages()
         self._workers: list[_Worker] = []
         self._payload: Any = task, initialize
-        self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers share
+        self._parts: Sequence[memoryview] = ()  # the memory of the task's arrays, in a file that all workers map
         self._file = -1
         self._release: Callable[[], Any] | None = None  # closes the file
         self._turns = itertools.count()
@@ -345,7 +345,7 @@ class _Worker:
         code = self._process.exitcode
         how = 'was closed' if self._stopped else f'ended with exit code {code}'
         if code is not None and code < 0:
-            how = f'was killed by {signal.Signals(-code).name}'
+            how = f'was killed by {_name_of(-code)}'
         hint = ''
         if code == 1:
             hint = ": its traceback is on stderr; a script that starts processes needs if __name__ == '__main__':"
@@ -382,6 +382,11 @@ class _Worker:
         if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
             self._process.close()
         self._joined = True
+
+
+def _name_of(number: int) -> str:
+    """Return the name of a signal; Python has none for most of the real-time signals."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'
 
 
 def _is_alive(thread: threading.Thread | None) -> bool:
