@@ -51,6 +51,17 @@ def is_right(batch):
     return all(equal({'i': int(i), 'x': x}) for i, x in zip(batch['i'], batch['x'], strict=True))
 
 
+class Owned:
+    """A function with an array, in which the first process that calls it writes its number."""
+
+    def __init__(self):
+        self.owner = np.zeros(1, np.int64)
+
+    def __call__(self, i):
+        self.owner[self.owner == 0] = os.getpid()
+        return int(self.owner[0]), os.getpid()
+
+
 class Matrix(np.ndarray):
     """A subclass, whose views have bases of their own."""
 
@@ -113,6 +124,16 @@ def test_elements_of_changing_sizes_that_are_kept_at_random_are_right(method, si
             assert all(equal(element, sizes) for element in kept[-3:])
             del element
     assert all(equal(element, sizes) for element in kept)
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_arrays_of_functions_are_those_of_one_process(method):
+    function = Owned()
+    elements = MapDataset.range(40).map(function).to_iter_dataset()
+    found = list(elements.mp_prefetch(MultiprocessingOptions(2, 1, method)))
+    assert all(owner == process for owner, process in found)
+    assert len(set(found)) == 2
+    assert function.owner.tolist() == [0]
 
 
 def test_more_batches_are_kept_than_there_are_files():

@@ -71,8 +71,11 @@ def write(parts: Sequence[Any]) -> int:
 
 
 def join(head: bytes, fd: int, sizes: Sequence[int]) -> Any:
-    """Rebuild a value from the parts of ``split``, over the file of ``write``; closes its descriptor."""
-    return _load(head, _map(fd, _total(sizes)), sizes) if sizes else pickle.loads(head)
+    """Rebuild a value from the parts of ``split``, over the file of ``write``; closes its descriptor.
+
+    Other processes do not see what this one writes to the arrays: a page is copied when it is first written.
+    """
+    return _load(head, _map(fd, _total(sizes), mmap.MAP_PRIVATE), sizes) if sizes else pickle.loads(head)
 
 
 class Sent(NamedTuple):
@@ -176,7 +179,7 @@ class Receiver:
                 self._items = {item: entry for item, entry in self._items.items() if entry[2] not in sent.closed}
             if sent.new:
                 self._items[item] = lambda: None, -1, sent.file  # if it cannot be mapped, it is given back
-                self._files[sent.file] = _map(fd, sent.new)
+                self._files[sent.file] = _map(fd, sent.new, mmap.MAP_SHARED | getattr(mmap, 'MAP_POPULATE', 0))
             # Whatever views the memory holds a reference to this array, not only to the map: numpy keeps the last
             # base of its own type.
             owner = np.frombuffer(self._files[sent.file], np.uint8)
@@ -221,12 +224,12 @@ def _rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-def _map(fd: int, size: int) -> mmap.mmap:
+def _map(fd: int, size: int, flags: int) -> mmap.mmap:
     """Map a file; closes its descriptor."""
     if fd < 0:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     try:
-        return mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, 'MAP_POPULATE', 0))
+        return mmap.mmap(fd, size, flags=flags)
     finally:
         os.close(fd)
 
