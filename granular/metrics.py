@@ -276,7 +276,7 @@ local_files: Final = counters.store('file')
 
 _workers: dict['Reports', Metrics] = {}  # the last report of each worker process that lives
 _ended: Final = Metrics()  # the sum of the reports of those that have ended
-_lock: threading.Lock = threading.Lock()
+_lock = threading.RLock()  # the handler of a signal may take a snapshot meanwhile
 
 
 def snapshot() -> Metrics:
@@ -401,7 +401,7 @@ class Reports:
 def reset() -> None:
     """Begin at zero, in a forked process. Its stores keep their objects, to which other modules refer."""
     global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _workers.clear()
     for metrics in (counters, _ended):
         metrics.ranges = metrics.cached = metrics.block_hits = metrics.block_misses = 0

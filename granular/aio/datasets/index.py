@@ -1,5 +1,6 @@
 """Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
 
+import collections
 import hashlib
 import logging
 import os
@@ -63,15 +64,18 @@ class DatasetIndex(PackedTables):
         self._forget()
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._cached: dict[int, Words] = {}  # pages in memory, the one used last at the end
+        self._lock = threading.RLock()  # the handler of a signal may read meanwhile
+        # Pages in memory, the one used last at the end.
+        self._cached: collections.OrderedDict[int, Words] = collections.OrderedDict()
         self._cached_words = 0
         self._view: memoryview | None = None
         _indices.add(self)
 
     def after_fork(self) -> None:
         """Reset in a forked child, which lacks the thread that may have held the lock."""
-        if self._lock.locked():
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
             self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +201,7 @@ class DatasetIndex(PackedTables):
         """Return some pages one after the other, and their positions; those that are not in memory are read."""
         with self._lock:
             cached = {} if past_caches.get() else self._cached
-            found = {page: cached[page] for page in pages.tolist() if page in cached}
+            found = {page: words for page in pages.tolist() if (words := cached.get(page)) is not None}
         missing = np.array([page for page in pages.tolist() if page not in found], np.int64)
         if len(missing):
             starts = self._starts[missing] * WORD
@@ -221,8 +225,8 @@ class DatasetIndex(PackedTables):
                 if self._cached.pop(page, None) is None:
                     self._cached_words += len(words)
                 self._cached[page] = words
-            while self._cached_words > self._bound // 2:
-                self._cached_words -= len(self._cached.pop(next(iter(self._cached))))
+            while self._cached and self._cached_words > self._bound // 2:
+                self._cached_words -= len(self._cached.popitem(last=False)[1])
 
     def read_one(self, table: int, position: int) -> tuple[int, int]:
         if self._view is None:

@@ -157,7 +157,7 @@ class Bridge:
     """An event loop on a daemon thread; uvloop's if it is installed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may need the loop while it starts, and starts another
         self._running: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
         self.ended = False
 

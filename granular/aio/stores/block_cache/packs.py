@@ -87,7 +87,7 @@ class Packs:
         self._limit = limit
         self._open: dict[int, Pack | None] = {}
         self._appending: Pack | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may read meanwhile
 
     def get(self, number: int) -> Pack | None:
         """Return a pack, and record its use; None if it was removed."""
@@ -112,8 +112,8 @@ class Packs:
             self._folder.log_damage(_file_name(number), error)
             return None
         with self._lock:
-            while len(self._open) >= 4 * PACKS:
-                del self._open[next(iter(self._open))]
+            for oldest in list(self._open)[: max(0, len(self._open) + 1 - 4 * PACKS)]:
+                self._open.pop(oldest, None)
             self._open[number] = pack
         self._close_removed()
         return pack

@@ -1,6 +1,7 @@
 """Reads from local files, which are kept open and identified by their version."""
 
 import errno
+import itertools
 import os
 import resource
 import stat
@@ -124,7 +125,7 @@ class OpenFiles:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may read meanwhile
         # References without callbacks: an interrupt in a callback would be ignored.
         self._kept: dict[str, weakref.ref[KeptFile]] = {}
         self._most = 1024  # references, after which those that are dead are removed
@@ -138,7 +139,7 @@ class OpenFiles:
                 kept = KeptFile()
                 self._kept[path] = weakref.ref(kept)
                 if len(self._kept) > self._most:
-                    self._kept = {path: reference for path, reference in self._kept.items() if reference() is not None}
+                    self._kept = {path: known for path, known in list(self._kept.items()) if known() is not None}
                     self._most = max(1024, 2 * len(self._kept))
             return kept
 
@@ -177,18 +178,17 @@ class OpenFiles:
 
     def _evict(self, left: int) -> None:
         """Close the oldest files, until that many are left."""
-        while len(self._order) > left:
-            self._close([next(iter(self._order))])
+        self._close(list(itertools.islice(self._order, max(0, len(self._order) - left))))
 
     def forget(self, path: str) -> None:
         """Close a file before it is deleted."""
         with self._lock:
-            self._close([(path, version) for version in self._find(path) or ()])
+            self._close([(path, version) for version in list(self._find(path) or ())])
 
     def forget_folder(self, path: str) -> None:
         """Close all files in a folder before they are deleted."""
         with self._lock:
-            self._close([key for key in self._order if key[0].startswith(f'{path}/')])
+            self._close([key for key in list(self._order) if key[0].startswith(f'{path}/')])
 
     def _close(self, keys: Sequence[tuple[str, str]]) -> None:
         for path, version in keys:
@@ -209,4 +209,4 @@ def open_at_once() -> int:
 
 
 files = OpenFiles()
-after_fork(lambda: files.__dict__.update(_lock=threading.Lock()))
+after_fork(lambda: files.__dict__.update(_lock=threading.RLock()))
