@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from granular.aio.http.limits import Budget, Limit, Pace
+from granular.aio.http.retry import jittered
 
 
 class Store:
@@ -250,3 +251,9 @@ async def test_limit_of_requests_grows_by_answers_until_the_store_refuses():
     assert limit.capacity == 4
     limit.throttled(10.02)
     assert limit.rate < 10
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(1, 1 << 40))
+def test_waits_before_retries_are_bounded_however_many_attempts_failed(first, cap, failures):
+    assert 0 <= jittered(first, cap, failures) <= cap
+    assert jittered(first, cap, 1) <= first

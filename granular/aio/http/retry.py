@@ -200,8 +200,7 @@ class Attempts:
         if now - self._began > max(config.retry_time, silence):
             self._started = self._renewed = now
         progress = self._record_progress(now)
-        backoff = min(config.backoff_cap, failure.backoff * 2 ** (self._count - 1))
-        wait = max(failure.after, random.uniform(0, backoff))
+        wait = max(failure.after, jittered(failure.backoff, config.backoff_cap, self._count))
         left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
         if self._count >= failure.attempts or wait > left:
             return self._given_up(failure)
@@ -293,6 +292,11 @@ class Attempts:
         await asyncio.sleep(failure.after)
         self._woken = await self._traffic.pauses.wait(seconds - failure.after)
         self._count -= self._woken
+
+
+def jittered(first: float, cap: float, failures: int) -> float:
+    """Return the seconds to wait after a number of failures: up to ``first`` after one, twice as much after each."""
+    return random.uniform(0, min(cap, first * 2.0 ** min(failures - 1, 1000)))  # more is no float
 
 
 _OUTCOMES: Final[tuple[tuple[str, type[Exception] | tuple[type[Exception], ...]], ...]] = (

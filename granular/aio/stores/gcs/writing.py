@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal
 
+from granular.aio.http.retry import jittered
 from granular.aio.http.transport import Answer
 from granular.aio.stores.gcs import replies as gcsreplies
 from granular.aio.stores.gcs.client import GCSClient
@@ -126,9 +126,7 @@ class GCSWriter(PartWriter):
                 raise StoreError(
                     f'{self._name}: the store has {state} of {end} bytes, no progress after {stalled} attempts'
                 )
-            await asyncio.sleep(
-                random.uniform(0, min(self._config.backoff_cap, self._config.backoff * 2 ** (stalled - 1)))
-            )
+            await asyncio.sleep(jittered(self._config.backoff, self._config.backoff_cap, stalled))
 
     async def _advance(self, rest: memoryview, end: int, last: bool) -> Resource | Refusal | int:
         """Send the rest of a part. Return the bytes that the store then has, the object, or a refusal.
