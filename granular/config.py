@@ -36,6 +36,8 @@ def _env(name: str, default: float | int | str, doc: str) -> Any:
 
 
 _ZERO_ALLOWED: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff', 'backoff_cap', 'retry_time')
+_MOST: Final = {'max_gap': 1 << 40}  # more would lead from one object to the next, which are planned together
+_LARGEST: Final = (1 << 63) - 1
 
 
 @answering(
@@ -91,7 +93,8 @@ class IOConfig:
                 if value and (not isinstance(value, str | os.PathLike) or '://' in str(value)):
                     raise InvalidArgumentError(f'IOConfig.{field.name}: expected a local folder, got {value!r:.100}')
                 continue
-            valid = isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+            # Not math.isnan, which refuses large integers.
+            valid = isinstance(value, numbers.Real) and not isinstance(value, bool) and value <= math.inf
             if not valid or (field.type is int and value % 1):
                 expected = 'an integer' if field.type is int else 'a number'
                 raise InvalidArgumentError(f'IOConfig.{field.name}: expected {expected}, got {value!r:.100}')
@@ -100,6 +103,8 @@ class IOConfig:
                 raise InvalidArgumentError(
                     f'IOConfig.{field.name}: expected {least}, got {value!r}: {field.metadata["doc"]}'
                 )
+            if value > (most := _MOST.get(field.name, _LARGEST)) and value != math.inf:
+                raise InvalidArgumentError(f'IOConfig.{field.name}: expected at most {most}')
             object.__setattr__(self, field.name, int(value) if field.type is int else float(value))  # of 1e9, or numpy
         # S3 refuses parts smaller than 5 MiB, and GCS requires multiples of 256 KiB.
         if self.part_size < 5 * MiB or self.part_size % (256 * KiB):

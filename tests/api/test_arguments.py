@@ -1,5 +1,6 @@
 """Checks of integer arguments: one rule, and one text, for all of them."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -101,3 +102,18 @@ def test_arguments_of_other_types_are_named(tmp_path):
         writer.append({'x': [1]})
     with granular.DatasetReader(tmp_path / 'many') as opened, pytest.raises(InvalidArgumentError, match='as limits'):
         opened.fetch([0], mask={'x': slice('a', None)})
+
+
+@pytest.mark.parametrize('field', [field for field in dataclasses.fields(granular.IOConfig) if field.type is not str])
+def test_the_largest_settings_are_used_and_larger_ones_refused(field, tmp_path):
+    for value in (10**400, 10**5000):
+        with pytest.raises(InvalidArgumentError, match=f'^IOConfig.{field.name}: expected at most') as caught:
+            granular.IOConfig(**{field.name: value})
+    most = int(str(caught.value).rpartition(' ')[2])
+    most -= most % (1 << 18) if field.name == 'part_size' else 0
+    root = granular.Path(tmp_path, config=granular.IOConfig(**{field.name: most}))
+    with granular.DatasetWriter(root / 'data', {'i': 'int', 'x': 'bytes'}) as writer:
+        for i in range(9):
+            writer.append({'i': i, 'x': bytes(1000 * i)})
+    with granular.DatasetReader(root / 'data', granular.decoders) as reader:
+        assert reader.fetch([3, 8]) == [{'i': i, 'x': bytes(1000 * i)} for i in (3, 8)]
