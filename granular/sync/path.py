@@ -1,7 +1,10 @@
 """The sync API of :mod:`granular.aio.paths.path`."""
 
+import contextlib
 import functools
 import io
+import logging
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
@@ -16,6 +19,8 @@ from granular.config import MiB
 from granular.errors import ClosedError
 from granular.sync.base import blocking, documented_by
 from granular.sync.iteration import Iteration, Listing
+
+logger: Final = logging.getLogger('granular')
 
 P = ParamSpec('P')
 S = TypeVar('S', bound='Path')
@@ -79,10 +84,11 @@ class Path(PurePath):
     def open(self, mode: str = 'rb') -> BinaryIO:
         """Open a buffered binary file, ``'rb'`` to read at any position or ``'wb'`` to write a new file sequentially.
 
-        A written file appears when it is closed, and not at all if its ``with`` block ends with an error.
+        A written file appears when it is closed, and not at all if its ``with`` block ends with an error, or if it is
+        never closed.
         """
         file = run(self.aio.open(mode))
-        raw = _RawReader(file) if mode == 'rb' else _RawWriter(file)
+        raw = _RawReader(file) if mode == 'rb' else _RawWriter(file, f'{self}')
         # Of a method in Python that gives the position, Python would ignore an interrupt here.
         vars(raw)['tell'] = int
         buffered = io.BufferedReader(raw, MiB) if mode == 'rb' else _BufferedWriter(raw, MiB)
@@ -157,11 +163,13 @@ class _RawReader(io.RawIOBase):
 
 
 class _RawWriter(io.RawIOBase):
-    def __init__(self, file: File) -> None:
-        self.file = file
-        self.dropped = False
+    dropped = True  # also if an interrupt cuts the constructor
+
+    def __init__(self, file: File, name: str) -> None:
+        self.file, self._name = file, name
         self._interrupted = False  # True if an interrupt cut a write
         _writers.add(self)
+        self.dropped = False
 
     def writable(self) -> bool:
         return True
@@ -190,6 +198,20 @@ class _RawWriter(io.RawIOBase):
             super().close()
             _writers.discard(self)
 
+    def discard(self) -> None:
+        """Discard the file, also the data that is still buffered, unless it is closed."""
+        if not self.closed and not self.dropped:
+            self.dropped = True
+            run_close(self.file.abort())
+
+    def __del__(self) -> None:
+        # Not published: the function that dropped it may have failed after a part of the data.
+        if not self.closed and not self.dropped:
+            self.discard()
+            message = f'{self._name} was never closed, and is discarded: use `with`, or call its close'
+            logger.error(message)
+            warnings.warn(message, ResourceWarning, source=self, stacklevel=2)
+
 
 class _BufferedWriter(io.BufferedWriter):
     """A buffered writer that discards the written data if its ``with`` block ends with an error."""
@@ -199,9 +221,12 @@ class _BufferedWriter(io.BufferedWriter):
     ) -> None:
         raw = self.raw
         if kind is not None and isinstance(raw, _RawWriter):
-            raw.dropped = True  # makes write() discard the data that is still buffered
-            run(raw.file.abort())
+            raw.discard()
         super().__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        if isinstance(raw := self.raw, _RawWriter):
+            raw.__del__()
 
 
 def _disown(raw: _RawWriter) -> None:
@@ -214,10 +239,9 @@ _writers: Final = each_after_fork(_disown)
 
 def _drop_writers() -> None:
     """At interpreter exit, discard files that were not closed, so that they do not appear."""
-    for raw in list(_writers):
-        if not raw.closed and not raw.dropped:
-            raw.dropped = True
-            run(raw.file.abort())
+    with contextlib.ExitStack() as stack:  # all of them, even if some cannot be removed
+        for raw in list(_writers):
+            stack.callback(raw.discard)
 
 
 at_exit(_drop_writers)

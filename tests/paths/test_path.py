@@ -1,10 +1,12 @@
 import asyncio
+import contextlib
 import errno
 import gc
 import os
 import pathlib
 import pickle
 import string
+import sys
 import time
 
 import fsspec
@@ -264,6 +266,8 @@ def test_open_reads_writes_and_seeks(root):
         assert file.read() == b'line 999\n'
         file.seek(5)
         assert file.read(1) == b'0'
+        with pytest.raises(InvalidArgumentError, match='whence: expected 0, 1 or 2, got 3'):
+            file.seek(0, 3)
     with pytest.raises(RuntimeError, match='on purpose'), (root / 'y').open('wb') as file:
         file.write(b'half')
         raise RuntimeError('on purpose')
@@ -282,6 +286,47 @@ def test_failed_write_leaves_the_previous_file(root):
         file.flush()
         raise RuntimeError('on purpose')
     assert (root / 'x').read_bytes() == b'before'
+
+
+def test_file_that_is_never_closed_leaves_the_previous_file(root, caplog):
+    root.mkdir(parents=True, exist_ok=True)
+    (root / 'x').write_bytes(b'before')
+    with pytest.warns(ResourceWarning, match='was never closed, and is discarded'):
+        file = (root / 'x').open('wb')
+        file.write(b'half')
+        del file
+        gc.collect()
+    assert 'x was never closed' in caplog.text
+    assert (root / 'x').read_bytes() == b'before'
+
+
+@pytest.mark.filterwarnings('ignore::ResourceWarning')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # Python ignores it in finalizers
+def test_interrupt_while_a_file_is_opened_leaves_the_previous_file(tmp_path):
+    path, point, seen = granular.Path(tmp_path) / 'x', 0, 1
+    path.write_bytes(b'before')
+
+    def interrupt(frame, event, argument):
+        nonlocal seen
+        seen += event in ('call', 'c_return')
+        if seen == point:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def opened():
+        sys.setprofile(interrupt)
+        try:
+            return path.open('wb')
+        finally:
+            sys.setprofile(None)
+
+    while seen >= point:
+        point, seen = point + 1, 0
+        with contextlib.suppress(KeyboardInterrupt):
+            opened()
+        gc.collect()
+        assert path.read_bytes() == b'before', point
+    assert point > 20
 
 
 @pytest.mark.parametrize('root', ['memory'], indirect=True)

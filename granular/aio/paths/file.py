@@ -92,7 +92,7 @@ class File:
         """Move to a position, from the beginning (0), the current position (1) or the end (2), and return it."""
         self._check(writing=False)
         if whence not in (0, 1, 2):
-            raise InvalidArgumentError(f'{self._path}: expected a whence of 0, 1 or 2, got {whence!r}')
+            raise InvalidArgumentError(f'{self._path}: whence: expected 0, 1 or 2, got {whence!r}')
         position = operator.index(offset) + (0, self._position, self._size)[whence]
         if position < 0:
             raise InvalidArgumentError(f'{self._path}: cannot seek to {position}')
