@@ -11,7 +11,7 @@ from typing import Final
 _HOST: Final = r'(?!arn:)(?!(?:[\w-]+(?:\.[\w-]+)+|localhost):\d{1,5}[/?#])'
 _USER: Final = re.compile(
     r'(?!(?<=\babfs)://[\w$-]+@|(?<=\babfss)://[\w$-]+@|(?<=\baz)://[\w$-]+@)'
-    rf'://(?:{_HOST}[^/?#\s@:\[]*:\S*|[^/?#\s@]*)@'
+    rf'://(?:{_HOST}[^/?#\s@:\[]*:\S{{0,4096}}|[^/?#\s@]*)@'  # bounded, as a server may send many addresses
 )
 _UNQUOTED: Final = re.compile(r'\w+://(?!arn:)[^/?#\s@:\[]*:(?!\d{1,5}[/?#])[^/?#\[\]]*[/?#\[\]].*@.*', re.DOTALL)
 _VALUE: Final = re.compile(r'([?&;][^=&;\s\'"<>]{1,64}=)[^&;\s\'"<>]*')

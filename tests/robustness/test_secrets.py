@@ -300,6 +300,7 @@ def test_hidden_removes_users_and_query_values():
         'https://...@host:1/a?x=...&X-Amz-Algorithm=...&X-Amz-Credential=...&X-Amz-Security-Token=...'
         '&X-Amz-Signature=...'
     )
+    assert hidden(f'https://user:{"token/" * 600}@host/x') == 'https://...@host/x'
     for text in (
         's3://bucket/a@b',
         'bytes 1 to 5',
