@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import inspect
 import sys
 import time
 import weakref
@@ -42,14 +43,19 @@ def progress(items: Iterable[T], total: int | None = None, summary: bool = False
     """
     import_extra('rich.progress', 'cli', 'progress needs rich')
     generator = _with_bar(items, total, summary)
-    # A loop that ends early leaves the generator open: close it before the interpreter unloads the modules it uses.
-    atexit.register(_close, weakref.ref(generator))
+    _begun.add(generator)
     return generator
 
 
-def _close(reference: 'weakref.ref[Generator[Any, None, None]]') -> None:
-    if (generator := reference()) is not None:
-        generator.close()
+_begun: Final[weakref.WeakSet[Generator[Any, None, None]]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close() -> None:
+    """Close the generators that loops which ended early left open, while the modules that they use are there."""
+    for generator in list(_begun):
+        if inspect.getgeneratorstate(generator) != inspect.GEN_RUNNING:  # as in a daemon thread that waits for an item
+            generator.close()
 
 
 def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator[T, None, None]:

@@ -347,3 +347,20 @@ def test_exit_while_a_daemon_thread_iterates_is_silent(work, method, api, end, t
         assert message, traceback
     others = [line for line in errors.splitlines() if not (work == 'writes' and 'was never closed' in line)]
     assert (process.returncode, output, others) == (CODES[end], 'ready\n', [])
+
+
+def test_exit_while_a_daemon_thread_waits_for_an_item_with_a_progress_bar_is_silent(interpreter):
+    done = interpreter.run("""
+import threading, granular
+
+def items():
+    waiting.set()
+    never.wait()
+    yield
+
+waiting, never = threading.Event(), threading.Event()
+threading.Thread(target=list, args=(granular.progress(items()),), daemon=True).start()
+waiting.wait()
+""")
+    assert done.returncode == 0
+    assert 'Error' not in done.stderr
