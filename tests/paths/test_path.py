@@ -266,8 +266,6 @@ def test_open_reads_writes_and_seeks(root):
         assert file.read() == b'line 999\n'
         file.seek(5)
         assert file.read(1) == b'0'
-        with pytest.raises(InvalidArgumentError, match='whence: expected 0, 1 or 2, got 3'):
-            file.seek(0, 3)
     with pytest.raises(RuntimeError, match='on purpose'), (root / 'y').open('wb') as file:
         file.write(b'half')
         raise RuntimeError('on purpose')
@@ -640,7 +638,7 @@ async def test_async_files_read_and_write(root):
         assert await file.read(5) == b'hello'
         assert file.seek(-5, 2) == 6
         for whence in (-1, 3):
-            with pytest.raises(InvalidArgumentError, match=f'expected a whence of 0, 1 or 2, got {whence}'):
+            with pytest.raises(InvalidArgumentError, match=f'whence: expected 0, 1 or 2, got {whence}'):
                 file.seek(0, whence)
         assert await file.read() == b'world'
         assert await file.read() == b''

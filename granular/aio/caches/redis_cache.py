@@ -310,8 +310,8 @@ class _Connections(Running):
     async def begin(self, cache: RedisCache) -> Any:
         """Return the client, which is closed once the cache is dropped."""
         if self._loop is None:
-            await self.settle()
             self.close_with(cache)
+            await self.settle()
         return self.client
 
     async def _close(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import remote
 from granular.aio.execution.worker_main import Report, Stage, Task, work
-from granular.aio.runtime.forking import each_after_fork, fork_turn
+from granular.aio.runtime.forking import after_fork, fork_turn, inherited
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import settle
 from granular.aio.runtime.threads import exiting, expect_exit, offload_whole, start_thread
@@ -39,8 +39,9 @@ _SHORT: Final = (
 _SILENCE: Final = 1.0  # seconds without a message after which to check the worker
 _started: Final = itertools.count()  # numbers the worker processes
 
-# This process's ends of all pipes. While a forked child holds one, the worker does not notice that this process died.
-_ends: Final[weakref.WeakSet[Connection]] = each_after_fork(Connection.close)
+# This process's ends of all pipes, with the files of their descriptors. While a forked child holds one, the worker does
+# not notice that this process died.
+_ends: Final[weakref.WeakKeyDictionary[Connection, tuple[int, int]]] = weakref.WeakKeyDictionary()
 
 
 def start_context(context: Any) -> Any:
@@ -253,7 +254,7 @@ class _Worker:
         self._stages, self._reports = stages, Reports()
         with fork_turn():  # so that no worker is forked which would not close this end
             self.pipe, other_end = context.Pipe(duplex=True)
-            _ends.add(self.pipe)
+            _ends[self.pipe] = _file_of(self.pipe.fileno())
         self._process = context.Process(
             target=work,
             args=(other_end, payload, sizes, (number, count), next(_started)),
@@ -387,6 +388,25 @@ class _Worker:
 def _name_of(number: int) -> str:
     """Return the name of a signal; Python has none for most of the real-time signals."""
     return signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'
+
+
+def _file_of(fd: int) -> tuple[int, int]:
+    """Return what identifies the file of a descriptor."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _close_ends() -> None:
+    """Close all ends in a forked child. One that another thread was closing may be another file's by now."""
+    for end, file in list(_ends.items()):
+        with contextlib.suppress(OSError):
+            if not end.closed and _file_of(end.fileno()) == file:
+                end.close()
+                continue
+        inherited.append(end)  # it would close its descriptor when it is collected
+
+
+after_fork(_close_ends)
 
 
 def _is_alive(thread: threading.Thread | None) -> bool:

@@ -61,8 +61,9 @@ def each_after_fork(reset: Callable[[T], Any]) -> weakref.WeakSet[T]:
     members: weakref.WeakSet[T] = weakref.WeakSet()
 
     def reset_all() -> None:
-        for member in list(members):
-            reset(member)
+        with contextlib.ExitStack() as stack:  # as in _reset
+            for member in list(members):
+                stack.callback(reset, member)
 
     after_fork(reset_all)
     return members

@@ -230,7 +230,6 @@ class Running(abc.ABC):
         self._lock = Lock()
         self.closed: bool = False
         self.token: object = object()
-        _running.add(self)
 
     def forked(self) -> None:
         """Give up, in a forked child, what belongs to its parent, where it runs or an operation is in progress."""
@@ -243,10 +242,6 @@ class Running(abc.ABC):
                 'save its state, and restore that in a new one'
             )
         return {**self.__dict__, '_finalizer': None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        _running.add(self)
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
@@ -281,7 +276,11 @@ class Running(abc.ABC):
             (await scope()).running.add(self)
 
     def close_with(self, handle: object) -> None:
-        """Close it once its handle is dropped. A handle has the ``__copy__`` of :func:`copied`."""
+        """Close it once its handle is dropped; call it when both are complete, before it runs.
+
+        A handle has the ``__copy__`` of :func:`copied`.
+        """
+        _running.add(self)  # not earlier: a fork may come at any point, and uses all of it
         self._finalizer = weakref.finalize(handle, self._dropped)
         self._finalizer.atexit = False  # at exit, its loop closes it
 
