@@ -243,8 +243,8 @@ class _Strata:
 
     def windows_of(self, positions: Ints) -> Ints:
         """Return the windows that contain these positions."""
-        slots = np.where(positions >= self._after_short, positions + self._missing, positions) // self.block
-        return self._windows_of_slots(slots)
+        ahead = np.where(positions >= self._after_short, self.block - self._missing, self.block)
+        return self._windows_of_slots((positions - ahead) // self.block + 1)  # a sum could exceed 63 bits
 
     def _windows_of_slots(self, slots: Ints) -> Ints:
         whole = self._whole * self.strata

@@ -111,8 +111,9 @@ def test_blocks_scattered_lookups_and_hosts_equal_iteration(
 
 
 @pytest.mark.parametrize('length', [10**9, 10**9 + 37, 2**40 + 1, 2**63 - 1])
-def test_blocks_of_a_huge_dataset_are_looked_up_alone(length):
-    order = shuffle.Blocks(64, 16)
+@pytest.mark.parametrize('block', [3, 64])
+def test_blocks_of_a_huge_dataset_are_looked_up_alone(length, block):
+    order = shuffle.Blocks(block, 16)
     steps = np.arange(length - 3000, length)
     indices = order.lookup(steps, length, 1, 0)
     assert len(np.unique(indices)) == 3000 and indices.min() >= 0 and indices.max() < length
