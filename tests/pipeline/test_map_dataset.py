@@ -161,13 +161,31 @@ def test_batches_of_many_structures():
 @pytest.mark.parametrize(
     'leaves',
     [(1, 'x'), ('x', 1.5), (True, 'x'), (1, b'x'), ('x', b'x'), (np.arange(2), np.array(['a', 'b'])),
-     (np.datetime64('2020-01-01'), 1)],
+     (np.datetime64('2020-01-01'), 1), (b'x', 1), (np.timedelta64(1, 's'), 5), (5, np.timedelta64(1, 's')),
+     (1.5, 10**400), (1, {'y': 1}), (np.array(1), {'y': 1})],
 )  # fmt: skip
-def test_texts_and_numbers_are_not_stacked_into_texts(leaves):
+def test_leaves_of_other_kinds_are_not_stacked(leaves):
     with pytest.raises(DatapointError, match=r"'x': datapoint 1 of a batch has dtype .*, the first "):
         MapDataset.source([{'x': leaf} for leaf in leaves]).batch(2)[0]
     same = MapDataset.source([{'x': np.str_('a')}, {'x': 'bc'}]).batch(2)[0]
     assert same['x'].tolist() == ['a', 'bc']
+
+
+@pytest.mark.parametrize(
+    ('leaves', 'message'),
+    [((np.datetime64('3000', 'Y'), np.datetime64('2020', 'ns')), r'datapoint 0 .* does not fit into datetime64\[ns\]'),
+     ((np.zeros(1, [('a', 'i4')]), np.zeros(1, [('b', 'i4')])), 'no dtype in common'),
+     ((b'x', np.array(b'x')), 'some values of a batch are text')],
+)  # fmt: skip
+def test_leaves_that_would_be_changed_are_not_stacked(leaves, message):
+    with pytest.raises(DatapointError, match=f"'x': .*{message}"):
+        MapDataset.source([{'x': leaf} for leaf in leaves]).batch(2)[0]
+
+
+def test_dates_of_several_units_are_stacked():
+    dates = [np.datetime64('2020', 'Y'), np.datetime64('NaT', 's'), np.datetime64('2021-02-03', 'D')]
+    batch = MapDataset.source(dates).batch(3)[0]
+    assert batch.astype('M8[D]').astype(str).tolist() == ['2020-01-01', 'NaT', '2021-02-03']
 
 
 class Double(granular.MapTransform):
@@ -370,12 +388,15 @@ def test_elements_without_a_selected_field_are_named(element, message):
             read()
 
 
-@pytest.mark.parametrize('elements', [['a', 'b\0', 'c'], [b'a', b'b\0', b'c']])
+@pytest.mark.parametrize(
+    'elements',
+    [['a', 'b\0', 'c'], [b'a', b'b\0', b'c'], [np.str_('b\0'), 'c\0', 'd'], [None, 'b\0', 'c'], [None, b'b\0', b'c']],
+)
 def test_texts_of_batches_keep_trailing_zeros(elements):
-    stream = MapDataset.source(elements).to_iter_dataset()
-    for batches in (stream.batch(3), stream.batch(1).rebatch(3), stream.batch(2).rebatch(1).batch(3)):
+    stream = MapDataset.source([{'x': element} for element in elements]).to_iter_dataset()
+    for batches in (stream.batch(3), stream.batch(2).rebatch(3), stream.batch(2).rebatch(1).batch(3)):
         (batch,) = batches
-        assert batch.ravel().tolist() == elements
+        assert batch['x'].ravel().tolist() == elements
 
 
 def test_padding_of_batches():
@@ -396,13 +417,23 @@ def test_padding_of_batches():
      (['a', 'b\0'], 0, ['a', 'b\0', '0']),
      ([b'a', b'b\0'], '<pad>', [b'a', b'b\0', b'<pad>']), ([np.array(['a'])] * 2, '<pad>', [['a'], ['a'], ['<pad>']]),
      ([np.array([b'a'])] * 2, b'<pad>', [[b'a'], [b'a'], [b'<pad>']]), ([1.5, 2], np.nan, [1.5, 2, np.nan]),
-     ([True, False], 1, [True, False, True])],
+     ([True, False], 1, [True, False, True]), ([np.float32(1), np.float32(2)], np.float64(0.5), [1, 2, 0.5])],
 )  # fmt: skip
 def test_padding_is_the_value_that_was_passed(elements, pad_value, padded):
     batch = granular.batch_and_pad(elements, batch_size=3, pad_value=pad_value)
     np.testing.assert_array_equal(batch, np.array(padded, batch.dtype.kind))
     whole = granular.batch_and_pad(elements, batch_size=2, pad_value=pad_value)
     assert whole.dtype == MapDataset.source(elements).batch(2)[0].dtype
+
+
+@pytest.mark.parametrize(
+    ('element', 'pad_value'),
+    [(1, np.nan), (True, np.nan), (np.uint8(1), -1), (np.float16(1), 1e6), (1.5, 1j), (1.5, 'x'), (1, None),
+     (1.5, 10**400), (np.ones(2), [1, 2])],
+)  # fmt: skip
+def test_padding_that_would_be_another_value_is_refused(element, pad_value):
+    with pytest.raises(DatapointError, match='does not fit into'):
+        granular.batch_and_pad([element], batch_size=2, pad_value=pad_value)
 
 
 def test_selection_map_is_checked():
@@ -477,3 +508,12 @@ def test_batches_keep_masks():
     assert padded.mask.tolist() == [[False, False], [True, False], [False, False]]
     (joined,) = dataset.to_iter_dataset().batch(1).rebatch(2)
     assert joined.data.tolist() == batch.data.tolist() and joined.mask.tolist() == batch.mask.tolist()
+
+
+@pytest.mark.parametrize('values', [[1, 2, 3], [1.5, 2.5, 3.5], [True, False, True]])
+@pytest.mark.parametrize('mask', [[False, True, False], [True, False, False], [False, False, False]])
+def test_batches_keep_the_masks_of_single_values(values, mask):
+    masked = np.ma.masked_array(values, mask)
+    (batch,) = MapDataset.source(masked).batch(3)
+    assert batch.dtype == masked.dtype
+    assert np.ma.getmaskarray(batch).tolist() == mask and batch.tolist() == masked.tolist()

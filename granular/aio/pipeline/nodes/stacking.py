@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ _ALIGNMENT: Final = 64  # bytes, which JAX needs on a CPU to use memory as it is
 _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
     int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
 )  # fmt: skip
+_TEXTS: Final = (str, (bytes, bytearray))
 
 
 def stack(datapoints: Sequence[Any]) -> Any:
@@ -31,7 +33,7 @@ def stack(datapoints: Sequence[Any]) -> Any:
     that is None in every datapoint stays None.
 
     Raises:
-      DatapointError: if structures or shapes differ.
+      DatapointError: if structures or shapes differ, or numpy would change a value to one of another kind.
     """
     return combine(datapoints, _stack_leaves)
 
@@ -73,24 +75,41 @@ def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
 def _stack_leaves(datapoints: Sequence[Any]) -> Any:
     first = datapoints[0]
     kinds = set(map(type, datapoints))
-    if (plain := kinds == {str}) or isinstance(first, bytes | bytearray):
-        return array_of_texts(datapoints, plain)
+    for texts in _TEXTS:
+        if any(issubclass(kind, texts) for kind in kinds):
+            if not all(issubclass(kind, texts) or kind is NoneType for kind in kinds):
+                _check_dtypes(datapoints)
+                raise DatapointError(f'some values of a batch are text, others arrays: {_REMEDY}')
+            return array_of_texts(datapoints, texts is str and NoneType not in kinds)
+    out: Any
     try:
-        if type(first) in _NUMBERS:
+        if any(map(is_masked, kinds)):
+            out = np.ma.stack(_with_masks(datapoints))
+        elif type(first) in _NUMBERS:
             out = np.array(datapoints)
         elif kinds == {np.ndarray} and first.dtype.isnative and _are_large(datapoints):
             out = np.stack(datapoints, out=memory_for((len(datapoints), *first.shape), first.dtype))
         else:
-            out = (np.ma.stack if any(map(is_masked, kinds)) else np.stack)(datapoints)
-    except TypeError:  # of dtypes that have none in common
-        _check_dtypes(datapoints)
-        raise
+            out = np.stack(datapoints)
+    except TypeError as error:
+        raise _of_no_dtype(datapoints, error) from None
     except ValueError:
-        odd = next(i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first))
+        odd = next((i for i, datapoint in enumerate(datapoints) if np.shape(datapoint) != np.shape(first)), None)
+        if odd is None:
+            raise
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
+    if out.dtype.kind == 'O' and out.ndim == 1:  # numbers and dicts, for example
+        _check_dtypes([datapoint for datapoint in datapoints if datapoint is not None])
     return _checked(out, datapoints)
+
+
+def _with_masks(datapoints: Sequence[Any]) -> list[Any]:
+    """Return datapoints with masked values in place of ``np.ma.masked``, whose dtype is always float64."""
+    known = next((datapoint for datapoint in datapoints if datapoint is not np.ma.masked), np.ma.masked)
+    masked = np.ma.array(np.zeros((), np.asarray(known).dtype), mask=True)
+    return [masked if datapoint is np.ma.masked else datapoint for datapoint in datapoints]
 
 
 def _are_large(arrays: Sequence[NDArray[Any]]) -> bool:
@@ -101,8 +120,8 @@ def _are_large(arrays: Sequence[NDArray[Any]]) -> bool:
 
 def _checked(out: Any, datapoints: Sequence[Any]) -> Any:
     """Return an array that was made of datapoints, if numpy has not changed them to a dtype of another kind."""
-    if out.dtype.kind in 'SU':
-        _check_dtypes(datapoints)
+    if out.dtype.kind in 'SUmM':
+        _check_dtypes(datapoints, out.dtype)
     elif out.dtype.kind in 'fO' and all(type(one) is int or _is_integer(one) for one in datapoints):
         if out.ndim == 1 and set(map(type, datapoints)) == {int}:
             with contextlib.suppress(OverflowError):
@@ -115,14 +134,24 @@ def _is_integer(value: Any) -> bool:
     return getattr(getattr(value, 'dtype', None), 'kind', '') in ('i', 'u')
 
 
-def _check_dtypes(datapoints: Sequence[Any]) -> None:
-    """Raise an error if only some are text, or dates: numpy would turn numbers among texts into text, 1 into '1'."""
-    dtypes = [np.asarray(datapoint).dtype for datapoint in datapoints]
-    for i, dtype in enumerate(dtypes):
-        if dtype.kind != dtypes[0].kind:
+def _check_dtypes(datapoints: Sequence[Any], common: np.dtype[Any] | None = None) -> None:
+    """Raise an error if only some are text, or dates: numpy would turn numbers among texts into text, 1 into '1'; or if
+    dates exceed the range of the dtype that they have in common.
+    """
+    arrays = list(map(np.asarray, datapoints))
+    for i, array in enumerate(arrays):
+        if array.dtype.kind != arrays[0].dtype.kind:
             raise DatapointError(
-                f'datapoint {i} of a batch has dtype {dtype}, the first {dtypes[0]}: {_REMEDY}'
+                f'datapoint {i} of a batch has dtype {array.dtype}, the first {arrays[0].dtype}: {_REMEDY}'
             ) from None
+        dates = common is not None and common.kind in 'mM' and array.dtype != common
+        if dates and not np.array_equal(array.astype(common).astype(array.dtype), array, equal_nan=True):
+            raise DatapointError(f'datapoint {i} of a batch, of {array.dtype}, does not fit into {common}: {_REMEDY}')
+
+
+def _of_no_dtype(datapoints: Sequence[Any], error: TypeError) -> DatapointError:
+    _check_dtypes(datapoints)
+    return DatapointError(f'the datapoints of a batch have no dtype in common: {error}: {_REMEDY}')
 
 
 def array_of_texts(texts: Sequence[Any], plain: bool) -> NDArray[Any]:
@@ -138,9 +167,8 @@ def concatenate(arrays: Sequence[NDArray[Any]]) -> Any:
     """Concatenate arrays, with their masks; raise ``DatapointError`` if only some are text, or dates."""
     try:
         out = (np.ma.concatenate if any(map(is_masked, map(type, arrays))) else np.concatenate)(arrays)
-    except TypeError:  # of dtypes that have none in common
-        _check_dtypes(arrays)
-        raise
+    except TypeError as error:
+        raise _of_no_dtype(arrays, error) from None
     return _checked(out, arrays)
 
 
@@ -181,14 +209,26 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
         elif kind == 'U' or isinstance(leaves[0], str):
             value = str(pad_value)
         else:
-            with np.errstate(all='ignore'):
-                value = np.asarray(pad_value).astype(rows.dtype)
-            if kind in 'biuf' and value != pad_value and pad_value == pad_value:  # noqa: PLR0124
-                raise DatapointError(f'the padding {pad_value!r:.100} does not fit into {rows.dtype}')
+            value = _padding(pad_value, rows.dtype)
         dtype = None if kind in 'SU' else rows.dtype  # a text may be longer than those of the rows
         return concatenate([rows, np.full((batch_size - len(rows), *rows.shape[1:]), value, dtype)])
 
     return combine(values, pad)
+
+
+def _padding(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a value as one of a dtype; raise ``DatapointError`` if it is another one there."""
+    kind, fits = dtype.kind, False
+    if kind not in 'biuf' or not np.iscomplexobj(value):
+        with contextlib.suppress(TypeError, ValueError, OverflowError), np.errstate(all='ignore'):
+            padding = np.full((), value, dtype)
+            if kind == 'f':  # it may be rounded
+                fits = bool(np.isfinite(padding) == np.isfinite(value))
+            else:
+                fits = kind not in 'biu' or padding.item() == value
+    if not fits:
+        raise DatapointError(f'the padding {value!r:.100} does not fit into {dtype}')
+    return padding
 
 
 def _combined(key: Any, datapoints: list[Any], combine_leaves: Callable[[Sequence[Any]], Any]) -> Any:
