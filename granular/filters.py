@@ -5,7 +5,7 @@ datasets.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Final, Literal
 
@@ -34,17 +34,13 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
     Raises:
       InvalidArgumentError: if the labels are neither.
     """
-    if is_masked(type(values)) and np.any(values.mask):
-        raise InvalidArgumentError(f'{name}: expected the label of each datapoint, got some with a mask')
     try:
         array = np.asarray(values)
     except ValueError:  # the datapoints have different numbers of classes
         array = np.empty((len(values), 0), object)
     if not array.ndim:
         raise InvalidArgumentError(f'{name}: expected a sequence with the label of each datapoint, got {values!r:.60}')
-    if array.size == 0 and array.ndim == 1:
-        return np.zeros(0, np.int64)
-    if array.ndim == 1 and array.dtype != object:
+    if array.ndim == 1 and (array.dtype != object or not array.size):
         return _checked(array, values, name)
     out = np.empty(len(values), object)
     for i, value in enumerate(values):
@@ -56,7 +52,7 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
             )
         if classes.dtype == bool:
             classes = np.flatnonzero(classes)
-        out[i] = _checked(classes, value, name) if classes.size else np.zeros(0, np.int64)
+        out[i] = _checked(classes, value, name)
     return out
 
 
@@ -195,8 +191,14 @@ def shuffled(length: int, seed: int) -> Ints:
     return indices
 
 
-def _checked(array: Labels, values: Sequence[Any], name: str) -> Labels:
+def _checked(array: Labels, values: Any, name: str) -> Labels:
+    if is_masked(type(values)) and np.any(values.mask):
+        raise InvalidArgumentError(f'{name}: expected the label of each datapoint, got some with a mask')
+    if not array.size:
+        return np.zeros(0, np.int64)
     if array.dtype.kind == 'U' and all(isinstance(value, str) for value in values):
+        if any(value.endswith('\0') for value in values):
+            raise InvalidArgumentError(f'{name}: expected classes without zeros at their end, which numpy cuts off')
         return array
     if array.dtype.kind not in 'biu':
         kinds = sorted({type(value).__name__ for value in values})

@@ -335,6 +335,18 @@ def test_filters_read_labels_once():
         ClassFilterWrapper(dataset, field='class')
 
 
+@pytest.mark.parametrize('known', [False, True])
+def test_labels_that_are_integers_in_one_dataset_and_texts_in_another_never_match(known):
+    numbers, texts = Numbers(), Numbers(list(map(str, LABELS)))
+    if known:
+        numbers = ClassFilterWrapper(numbers, invalid_classes=[], field='class')
+        texts = ClassFilterWrapper(texts, invalid_classes=[], field='class')
+    both = FieldConcat([numbers, texts])
+    assert len(ModeWrapper(both, 'class')[:]) == 22
+    with pytest.raises(InvalidArgumentError, match='int, str'):
+        ClassFilterWrapper(both, valid_classes=['1'], field='class')
+
+
 # --- over readers
 
 

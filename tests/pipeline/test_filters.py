@@ -315,5 +315,13 @@ def test_labels_are_read_alone_behind_select_and_combinations(tmp_path, arranged
 
 def test_labels_with_a_mask_are_refused():
     masked = np.ma.masked_array([1, 2], [False, True])
-    with pytest.raises(InvalidArgumentError, match='with a mask'):
-        filters.by_class(masked, valid_classes=[2])
+    absent = np.ma.masked_array([False, False], [False, True])
+    for labels in (masked, [masked, [1]], [masked, [1, 3]], np.ma.stack([masked, masked]), [absent, [True, False]]):
+        with pytest.raises(InvalidArgumentError, match='with a mask'):
+            filters.by_class(labels, valid_classes=[2])
+
+
+def test_texts_that_numpy_would_cut_are_refused():
+    for labels, valid in ((['a\0', 'b'], ['a']), ([['a\0'], ['b', 'c']], ['a']), (['a', 'b'], ['a\0'])):
+        with pytest.raises(InvalidArgumentError, match='without zeros at their end'):
+            filters.by_class(labels, valid)

@@ -50,7 +50,8 @@ class _Arranged(Fields):
         """Take over the labels that are known of all wrapped datasets."""
         for field in set.intersection(*(set(part.known_labels) for part in self.parents)):
             labels = [part.known_labels[field] for part in self.parents]
-            self.known_labels[field] = np.concatenate(labels)[self._flat()]
+            if len({part.dtype.kind for part in labels}) == 1:  # numpy would turn integers among texts into texts
+                self.known_labels[field] = np.concatenate(labels)[self._flat()]
 
     @abc.abstractmethod
     def _flat(self) -> Ints:
