@@ -44,13 +44,18 @@ class Epochs(Shuffle):
             raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(epoch)}')
         order = shuffle if not isinstance(shuffle, bool) else Permutation() if shuffle else Sequential()
         super().__init__(epoch, order, check_integer('seed', seed, 0))
-        self.endless = True
+        self.endless, self._given = True, _given(length)
 
     def _steps(self, indices: ArrayLike) -> Ints:
         return steps_of(indices)
 
     def describe(self) -> str:
-        return f'Epochs(seed={self.seed}, {self.order!r})'
+        return f'Epochs(seed={self.seed}, {self.order!r}{self._given})'
+
+
+def _given(length: int | None) -> str:
+    """Describe the length that a source was given."""
+    return '' if length is None else f', length={length}'
 
 
 class Transform(Element):
@@ -99,7 +104,7 @@ class Sample(Node):
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         super().__init__(convert(source))
         self._length = length_of(self.parents[0]) if length is None else check_integer('length', length, 1)
-        self.seed, self.endless = check_integer('seed', seed, 0), True
+        self.seed, self.endless, self._given = check_integer('seed', seed, 0), True, _given(length)
         if self._length < 1:
             raise InvalidArgumentError(f'expected one datapoint or more to sample from, got length {self._length}')
 
@@ -114,7 +119,7 @@ class Sample(Node):
         return [int(np.random.default_rng(seed=[self.seed, step]).choice(self._length)) for step in steps.tolist()]
 
     def describe(self) -> str:
-        return f'Sample(seed={self.seed})'
+        return f'Sample(seed={self.seed}{self._given})'
 
 
 class Truncate(Wrapped):

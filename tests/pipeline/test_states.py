@@ -298,6 +298,30 @@ def test_other_indices_are_refused(choose):
         iter(choose(dataset, 0).to_iter_dataset()).set_state(states[1])
 
 
+LABELED = MapDataset.source([{'label': label} for label in (0, 0, 0, 1, -1)])
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda other: LABELED.oversample(unlabeled=0 if other else -1),
+        lambda other: granular.ModeWrapper(
+            granular.OversamplingWrapper(LABELED, unlabeled=0 if other else -1), 'label'
+        ),
+        lambda other: granular.ModeWrapper(granular.FieldConcat([LABELED, LABELED], balanced_sampling=other), 'label'),
+        lambda other: sources.Epochs(LABELED, length=3 if other else 4),
+        lambda other: sources.Epochs(LABELED, length=3 if other else None),
+        lambda other: sources.Sample(LABELED, length=3 if other else None),
+    ],
+)
+def test_other_arguments_of_a_selection_are_refused(make):
+    states = [iter(MapDataset.source(make(other)).to_iter_dataset()).get_state() for other in (True, False)]
+    stream = MapDataset.source(make(True)).to_iter_dataset()
+    iter(stream).set_state(states[0])
+    with pytest.raises(StateError, match='another pipeline'):
+        iter(stream).set_state(states[1])
+
+
 def fields_of(dataset, indices):
     return granular.MapDataset.source(granular.ModeWrapper(granular.SubsetWrapper(dataset, indices), 'x'))
 

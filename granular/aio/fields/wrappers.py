@@ -14,7 +14,7 @@ from granular.aio.fields.fields import fields_of, original
 from granular.aio.fields.interface import Ctx, Fields, labels_of
 from granular.aio.pipeline.nodes.combinations import Concatenate, Interleave, fetch_by_owner
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, Wrapped, look_up
-from granular.aio.pipeline.nodes.selection import describe_classes, filtered, oversampled
+from granular.aio.pipeline.nodes.selection import describe_classes, describe_unlabeled, filtered, oversampled
 from granular.errors import ClosedError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import Ints, check_integer, indices_of
 
@@ -348,7 +348,7 @@ class OversamplingWrapper(_ByLabel):
         return await oversampled(self._positions, self._field, self._strategy, self._unlabeled, labels)
 
     def describe(self) -> str:
-        return f'OversamplingWrapper({self._strategy!r}, field={self._field!r})'
+        return f'OversamplingWrapper({self._strategy!r}, field={self._field!r}{describe_unlabeled(self._unlabeled)})'
 
 
 class FieldConcat(_Arranged):
@@ -413,7 +413,7 @@ class FieldConcat(_Arranged):
         return [[row[i] for row in rows] for i in range(len(fields))]
 
     def describe(self) -> str:
-        return f'FieldConcat of {len(self.parents)}'
+        return f'FieldConcat of {len(self.parents)}{", balanced" if isinstance(self._chosen, Interleave) else ""}'
 
 
 def _classes_of(dataset: Fields, names: Sequence[str]) -> list[int]:

@@ -51,7 +51,7 @@ async def oversampled(
     node: Source, field: Any, strategy: filters.Strategy, unlabeled: Any, labels: filters.Labels | None = None
 ) -> ClassSelection:
     """Repeat the datapoints of rare classes, given the labels or by reading them."""
-    description = f'oversample({field!r}, {strategy!r})'
+    description = f'oversample({field!r}, {strategy!r}{describe_unlabeled(unlabeled)})'
     return await _chosen(node, field, labels, description, filters.oversampled, strategy, unlabeled)
 
 
@@ -64,6 +64,11 @@ async def _chosen(
     chosen = ClassSelection(node, indices, description)
     _labels[chosen] = {field: labels[indices]}
     return chosen
+
+
+def describe_unlabeled(label: Any) -> str:
+    """Describe the label of datapoints without a class, for a printed pipeline; '' for the usual one."""
+    return '' if label == -1 else f', unlabeled={label!r}'
 
 
 def describe_classes(valid_classes: Any, invalid_classes: Any) -> str:
