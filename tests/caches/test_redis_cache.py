@@ -1,6 +1,7 @@
 """RedisCache against real Redis servers: misses, locks between readers, outages and expiry."""
 
 import asyncio
+import cmath
 import dataclasses
 import functools
 import logging
@@ -141,6 +142,13 @@ class Numbers(granular.FieldDataset):
         return self.first + index
 
 
+class Scaled(int):
+    factor = 1
+
+    def __new__(cls, value):
+        return int.__new__(int, value * cls.factor)
+
+
 class Scale:
     factor = 1
 
@@ -176,12 +184,16 @@ def added(number):
         lambda i: NUMBERS.map(functools.partial(masked_sum, np.ma.masked_array([1, 2], mask=[i, 0]))),
         lambda i: NUMBERS.map([lambda value: value, lambda value: value + 1][i]),
         lambda i: NUMBERS.map([{0: 0, 1: 1}, {0: 1, 1: 0}][i].get),
+        lambda i: NUMBERS.map([math.sqrt, cmath.sqrt][i]).map(str),
+        lambda i: NUMBERS.map(defined(f'class f(int):\n  def __new__(cls, value): return value + {i}', 'f')),
+        lambda i: NUMBERS.map(type('Scaled', (Scaled,), {'factor': i})),
         lambda i: NUMBERS.filter(lambda value: value > i),
         lambda i: NUMBERS.batch(2, batch_fn=lambda values: values[i]),
         lambda i: NUMBERS.slice([i, 3]),
         lambda i: granular.MapDataset.select_from_datasets([NUMBERS, NUMBERS.map(add(1))], Choice(i)),
         lambda i: granular.ModeWrapper(granular.SubsetWrapper(Numbers(0), [i, 1]), 'x'),
         lambda i: granular.ModeWrapper(Numbers(i), 'x'),
+        lambda i: granular.ModeWrapper(granular.FieldConcat([Numbers(0), Numbers(5)], bool(i)), 'x'),
         lambda i: granular.SharedMemoryCache(NUMBERS, add(i), max_bytes=1 << 16),
         lambda i: granular.MapDataset.zip([added(int(n == i)) for n in (0, 1)]),
     ],

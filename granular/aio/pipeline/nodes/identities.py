@@ -20,17 +20,18 @@ def identity_of(fn: Any) -> str:
 
     These are its default arguments, the variables of its closure, the constants that it reads by a global name, the
     arguments of a partial, and the attributes of an object whose method it is, also those of its class that are
-    constants. The digest is the same in every process that runs the same release of Python. Functions that it calls by
-    a global name are not part of it.
+    constants; of a class, these and its constructor. The digest is the same in every process that runs the same release
+    of Python. Functions that it calls by a global name are not part of it.
 
     Raises:
       InvalidArgumentError: if one of the values cannot be described, such as a lock.
     """
     digest = hashlib.sha256()
     try:
-        for part in _parts(fn, set()):
-            digest.update(b'%d:' % len(part))
-            digest.update(part)
+        for value in (fn, *_construction(fn)):
+            for part in _parts(value, set()):
+                digest.update(b'%d:' % len(part))
+                digest.update(part)
     except Exception as error:
         raise InvalidArgumentError(f'{name_of(fn)} has no identity of its own: {error}') from error
     return f'{name_of(fn)} {digest.hexdigest()[:16]}'
@@ -76,7 +77,8 @@ def _contents(value: Any) -> list[Any]:
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if isinstance(value, types.BuiltinFunctionType):  # of a module, or a method such as dict.get
-        return [value.__qualname__, None if isinstance(value.__self__, types.ModuleType) else value.__self__]
+        owner = value.__self__
+        return [value.__qualname__, owner.__name__ if isinstance(owner, types.ModuleType) else owner]
     if isinstance(value, type | types.ModuleType | np.ufunc):
         return [getattr(value, '__qualname__', value.__name__)]
     if isinstance(value, _Stage):
@@ -86,11 +88,26 @@ def _contents(value: Any) -> list[Any]:
         state: list[Any] = [reduced]
     else:
         state = [*reduced[:3], *(None if items is None else list(items) for items in reduced[3:5])]
-    members = [member for kind in type(value).__mro__ for member in sorted(vars(kind).items())]
-    constants = [member for member in members if not member[0].startswith('__') and _is_constant(member[1])]
-    functions = [member for name, member in members if name == '__call__']
+    functions = [vars(kind).get('__call__') for kind in type(value).__mro__]
     wrapped = getattr(value, '__wrapped__', None)
-    return [*state, *constants, *(fn for fn in (*functions, wrapped) if isinstance(fn, types.FunctionType))]
+    called = [fn for fn in (*functions, wrapped) if isinstance(fn, types.FunctionType)]
+    return [*state, *_constants_of(type(value)), *called]
+
+
+def _construction(fn: Any) -> list[Any]:
+    """Return what a class is called by, and its constants; nothing for other functions."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if not isinstance(fn, type):
+        return []
+    methods = [getattr(fn, name) for name in ('__new__', '__init__')]
+    return [*_constants_of(fn), *(method for method in methods if isinstance(method, types.FunctionType))]
+
+
+def _constants_of(kind: type) -> list[tuple[str, Any]]:
+    """Return the attributes of a class, and of its bases, that are constants."""
+    members = [member for base in kind.__mro__ for member in sorted(vars(base).items())]
+    return [member for member in members if not member[0].startswith('__') and _is_constant(member[1])]
 
 
 def _constants(fn: types.FunctionType) -> list[tuple[str, Any]]:
