@@ -483,6 +483,7 @@ def test_streams_without_elements_end():
      lambda d: d.mp_prefetch(-1), lambda d: d.mp_prefetch(1.5), lambda d: type(d).zip([]), lambda d: type(d).zip([3]),
      lambda d: d.seed(-1), lambda d: d.seed('12'), lambda d: d.seed([]), lambda d: type(d).mix([d], {'a': 1}),
      lambda d: type(d).mix({'a': d}, {'b': 1}), lambda d: type(d).mix([d, d], [1e-310, 1]),
+     lambda d: type(d).mix([d, d], [[1, 2], [3, 4]]), lambda d: type(d).mix([d, d], np.ones((2, 2))),
      lambda d: type(d).mix({0: d, 1: d}), lambda d: granular.MultiprocessingOptions(1, 0),
      lambda d: granular.MultiprocessingOptions(1, start_method='thread')],
 )  # fmt: skip

@@ -436,6 +436,13 @@ def test_padding_that_would_be_another_value_is_refused(element, pad_value):
         granular.batch_and_pad([element], batch_size=2, pad_value=pad_value)
 
 
+def test_mix_takes_weights_that_are_far_apart_and_streams_of_an_iterator():
+    dataset = MapDataset.mix([MapDataset.range(3), MapDataset.range(10, 13)], [1e300, 1])
+    assert dataset.fetch([]) == [] and dataset.fetch([0, 1]) == [0, 1]
+    mixed = granular.IterDataset.mix(MapDataset.range(start, start + 2) for start in (0, 10))
+    assert list(mixed) == [0, 10, 1, 11]
+
+
 def test_selection_map_is_checked():
     dataset = MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 2), (1, 0), (-1, 0)])
     for index, chosen in ((1, 1), (2, -1)):

@@ -129,7 +129,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
             return cls._of(NamedMix(streams, proportions(len(names), weights)))
         if isinstance(weights, Mapping):
             raise InvalidArgumentError('weights with names require datasets with names: pass a dict of datasets')
-        return cls._of(Mixed(_streams(datasets), proportions(len(datasets), weights)))
+        unnamed = _streams(datasets)
+        return cls._of(Mixed(unnamed, proportions(len(unnamed), weights)))
 
     @classmethod
     def interleave(

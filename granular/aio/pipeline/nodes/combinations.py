@@ -101,7 +101,7 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
         if len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights):
             scale = 100 / min(weights)
             return tuple(int(weight * scale) for weight in weights)
-    except (TypeError, OverflowError):  # no sequence, not of numbers, or too far apart
+    except (TypeError, ValueError, OverflowError):  # no sequence, not of numbers, or too far apart
         pass
     raise InvalidArgumentError(
         f'expected {count} weights > 0, got {weights!r:.200}: leave datasets out that are not to be read'
@@ -116,7 +116,7 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
     """
     owners, inner = np.full_like(indices, -1), np.zeros_like(indices)
     left = sum(weights)
-    if len(indices) and left * (int(np.abs(indices).max()) + 1) >= 1 << 63:
+    if left * (int(np.abs(indices).max(initial=0)) + 1) >= 1 << 63:
         indices = indices.astype(object)  # the products are larger than 64 bits
     now, then = indices, indices + 1
     for i, weight in enumerate(weights):
