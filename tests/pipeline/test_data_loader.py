@@ -38,9 +38,20 @@ def test_order_is_pinned():
     assert sampler[3].index == 3
     rng = np.random.Generator(np.random.Philox(key=3))
     assert sampler[3].rng.integers(1 << 40) == rng.integers(1 << 40)
-    for index in (-1, 10):
+    for index in (-1, 10, 2**64):
         with pytest.raises(OutOfRangeError, match='out of range'):
             sampler[index]
+    for index in (1.0, '1', None):
+        with pytest.raises(InvalidArgumentError, match='expected an integer as index'):
+            sampler[index]
+
+
+def test_integers_of_numpy_have_the_same_datapoint_and_random_numbers():
+    sampler = IndexSampler(1000, ShardOptions(0, 3), shuffle=True, num_epochs=1, seed=250)
+    for index in (0, 9, 255):
+        entry, same = sampler[index], sampler[np.uint8(index)]
+        assert same.record_key == entry.record_key and type(same.index) is int
+        assert same.rng.integers(1 << 40) == entry.rng.integers(1 << 40)
 
 
 LOADS = [

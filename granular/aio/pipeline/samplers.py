@@ -18,7 +18,7 @@ from granular.aio.pipeline.transforms import RANK_ARGUMENTS, ShardOptions, as_sh
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, check_integer
+from granular.indexing import Ints, check_index, check_integer
 from granular.shuffle import MAX_SEED, Index
 
 
@@ -100,6 +100,7 @@ class IndexSampler:
         return positions % length + self._start
 
     def __getitem__(self, index: int) -> RecordMetadata:
+        index = check_index(index, type(self).__name__)
         position = index // self.shard_options.shard_count
         if index < 0 or position >= self.shard_length:
             raise OutOfRangeError(f'index {index} is out of range: the sampler has {len(self)} indices')
@@ -108,7 +109,7 @@ class IndexSampler:
 
     def rng(self, index: int) -> np.random.Generator | None:
         """Return the random generator of an index; None without a seed."""
-        return None if self.seed is None else np.random.Generator(np.random.Philox(key=self.seed + index))
+        return None if self.seed is None else np.random.Generator(np.random.Philox(key=self.seed + int(index)))
 
 
 class SequentialSampler(IndexSampler):
