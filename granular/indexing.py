@@ -36,10 +36,12 @@ def check_seed(seed: Any) -> Seed:
 
 def check_index(index: SupportsIndex, name: str) -> int:
     """Return an index as an int; raise ``OutOfRangeError`` if it is larger than that of any source."""
+    masked = is_masked(type(index)) and np.any(index.mask)  # type: ignore[attr-defined]
     try:
-        position = operator.index(index)
+        position = operator.index(None if masked else index)  # type: ignore[arg-type]
     except TypeError:
-        many = ': fetch(...) reads several' if isinstance(index, Sequence | np.ndarray) and len(index) > 1 else ''
+        several = isinstance(index, Sequence | np.ndarray) and np.shape(index) != () and len(index) > 1
+        many = ': fetch(...) reads several' if several else ''
         many = '' if isinstance(index, str | bytes) else many
         raise InvalidArgumentError(f'{name}: expected an integer as index, got {index!r:.100}{many}') from None
     if (bits := position.bit_length()) > 63:
@@ -74,7 +76,8 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
       name: the indexed object, for errors.
     """
     if isinstance(indices, slice):
-        return np.arange(*indices.indices(length), dtype=np.int64)
+        chosen = range_of(indices, length, name)
+        return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
     array = _array_of_integers(indices, name)
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     invalid = (array < -length) | (array >= length)
@@ -82,6 +85,16 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
         raise _out_of_range(name, int(array[invalid][0]), length)
     array = array.astype(np.int64, copy=False)
     return np.where(array < 0, array + length, array)
+
+
+def range_of(part: slice, length: int, name: str) -> range:
+    """Return the indices of a slice; raise ``InvalidArgumentError`` if its parts are not integers, or its step is 0."""
+    try:
+        return range(*part.indices(length))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f'{name}: expected a slice of integers with a step other than 0, got {part}'
+        ) from error
 
 
 def cut_to(indices: slice | range, length: int) -> slice | range:

@@ -182,15 +182,17 @@ class Mix(SourceChoice):
     def __init__(self, sources: Sequence[Any], weights: Sequence[float], seed: int = 0) -> None:
         super().__init__(sources)
         try:
-            p = np.asarray(weights, np.float32)
+            with np.errstate(over='ignore'):
+                p = np.asarray(weights, np.float32)
+                total = p.sum()
         except (TypeError, ValueError):
             raise InvalidArgumentError(f'expected {len(self.parents)} weights, got {weights!r:.100}') from None
-        if p.shape != (len(self.parents),) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
+        if p.shape != (len(self.parents),) or not np.isfinite(total) or (p < 0).any() or not total > 0:
             raise InvalidArgumentError(
                 f'expected {len(self.parents)} weights >= 0, not all of them 0, got {weights!r:.100}'
             )
         # Single precision as in 0.21, because the draws depend on it.
-        self._weights = p / p.sum()
+        self._weights = p / total
         self.seed = check_integer('seed', seed, 0)
 
     def __len__(self) -> int:

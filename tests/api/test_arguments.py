@@ -68,6 +68,26 @@ def test_weights_are_numbers_for_each_source(weights):
             mix([dataset, dataset], weights)
 
 
+@pytest.mark.parametrize('part', [slice(None, None, 0), slice('a', 'b'), slice(0, 1.5)], ids=str)
+def test_slices_are_of_integers(tmp_path, part):
+    with granular.DatasetWriter(tmp_path / 'x', {'x': 'int'}) as writer:
+        writer.append({'x': 1})
+    with granular.DatasetReader(tmp_path / 'x') as reader:
+        for read in (dataset.__getitem__, dataset.slice, reader.fetch, granular.ModeWrapper(reader, 'x').fetch):
+            with pytest.raises(InvalidArgumentError, match='expected a slice of integers'):
+                read(part)
+
+
+@pytest.mark.parametrize('index', [np.ma.masked, np.ma.masked_array(0, True), np.array(0.5)], ids=repr)
+def test_an_index_is_an_integer_without_a_mask(tmp_path, index):
+    with granular.DatasetWriter(tmp_path / 'x', {'x': 'int'}) as writer:
+        writer.append({'x': 1})
+    with granular.DatasetReader(tmp_path / 'x') as reader:
+        for read in (dataset.__getitem__, reader.__getitem__):
+            with pytest.raises(InvalidArgumentError, match='expected an integer as index'):
+                read(index)
+
+
 def test_arguments_of_other_types_are_named(tmp_path):
     with pytest.raises(InvalidArgumentError, match='^read_options: expected a granular.ReadOptions, got 5$'):
         dataset.to_iter_dataset(5)

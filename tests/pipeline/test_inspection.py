@@ -80,6 +80,7 @@ def test_spec_is_that_of_the_first_element_where_it_does_not_follow():
     assert get_element_spec(dataset) == {'t': struct((), object), 'a': struct((1,), 'int8')}
     assert calls == [0]
     assert get_element_spec(MapDataset.source(['a', 'bc']).batch(2)) == struct((None,), '<U2')
+    assert get_element_spec(MapDataset.source([np.str_('a'), np.str_('bc')]).batch(2)) == struct((None,), '<U2')
     packed = dataset.map(lambda point: {'a': point['a']}).to_iter_dataset().pack({'a': 16})
     assert get_element_spec(packed)['a_segment_ids'] == struct((16,), 'int32')
     assert get_element_spec(MapDataset.source([None, np.int16(3)])) == struct((), 'int16')

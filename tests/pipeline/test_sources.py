@@ -9,7 +9,7 @@ import pytest
 
 import granular
 from granular import aio, shuffle, sources
-from granular.errors import DatapointError, InvalidArgumentError
+from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError
 
 DATA = list(range(100, 117))
 
@@ -134,11 +134,19 @@ def test_one_fetch_spans_several_epochs():
     [lambda: sources.Epochs([]), lambda: sources.Sample([]), lambda: sources.Truncate(DATA, 0),
      lambda: sources.Interleave([]), lambda: sources.Mix([DATA], [1, 2]), lambda: sources.Mix([DATA, DATA], [0, 0]),
      lambda: sources.Mix([DATA, DATA], [-1, 2]), lambda: sources.Epochs(DATA, shuffle='yes'),
+     lambda: sources.Mix([DATA, DATA], [3e38, 3e38]), lambda: sources.Mix([DATA, DATA], [1e39, 1]),
      lambda: sources.Transform(DATA, 3)],
 )  # fmt: skip
 def test_invalid_sources_are_rejected(make):
     with pytest.raises(InvalidArgumentError):
         make()
+
+
+@pytest.mark.parametrize('data', [[1, 2], (1, 2), range(2), np.arange(2), []])
+def test_steps_beyond_values_in_memory_are_out_of_range(data):
+    for source in (sources.Interleave([data, data]), sources.Transform(data, transform)):
+        with pytest.raises(OutOfRangeError, match=r'index \d+ is out of range: the source has (2|no) elements'):
+            source.fetch([0, 40] if len(data) else [40])
 
 
 @pytest.mark.parametrize('kind', [str, pathlib.Path, granular.Path])

@@ -136,7 +136,7 @@ def _batched(spec: Any, size: int | None) -> Any:
     objects: list[ShapeDtypeStruct] = []
 
     def batch(leaves: Any) -> ShapeDtypeStruct:
-        if leaves[0].dtype == object:
+        if leaves[0].dtype.kind in 'OSU':  # texts may be longer than the first
             objects.append(leaves[0])
         return ShapeDtypeStruct((size, *leaves[0].shape), leaves[0].dtype)
 

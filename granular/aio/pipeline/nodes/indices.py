@@ -20,7 +20,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints, Seed, check_integer, check_seed, indices_of
+from granular.indexing import Ints, Seed, check_integer, check_seed, indices_of, range_of
 from granular.shuffle import Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
@@ -169,7 +169,7 @@ class Slice(IndexNode):
         super().__init__(parent)
         self._part: range | Ints
         if isinstance(part, slice):
-            self._part = range(*part.indices(len(parent)))
+            self._part = range_of(part, len(parent), 'slice')
         else:
             check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
             self._part = indices_of(part, len(parent), 'subset')
@@ -212,7 +212,7 @@ class Repeat(IndexNode):
         return self._epochs * len(self.parents[0])
 
     def _lookup(self, indices: Ints) -> Ints:
-        return indices if self._reseed else indices % len(self.parents[0])
+        return indices if self._reseed else indices % max(1, len(self.parents[0]))
 
     def describe(self) -> str:
         return f'repeat({self._epochs if self._reseed else f"{self._epochs}, reseed_each_epoch=False"})'

@@ -364,9 +364,12 @@ class _InMemory(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = self.root, np.asarray(indices).tolist()
-        if not len(source) and steps:
-            raise OutOfRangeError(f'index {steps[0]} is out of range: the source has no elements')
-        return [source[step] for step in steps]
+        try:
+            return [source[step] for step in steps]
+        except IndexError:
+            outside = next(step for step in steps if not -len(source) <= step < len(source))
+            size = counted(len(source), 'element') if len(source) else 'no elements'
+            raise OutOfRangeError(f'index {outside} is out of range: the source has {size}') from None
 
 
 def takes_mask(source: Any) -> bool:
