@@ -224,12 +224,18 @@ def test_batch_methods_load_many_samples():
         def getitems_x(self, indices, ctxs):
             return map(str, indices)
 
+    class Unordered(Numbers):
+        def getitems_x(self, indices, ctxs):
+            return set(indices)
+
     class Named(Numbers):
         def getall_x(self):
             return dict.fromkeys(range(len(self)), 1)
 
     with pytest.raises(DatapointError, match='getitems_x returned a map for 2 datapoints'):
         ModeWrapper(Lazy(), 'x').fetch([1, 2])
+    with pytest.raises(DatapointError, match='getitems_x returned a set for 2 datapoints'):
+        ModeWrapper(Unordered(), 'x').fetch([1, 2])
     with pytest.raises(DatapointError, match='getall_x returned a dict for'):
         ShuffleWrapper(Named(), seed=0).getall_x()
 

@@ -178,8 +178,9 @@ async def test_async_api():
 @pytest.mark.parametrize(
     ('returned', 'got'),
     [(lambda indices: [i for i in indices if i != 3], '0 datapoints'), (lambda indices: [*indices, 0], '2 datapoints'),
-     (lambda indices: {'x': indices}, 'a dict'), (lambda indices: None, 'a NoneType')],
-    ids=['too few', 'too many', 'columns', 'nothing'],
+     (lambda indices: {'x': indices}, 'a dict'), (lambda indices: None, 'a NoneType'), (set, 'a set'),
+     (lambda indices: 'x', 'a str')],
+    ids=['too few', 'too many', 'columns', 'nothing', 'no order', 'text'],
 )  # fmt: skip
 def test_a_source_returns_a_datapoint_for_each_index(name, returned, got):
     """Otherwise batches would be smaller, and datapoints would have the indices of others."""

@@ -8,7 +8,7 @@ import abc
 import functools
 import inspect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from typing import Any, Final, Self
 
 from granular._other_names import Elementless
@@ -270,7 +270,7 @@ class Methods(Adapter):
         """Return the values of some datapoints, which one call of a method returns."""
         values = await call_or_await(getattr(self.dataset, name), *args)
         sized = isinstance(values, Sized) and isinstance(values, Iterable)
-        listed = sized and not isinstance(values, Mapping | str | bytes)
+        listed = sized and not isinstance(values, Mapping | Set | str | bytes)
         if not listed or len(values) != count:
             shown = counted(len(values), 'value') if listed else f'a {type(values).__name__}'
             raise DatapointError(f'{name} returned {shown} for {counted(count, "datapoint")}')

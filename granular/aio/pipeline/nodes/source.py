@@ -7,7 +7,7 @@ import inspect
 import operator
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
@@ -271,7 +271,7 @@ class _Adapter(Source):
 
     def _one_for_each(self, indices: Any, datapoints: Any) -> list[Any]:
         """Return what a user's method returned for many indices; raise ``DatapointError`` for another number."""
-        several = isinstance(datapoints, Iterable) and not isinstance(datapoints, Mapping)
+        several = isinstance(datapoints, Iterable) and not isinstance(datapoints, Mapping | Set | str | bytes)
         found = list(datapoints) if several else []
         if not several or len(found) != len(indices):
             shown = counted(len(found), 'datapoint') if several else f'a {type(datapoints).__name__}'
