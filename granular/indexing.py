@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from granular.errors import InvalidArgumentError, OutOfRangeError
 
 Ints = NDArray[np.int64]
 Seed = int | tuple[int, ...]
+MOST: Final = 2**63 - 1  # of an index, and of a size that indices are divided by
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -22,7 +23,8 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     """
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < least or (most is not None and value > most):
-        limits = f'>= {least}' if most is None else f'from {least} to {most}'
+        below = most is None or (most == MOST and not (integer and value > most))  # nobody means the largest one
+        limits = f'>= {least}' if below else f'from {least} to {most}'
         raise InvalidArgumentError(f'{name}: expected an integer {limits}, got {value!r:.100}')
     return int(value)
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.indexing import Ints, check_integer
+from granular.indexing import MOST, Ints, check_integer
 
 MAX_SEED: Final = 2**32 - 1  # of pipelines, as in Grain: the keys of its cipher come from 32 bits
 
@@ -127,8 +127,8 @@ class Blocks(_Ready):
     """
 
     def __init__(self, block: int | None = None, window: int | None = None) -> None:
-        self._block = None if block is None else check_integer('block', block, 1)
-        self._window = None if window is None else check_integer('window', window, 1)
+        self._block = None if block is None else check_integer('block', block, 1, MOST)
+        self._window = None if window is None else check_integer('window', window, 1, MOST)
 
     @property
     def block(self) -> int:

@@ -68,6 +68,43 @@ def test_weights_are_numbers_for_each_source(weights):
             mix([dataset, dataset], weights)
 
 
+@pytest.mark.parametrize(
+    'make',
+    [
+        dataset.batch,
+        functools.partial(dataset.window_shuffle, seed=0),
+        lambda size: dataset.flat_map(str, max_fan_out=size),
+        shuffle.Blocks,
+        functools.partial(shuffle.Blocks, 1),
+    ],
+)
+def test_sizes_have_63_bits(make):
+    make(2**63 - 1)
+    with pytest.raises(InvalidArgumentError, match='expected an integer from 1 to 9223372036854775807, got 10'):
+        make(10**30)
+
+
+def test_sizes_may_exceed_the_dataset():
+    largest = 2**63 - 1
+    assert len(dataset.batch(largest)[0]) == 10
+    assert sorted(dataset.window_shuffle(largest, seed=0)) == list(range(10))
+    assert sorted(dataset.shuffle(seed=0, order=shuffle.Blocks(largest, largest))) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: granular.MapDataset.range(1.5),
+        lambda: granular.MapDataset.range(0, 5, 0),
+        lambda: granular.RangeDataSource(0, 5, 0),
+        lambda: granular.MapDataset.select_from_datasets([dataset], lambda index: (0, index)),
+    ],
+)
+def test_ranges_and_maps_of_other_types_are_refused(make):
+    with pytest.raises(InvalidArgumentError, match='expected (integers|an object with a length)'):
+        make()
+
+
 @pytest.mark.parametrize('part', [slice(None, None, 0), slice('a', 'b'), slice(0, 1.5)], ids=str)
 def test_slices_are_of_integers(tmp_path, part):
     with granular.DatasetWriter(tmp_path / 'x', {'x': 'int'}) as writer:

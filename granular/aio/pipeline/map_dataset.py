@@ -38,6 +38,7 @@ from granular.aio.pipeline.transforms import (
     ReadOptions,
     ShardOptions,
     Transformation,
+    range_between,
 )
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy, percent_range, repetitions_of
@@ -108,7 +109,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     @classmethod
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> Any:
         """Create a dataset of integers, those of ``range(start, stop, step)``."""
-        return cls._of(nodes.Wrapped(range(start) if stop is None else range(start, stop, step)))
+        bounds = (start,) if stop is None else (start, stop, step)
+        return cls._of(nodes.Wrapped(range_between(*bounds)))
 
     @classmethod
     @answering(**MIX_ARGUMENTS)
@@ -128,6 +130,10 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     @classmethod
     def select_from_datasets(cls, datasets: Sequence['MapOperations'], selection_map: Any) -> Any:
         """Mix datasets by a map that has a length and returns ``(number of the dataset, index in it)`` for an index."""
+        if not (hasattr(selection_map, '__getitem__') and hasattr(selection_map, '__len__')):
+            raise InvalidArgumentError(
+                f'selection_map: expected an object with a length and indices, got {selection_map!r:.100}'
+            )
         return cls._of(combinations.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod

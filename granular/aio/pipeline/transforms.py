@@ -385,6 +385,14 @@ def _as_options(name: str, options: Any, kind: type[Options]) -> Options:
         raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {options!r:.100}') from None
 
 
+def range_between(*bounds: Any) -> range:
+    """Return ``range(*bounds)``; raise ``InvalidArgumentError`` if a bound is not an integer, or the step is 0."""
+    try:
+        return range(*bounds)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f'range: expected integers whose step is not 0, got {bounds}: {error}') from error
+
+
 class RangeDataSource:
     """The integers of ``range(start, stop, step)``, as a data source.
 
@@ -394,7 +402,7 @@ class RangeDataSource:
     """
 
     def __init__(self, start: int, stop: int, step: int) -> None:
-        self._range = range(start, stop, step)
+        self._range = range_between(start, stop, step)
 
     def __len__(self) -> int:
         return len(self._range)

@@ -17,7 +17,7 @@ from granular.aio.pipeline.nodes.stacking import is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import Seed, check_integer
+from granular.indexing import MOST, Seed, check_integer
 
 
 class KeptNone:
@@ -178,7 +178,7 @@ class FlatMap(Node):
 
     def __init__(self, parent: Source, fn: FlatMapFunction[Any, Any], max_fan_out: int) -> None:
         super().__init__(parent)
-        self.fn, self._fan_out = method_of(fn, 'flat_map'), check_integer('max_fan_out', max_fan_out, 1)
+        self.fn, self._fan_out = method_of(fn, 'flat_map'), check_integer('max_fan_out', max_fan_out, 1, MOST)
         self.sparse = True
 
     def __len__(self) -> int:
@@ -293,7 +293,7 @@ class Batch(Node):
         self, parent: Source, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
         super().__init__(parent)
-        size = check_integer('batch_size', size, 1)
+        size = check_integer('batch_size', size, 1, MOST)
         if parent.sparse:
             raise InvalidArgumentError(
                 'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'

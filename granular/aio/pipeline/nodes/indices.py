@@ -20,7 +20,7 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
-from granular.indexing import Ints, Seed, check_integer, check_seed, indices_of, range_of
+from granular.indexing import MOST, Ints, Seed, check_integer, check_seed, indices_of, range_of
 from granular.shuffle import Blocks, Order, Permutation, permute
 
 ENDLESS: Final = sys.maxsize
@@ -223,7 +223,7 @@ class WindowShuffle(IndexNode):
 
     def __init__(self, parent: Source, size: int, seed: int) -> None:
         super().__init__(parent)
-        self._size, self._seed = check_integer('window_size', size, 1), seed
+        self._size, self._seed = check_integer('window_size', size, 1, MOST), seed
 
     def _lookup(self, indices: Ints) -> Ints:
         length, size = len(self), self._size
