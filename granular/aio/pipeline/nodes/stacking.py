@@ -100,9 +100,10 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
+    out = _checked(out, datapoints)
     if out.dtype.kind == 'O' and out.ndim == 1:  # numbers and dicts, for example
         _check_dtypes([datapoint for datapoint in datapoints if datapoint is not None])
-    return _checked(out, datapoints)
+    return out
 
 
 def _with_masks(datapoints: Sequence[Any]) -> list[Any]:
