@@ -13,7 +13,7 @@ from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.indices import in_epochs
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
-from granular.aio.pipeline.nodes.stacking import is_small, stack
+from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
@@ -338,5 +338,4 @@ class Batch(Node):
         return self.fn(datapoints)
 
     def describe(self) -> str:
-        batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
-        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'
+        return describe_batch(self.size, self.drop_remainder, self.fn)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._lazy import is_masked
+from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
@@ -246,6 +247,12 @@ def _outline(datapoint: Any) -> str:
         return f'a dict of {sorted(map(str, datapoint))}'
     size = f' of {len(datapoint)}' if isinstance(datapoint, tuple | list) else ''
     return f'a {type(datapoint).__name__}{size}'
+
+
+def describe_batch(size: int, drop_remainder: bool, fn: Callable[[Sequence[Any]], Any]) -> str:
+    """Describe a stage that makes batches, in one line."""
+    batch_fn = '' if fn is stack else f', batch_fn={name_of(fn)}'
+    return f'batch({size}{", drop_remainder=True" if drop_remainder else ""}{batch_fn})'
 
 
 def is_small(datapoints: Sequence[Any]) -> bool:

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes.functions import name_of
-from granular.aio.pipeline.nodes.stacking import combine, concatenate, stack, stacked
+from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
@@ -52,8 +51,7 @@ class BatchOf(Stream):
         return Batching(self.parent.flow(), self)
 
     def describe(self) -> str:
-        batch_fn = '' if self.fn is stack else f', batch_fn={name_of(self.fn)}'
-        return f'batch({self.size}{", drop_remainder=True" if self.drop_remainder else ""}{batch_fn})'
+        return describe_batch(self.size, self.drop_remainder, self.fn)
 
 
 class Batching(Flow):
