@@ -223,6 +223,49 @@ def test_texts_and_bytes_keep_zeros_at_their_end(text, mp):
     values = [text * i + zero * (i % 3) for i in range(8)]
     with granular.Loader([{'x': value} for value in values], 4, mp=mp, recycle_after=1) as loader:
         assert [value for batch in loader for value in batch['x'].tolist()] == values
+    lists = [[value, text * 2] for value in values]
+    with granular.Loader([{'x': value} for value in lists], 4, mp=mp, recycle_after=1) as loader:
+        assert [value for batch in loader for value in batch['x'].tolist()] == lists
+
+
+@pytest.mark.parametrize(
+    ('value', 'dtype'),
+    [
+        ([1, 2.5], np.float64),
+        ([2**53, 0.5], np.float64),
+        ([True, 7], np.int64),
+        ([1, 2**64 - 1], np.uint64),
+        ([[1], (2,)], np.int64),
+        ([[], []], np.float64),
+    ],
+)
+def test_list_becomes_an_array_of_the_same_values(value, dtype):
+    with granular.Loader([{'x': value}, {'x': value}], 2) as loader:
+        batch = next(loader)['x']
+    assert batch.dtype == dtype
+    assert (batch == np.array([value, value], object)).all()
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        [1, 'cat'],
+        [True, 'x'],
+        [b'a', 'x'],
+        [2**53 + 1, 0.5],
+        [2**63, -1],
+        [np.int64(2**53 + 1), np.float32(1)],
+        [1, b''],
+    ],
+)
+def test_list_whose_values_numpy_would_change_is_an_error(value):
+    with (
+        granular.Loader([{'x': value}, {'x': value}], 2) as loader,
+        pytest.raises(
+            DatapointError, match=r"step 0, key 'x': numpy would change values of this list of \w+( and \w+)?:"
+        ),
+    ):
+        next(loader)
 
 
 @pytest.mark.parametrize('change', [lambda batch: batch.pop('x'), lambda batch: batch.update(y=batch['y'] / 2)])

@@ -3,7 +3,7 @@
 import collections
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError, outline
 from granular.aio.pipeline.nodes.source import Source, all_stages
-from granular.aio.pipeline.nodes.stacking import array_of_texts, memory_for
+from granular.aio.pipeline.nodes.stacking import array_of_texts, checked, memory_for
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
@@ -98,14 +98,12 @@ class Assembly:
         if out is None:
             out = self._memory(len(datapoints))
         for key, (dtype, shape) in self._spec.items():
-            if dtype.kind in _TEXT and not shape:
-                values = [_as_array(key, datapoint[key], first + i) for i, datapoint in enumerate(datapoints)]
-                for i, value in enumerate(values):
-                    if _dtype_of(value) != dtype or value.shape:
-                        raise differing(key, value, first + i, dtype, shape)
-                texts = [datapoint[key] for datapoint in datapoints]
-                texts = [text if isinstance(text, str | bytes) else text.item() for text in texts]
-                out[key] = array_of_texts(texts, dtype.kind == 'U')
+            if dtype.kind in _TEXT and not dtype.itemsize:
+                texts: list[str | bytes] = []
+                for i, datapoint in enumerate(datapoints):
+                    check_value(key, datapoint[key], first + i, dtype, shape)
+                    texts += _texts(datapoint[key])
+                out[key] = array_of_texts(texts, dtype.kind == 'U').reshape(len(datapoints), *shape)
                 continue
             target = out[key]
             if not shape and (column := _scalars([datapoint[key] for datapoint in datapoints], dtype)) is not None:
@@ -153,12 +151,37 @@ def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
             f'filled(), or return the mask as another key'
         )
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
+        return checked(array, list(_leaves(value))) if array.size and isinstance(value, list | tuple) else array
+    except DatapointError:
+        kinds = ' and '.join(sorted({type(leaf).__name__ for leaf in _leaves(value)}))
+        raise DatapointError(
+            f'step {step}, key {key!r}: numpy would change values of this {type(value).__name__} of {kinds}: make each '
+            f'a key of its own in a transform, or make them equal'
+        ) from None
     except ValueError as error:
         raise DatapointError(
             f'step {step}, key {key!r}: expected a number or an array of numbers, got a {type(value).__name__} of '
             f'parts of different shapes: make each a key of its own in a transform'
         ) from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what lists in lists contain."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _texts(value: Any) -> Iterator[str | bytes]:
+    """Yield the texts of a value: of one, of an array, or of lists of them."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, str | bytes):
+            yield leaf
+        else:
+            yield from np.asarray(leaf).ravel().tolist()
 
 
 def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
@@ -187,21 +210,27 @@ def spec_of(datapoint: Any, step: int) -> Spec:
     for key, value in arrays.items():
         if value.dtype == object:
             raise differing(key, value, step)
-    return {key: (_dtype_of(value), value.shape) for key, value in arrays.items()}
+    return {key: (_dtype_of(array, datapoint[key]), array.shape) for key, array in arrays.items()}
 
 
-def _dtype_of(value: NDArray[Any]) -> np.dtype[Any]:
-    """Return the dtype of a value: of text and of bytes without their length, which may differ."""
-    return np.dtype(value.dtype.kind) if value.dtype.kind in _TEXT and not value.shape else value.dtype
+def _dtype_of(array: NDArray[Any], value: Any) -> np.dtype[Any]:
+    """Return the dtype of a value: of texts and bytes without their length, which may differ, unless in an array."""
+    varies = array.dtype.kind in _TEXT and not (array.shape and isinstance(value, np.ndarray))
+    return np.dtype(array.dtype.kind) if varies else array.dtype
 
 
 def check(datapoint: Any, step: int, spec: Spec) -> None:
     """Raise ``DatapointError`` if keys, dtypes or shapes of a datapoint differ from those of the first."""
     check_keys(datapoint, step, spec)
     for key, (dtype, shape) in spec.items():
-        value = _as_array(key, datapoint[key], step)
-        if _dtype_of(value) != dtype or value.shape != shape:
-            raise differing(key, value, step, dtype, shape)
+        check_value(key, datapoint[key], step, dtype, shape)
+
+
+def check_value(key: str, value: Any, step: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Raise ``DatapointError`` if the dtype or shape of a value differs from that of the first datapoint."""
+    array = _as_array(key, value, step)
+    if _dtype_of(array, value) != dtype or array.shape != shape:
+        raise differing(key, array, step, dtype, shape)
 
 
 def check_keys(datapoint: Any, step: int, spec: Spec) -> None:

@@ -162,8 +162,8 @@ class Loader(LoaderHandle):
 
     Raises:
       InvalidArgumentError: while iterating, if the source has too few datapoints for one batch.
-      DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first. Values are never cast or
-        cut.
+      DatapointError: if keys, dtypes or shapes of a datapoint differ from those of the first, or a list has values that
+        an array cannot hold unchanged. Values are never cast or cut.
       Exception: errors of the source are raised unchanged, with a note that names the step. The loader stays at the
         batch that failed: ``load`` a later step to skip it.
       WorkerError: if a worker process died.

@@ -24,6 +24,7 @@ _ALIGNMENT: Final = 64  # bytes, which JAX needs on a CPU to use memory as it is
 _NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
     int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
 )  # fmt: skip
+_EXACT: Final = 1 << 53  # up to which a float of 64 bits has all integers
 _TEXTS: Final = (str, (bytes, bytearray))
 
 
@@ -101,7 +102,7 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
-    out = _checked(out, datapoints)
+    out = checked(out, datapoints)
     if out.dtype.kind == 'O' and out.ndim == 1:  # numbers and dicts, for example
         _check_dtypes([datapoint for datapoint in datapoints if datapoint is not None])
     return out
@@ -120,8 +121,8 @@ def _are_large(arrays: Sequence[NDArray[Any]]) -> bool:
     return first.nbytes * len(arrays) >= _ALIGNED and all(array.dtype == first.dtype for array in arrays)
 
 
-def _checked(out: Any, datapoints: Sequence[Any]) -> Any:
-    """Return an array that was made of datapoints, if numpy has not changed them to a dtype of another kind."""
+def checked(out: Any, datapoints: Sequence[Any]) -> Any:
+    """Return an array that was made of datapoints, if numpy has not changed them to other values, or to text."""
     if out.dtype.kind in 'SUmM':
         _check_dtypes(datapoints, out.dtype)
     elif out.dtype.kind in 'fO' and all(type(one) is int or _is_integer(one) for one in datapoints):
@@ -129,11 +130,21 @@ def _checked(out: Any, datapoints: Sequence[Any]) -> Any:
             with contextlib.suppress(OverflowError):
                 return np.array(datapoints, np.uint64)
         raise DatapointError(f'the integers of a batch have no dtype of 64 bits in common: {_REMEDY}')
+    elif out.dtype.kind == 'f':
+        for i, one in enumerate(datapoints):
+            if (type(one) is int or _is_integer(one)) and not _are_exact(np.asarray(one)):
+                raise DatapointError(f'datapoint {i} of a batch has integers that {out.dtype} would round: {_REMEDY}')
     return out
 
 
 def _is_integer(value: Any) -> bool:
     return getattr(getattr(value, 'dtype', None), 'kind', '') in ('i', 'u')
+
+
+def _are_exact(integers: NDArray[Any]) -> bool:
+    """Return whether integers keep their values as floats, to which numpy turns them."""
+    large = integers[(integers > _EXACT) | (integers < -_EXACT)]
+    return all(int(float(one)) == one for one in large.tolist())
 
 
 def _check_dtypes(datapoints: Sequence[Any], common: np.dtype[Any] | None = None) -> None:
@@ -171,7 +182,7 @@ def concatenate(arrays: Sequence[NDArray[Any]]) -> Any:
         out = (np.ma.concatenate if any(map(is_masked, map(type, arrays))) else np.concatenate)(arrays)
     except TypeError as error:
         raise _of_no_dtype(arrays, error) from None
-    return _checked(out, arrays)
+    return checked(out, arrays)
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
