@@ -5,9 +5,10 @@ the limits of each bag. In the refs layout it also has the references, unless da
 """
 
 import dataclasses
+import hashlib
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,6 +43,11 @@ RUNS: Final = 1
 """Kind of the references of a key: the records of the datapoints follow each other; one table of their limits."""
 ANY: Final = 2
 """Kind of the references of a key: any; one table of the first records, and one of the numbers of records."""
+
+
+def digest_of(checksums: Iterable[int]) -> str:
+    """Return a digest of a table, given the checksums of its pages."""
+    return hashlib.sha256(np.fromiter(checksums, '<u4').tobytes()).hexdigest()
 
 
 class Footer(NamedTuple):

@@ -63,7 +63,7 @@ def is_indexed(reader):
 
 
 def versions_of(reader):
-    return [bag.identity for columns in columns_of_shards(reader.aio) for bag in columns.all_bags.values()]
+    return [bag.identity() for columns in columns_of_shards(reader.aio) for bag in columns.all_bags.values()]
 
 
 def count_requests(call):

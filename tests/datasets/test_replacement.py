@@ -338,6 +338,65 @@ async def test_reader_that_is_pickled_again_unopened_opens_its_dataset_or_fails(
             await pickle.loads(content).fetch([0])
 
 
+@pytest.fixture
+def divided(seaweed, monkeypatch):
+    """Write datasets of other records of the same bytes, to which S3 gives the same ETags, in one folder."""
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', KEY)
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', SECRET)
+    root = seaweed.place() / 'ds'
+
+    def write(kind, texts, indexed):
+        if root.exists():
+            root.rmtree()
+        if kind == 'columns':
+            writer = granular.DatasetWriter(root, {'x': 'utf8'}, granular.encoders, layout='columns')
+        else:
+            writer = granular.ShardedDatasetWriter(
+                root, {'x': 'utf8'}, granular.encoders, shardlen=len(texts), layout='columns'
+            )
+        with writer:
+            for text in texts:
+                writer.append({'x': text})
+        if indexed:
+            granular.build_index(root)
+        return root
+
+    return write
+
+
+@pytest.mark.parametrize('cache_index', [True, False])
+@pytest.mark.parametrize(
+    ('kind', 'indexed', 'then_indexed'),
+    [('columns', False, False), *(('sharded columns', *both) for both in itertools.product([True, False], repeat=2))],
+)
+def test_pickled_reader_refuses_the_same_bytes_divided_anew(divided, kind, indexed, then_indexed, cache_index):
+    texts = ['xy', 'z', 'x', 'yz']
+    root = divided(kind, texts, indexed)
+
+    async def pickled():
+        async with (
+            await open_async(kind, root, cache_index=cache_index) as reader,
+            granular.aio.BagReader(next(root.rglob('*.bag')).aio, cache_index) as bag,
+        ):
+            shards = [reader] if kind == 'columns' else [reader, *reader.readers]
+            return [pickle.dumps(opened) for opened in (bag, *shards, shards[-1].bags['x'])]
+
+    async def read(content):
+        async with pickle.loads(content) as twin:
+            values = await twin.fetch(range(len(twin)))
+            return [value.decode() if isinstance(value, bytes) else value['x'] for value in values]
+
+    sent = asyncio.run(pickled())
+    sent += [pickle.dumps(pickle.loads(content)) for content in sent]  # which were not opened
+    divided(kind, texts, then_indexed)
+    assert [asyncio.run(read(content)) for content in sent] == [texts] * len(sent)
+    for divided_anew in (['x', 'yz', 'xy', 'z'], ['xyzx', 'y', '', 'z']):
+        divided(kind, divided_anew, then_indexed)
+        for content in sent:
+            with pytest.raises(ObjectChangedError, match='replaced since the reader was pickled'):
+                asyncio.run(read(content))
+
+
 def test_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['refs', 'a'])

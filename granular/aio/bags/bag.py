@@ -3,12 +3,12 @@
 import copy
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.identity import DIGEST, FileIdentity, Identity
 from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.index_tables import PackedTable
 from granular.aio.paths.path import Path
@@ -19,7 +19,9 @@ from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats import layout
-from granular.formats.checksums import SUFFIX, Sums, check, load
+from granular.formats.bit_packing import pack
+from granular.formats.checksums import SUFFIX, Sums, check, crc32c, load
+from granular.formats.dataset_index import digest_of
 from granular.indexing import Ints
 from granular.metrics import counters, local_files
 
@@ -77,6 +79,7 @@ class Bag:
         self._handle: tuple[str, str] | None = None
         self._table: tuple[Path, int, str | None] | None = None  # file, start and version, if it is not in memory
         self.files: list[tuple[Path, FileIdentity]] = []
+        self._digest: str = ''  # of the limits, once it was asked for
         self._kept: list[object] = []  # what keeps the files open
 
     def copy(self) -> Self:
@@ -128,7 +131,7 @@ class Bag:
             await self._read_sums()
 
     async def _open(self) -> None:
-        self.files = []
+        self.files, self._digest = [], ''
         if self.path is None:
             await self._open_content(self._data or b'')
         else:
@@ -268,10 +271,23 @@ class Bag:
 
     # --- identity
 
-    @property
     def identity(self) -> FileIdentity:
-        """The size with the table, and the version of the file that holds the records."""
-        return FileIdentity(self.size, self._pin)
+        """Return the size with the table, the version of the file that holds the records, and what tells the limits."""
+        return FileIdentity(self.size, self._pin, self._told_table() if self.version == 3 else '')
+
+    def _told_table(self) -> str:
+        if self.packed is not None:
+            self._digest = self.packed.digest
+        elif self._limits is not None:
+            self._digest = self._digest or _digest_of(self._limits)
+        return f'{DIGEST}{self._digest}' if self._digest else self.files[1][1].told
+
+    async def read_digest(self) -> None:
+        """Read the limits if they are in a file and not in memory, so that the identity has a digest of them."""
+        if self.version == 3 and self._table is not None and not self._digest:
+            path, start, version = self._table
+            size = start + self.length * layout.LIMIT
+            self._digest = _digest_of(await self._read_limits(path, start, Reply(b'', size, size, version)))
 
     @property
     def versions(self) -> tuple[int | str, ...]:
@@ -281,11 +297,7 @@ class Bag:
         records = self.size, self._pin or ''
         if self.version != 3:
             return records
-        if self.packed is not None:
-            return *records, self.packed.digest
-        if len(self.files) == 2:
-            return *records, self.files[1][1].told
-        return *records, hashlib.sha256(self.all_limits().tobytes()).hexdigest()  # of a table that was passed
+        return *records, self.files[1][1].told if len(self.files) == 2 else self._told_table()
 
     @property
     def origin(self) -> str:
@@ -397,6 +409,16 @@ class Bag:
         if data is None:
             return None
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+
+async def read_digests(bags: Iterable[Bag], expected: Identity | None) -> None:
+    """Read the limits that bags do not keep if a reader compares them by their digests."""
+    if expected is not None and any(file.has_digest for file in expected.files.values()):
+        await gather([bag.read_digest() for bag in bags])
+
+
+def _digest_of(limits: Ints) -> str:
+    return digest_of(map(crc32c, pack(limits)))
 
 
 def _whole(content: bytes) -> Reply:

@@ -3,7 +3,7 @@
 import abc
 import platform
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from granular._typing import Datapoint_co
 from granular.aio.paths.path import Path
@@ -14,16 +14,28 @@ from granular.aio.stores import Store
 from granular.aio.stores.local.files import is_version
 from granular.errors import ObjectChangedError
 
+DIGEST: Final = 'limits '  # before a digest, unlike a version
+
 
 class FileIdentity(NamedTuple):
-    """The size and the version of a file of a reader."""
+    """The size and the version of a file of a reader.
+
+    S3 gives the same bytes the same version, however they are divided into records. So a bag whose limits are in
+    another file has a digest of them, too, or the version of that file if they are not in memory.
+    """
 
     size: int
     version: str | None  # None for an empty file if the store gives empty files no version
+    table: str = ''  # also in identities that earlier versions pickled
+
+    @property
+    def has_digest(self) -> bool:
+        """True if the limits are given by a digest."""
+        return self.table.startswith(DIGEST)
 
     def is_same(self, now: 'FileIdentity') -> bool:
         """Return whether a file is still the one that was noted."""
-        return self.size == now.size and is_version(self.version, now.version)
+        return self.size == now.size and is_version(self.version, now.version) and self.table in ('', now.table)
 
     @property
     def told(self) -> str:
@@ -70,7 +82,7 @@ class Identity(NamedTuple):
         for file in sorted(before_files & now_files if partly else before_files | now_files):
             before, now = self.files.get(file), opened.files.get(file)
             if before is not None and now is not None and self.host != opened.host:
-                before, now = before._replace(version=None), now._replace(version=None)
+                before, now = FileIdentity(before.size, None), FileIdentity(now.size, None)
             if before is None or now is None or not before.is_same(now):
                 raise ObjectChangedError(
                     f'{name}: was replaced since the reader was pickled: {file} {_describe(before)} then, and '
@@ -79,7 +91,9 @@ class Identity(NamedTuple):
 
 
 def _describe(file: FileIdentity | None) -> str:
-    return 'did not exist' if file is None else f'had {file.size} bytes and version {file.version}'
+    if file is None:
+        return 'did not exist'
+    return f'had {file.size} bytes and version {file.version}' + (file.table and f', divided by {file.table:.40}')
 
 
 class PinnedSource(OpenedDataSource[Datapoint_co]):

@@ -4,12 +4,13 @@ from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 
-from granular.aio.bags.bag import Bag
+from granular.aio.bags.bag import Bag, read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import OnceMore
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.base import Buffer
@@ -68,11 +69,12 @@ class BagReader(PinnedSource[bytes]):
 
     async def _open(self) -> None:
         await self._bag.open()
-        self._check_files()
+        await read_digests([self._bag], self._expected)
+        await offload(self._check_files)
 
     def _opened_files(self) -> Identity | None:
         path = self._bag.path
-        return None if path is None else Identity.of([path.store], {path.name: self._bag.identity})
+        return None if path is None else Identity.of([path.store], {path.name: self._bag.identity()})
 
     async def _close(self) -> None:
         self._bag.close()

@@ -141,15 +141,15 @@ class _Builder:
         self.datapoints += columns.length
         references = None if columns.refs is None else await References.load(columns.refs, columns.spec)
         rows = [self._row(bag, times) for bag in columns.all_bags.values()]
-        pins = [bag.identity.version or '' for bag in columns.all_bags.values()]
+        pins = [bag.files[0][1].version or '' for bag in columns.all_bags.values()]
         kinds, tables = await offload(functools.partial(_pack, columns, references))
         self.records += sum(bag.length for bag in columns.bags.values())
         dataset.columns.close()
         return _Shard(rows, pins, kinds), tables
 
     def _row(self, bag: Bag, times: dict[str, int]) -> tuple[int, ...]:
-        size = bag.datasize if bag.version == 3 else bag.size  # of the file, which has no version while it is empty
-        if size and (bag.identity.version is None or stands_in(bag.identity.version)):
+        file = bag.files[0][1]
+        if file.size and (file.version is None or stands_in(file.version)):  # an empty file has no version
             raise UnsupportedError(f'{bag.name}: its store gives it no version, by which an index identifies it')
         stem = bag.require_path().key.removesuffix('.bag')
         modified, table_modified = times.get(f'{stem}.bag', 0), times.get(f'{stem}.idx', 0)

@@ -218,7 +218,7 @@ class Dataset:
 
     def files(self) -> dict[str, FileIdentity]:
         """Return the identities of the bags, by file name."""
-        return {f'{key}.bag': bag.identity for key, bag in self.columns.all_bags.items()}
+        return {f'{key}.bag': bag.identity() for key, bag in self.columns.all_bags.items()}
 
     @property
     def snapshot(self) -> Snapshot | None:

@@ -1,7 +1,6 @@
 """Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
 
 import collections
-import hashlib
 import logging
 import os
 import threading
@@ -11,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular.aio.bags.bag import IndexedBag
-from granular.aio.bags.identity import FileIdentity
+from granular.aio.bags.identity import DIGEST, FileIdentity
 from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.paths.path import Path
@@ -24,7 +23,15 @@ from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
-from granular.formats.dataset_index import FOOTER, NAME, Directory, parse_directory, parse_footer, records_of_pages
+from granular.formats.dataset_index import (
+    FOOTER,
+    NAME,
+    Directory,
+    digest_of,
+    parse_directory,
+    parse_footer,
+    records_of_pages,
+)
 from granular.formats.layout import LIMIT, shard_name, shard_numbers
 from granular.indexing import Ints
 
@@ -237,8 +244,7 @@ class DatasetIndex(PackedTables):
 
     def digest(self, table: int) -> str:
         first, *following = self._first_page[table : table + 2].tolist()
-        pages = self.directory.pages[first : following[0] if following else None]
-        return hashlib.sha256(pages['checksum'].tobytes()).hexdigest()
+        return digest_of(self.directory.pages['checksum'][first : following[0] if following else None])
 
     # --- shards
 
@@ -271,9 +277,13 @@ class DatasetIndex(PackedTables):
 
     def file_identities(self, shard: int) -> dict[str, FileIdentity]:
         """Return the identities of the bags of a shard, by file name."""
-        count = len(self._bags)
-        sizes, pins = self.directory.rows['size'][shard].tolist(), self.directory.pins[shard * count :]
-        return {f'{key}.bag': FileIdentity(sizes[i], pins[i] or None) for key, i in self._bags.items()}
+        bags = {f'{key}.bag': self.bag(shard, key) for key in self._bags}
+        return {
+            file: FileIdentity(
+                bag.size, bag.pin, f'{DIGEST}{bag.limits.digest}' if bag.version == 3 and bag.limits else ''
+            )
+            for file, bag in bags.items()
+        }
 
     def sizes(self, keys: Sequence[str] | None = None) -> Ints:
         """Return the bytes of the bags of each shard, of some keys or of all bags."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from granular import formats
 from granular._typing import Datapoint_co
+from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
@@ -19,6 +20,7 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
+from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.indexing import Ints, index_of, indices_of
 
@@ -205,7 +207,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
         self._dataset.warn_of_lengths()
-        self._check_files()
+        await read_digests(self._dataset.columns.all_bags.values(), self._expected)
+        await offload(self._check_files)
         self._columns = self._dataset.columns
         state = self._dataset.state() if self._columns.snapshot is None else None
         if state is not None and (snapshot := await Snapshot.save(self.directory, {'': state})) is not None:

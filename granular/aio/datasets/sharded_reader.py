@@ -7,6 +7,7 @@ import numpy as np
 
 from granular import formats
 from granular._typing import Datapoint_co
+from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.datasets.codec import Decoders
@@ -19,6 +20,7 @@ from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open
+from granular.aio.runtime.threads import offload
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of
 
@@ -68,6 +70,8 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         self._starts = self._stops = np.zeros(0, np.int64)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self._state == 'open' and isinstance(self._shards, ListedShards):  # compared by their own tables
+            return (self.directory,), {**self._options._asdict(), **self._choice, 'index': False}
         return (self.directory,), {**self._options._asdict(), **self._choice}
 
     def _pickled(self) -> dict[str, Any]:
@@ -82,7 +86,9 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     async def _open(self) -> None:
         self._shards = await self._opener.open(self._shared, self._count)
-        self._check_files()
+        own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
+        await read_digests([bag for dataset in own for bag in dataset.columns.all_bags.values()], self._expected)
+        await offload(self._check_files)
         lengths = self._shards.lengths()
         self._stops = np.cumsum(lengths)
         self._starts = self._stops - lengths
