@@ -169,10 +169,10 @@ class Dataset(_Dataset):  # type: ignore[misc]
         failed = [one for one in out if type(one) is Failure]
         if failed and not self.errors.count:  # in the process that has the failures, at its end
             Finalize(self, self.errors.summarise, exitpriority=0)
-        self.errors.report([outline(failure) for failure in failed if failure.counts])
         first = failed[0].error if failed else None
         try:
             values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
+            self.errors.report([outline(failure) for failure in failed if failure.counts])
             rest = [value for value in values if value is not None]
             if not rest and values:
                 why = f'{len(failed)}, failed' if failed else f'{len(values)}, were filtered out'

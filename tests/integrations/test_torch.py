@@ -637,6 +637,15 @@ def test_batch_of_which_no_datapoint_is_left_is_an_error():
     with pytest.raises(DatapointError, match='all datapoints of the batch, 2, failed, .* pass a stream'):
         dataset.__getitems__([0, 0])
     assert dataset.errors.count == 2
+
+    def fail_again(index, error):
+        raise LookupError(index)
+
+    again = Dataset(MapDataset.source([{'i': 3}, {'i': 4}]).map(odd_fails), fail_again)
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            again.__getitems__([0, 1])
+    assert again.errors.count == 0
     filtered = Dataset(MapDataset.range(4).filter(lambda x: x % 2))
     assert filtered.__getitems__([0, 1, 2]) == [1]
     for read in (lambda: list(filtered), lambda: filtered.__getitems__([0, 2])):  # an IndexError would end a loop

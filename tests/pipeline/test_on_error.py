@@ -218,3 +218,35 @@ def test_batch_of_unequal_shapes_is_skipped_whatever_its_size(size):
     with iter(dataset.to_iter_dataset(on_error='skip')) as batches:
         assert [batch.shape for batch in batches] == [(2, 3)]
         assert [index for index, _ in batches.errors] == [0]
+
+
+@pytest.mark.parametrize('place', ['on_error', 'a later map'])
+@pytest.mark.parametrize('prefetch', [False, True])
+def test_elements_are_counted_once_they_are_left_out_or_replaced(caplog, place, prefetch):
+    """An element whose replacement fails is tried again by each ``next``, and counted once that succeeds."""
+    attempts = dict.fromkeys(['on_error', 'a later map'], 0)
+
+    def try_twice(at, value):
+        attempts[at] += 1
+        if place == at and attempts[at] in (2, 3):
+            raise LookupError(at)
+        return value
+
+    def later(x):
+        return try_twice('a later map', x) if x == -1 else x
+
+    dataset = MapDataset.range(LENGTH).map(fail)
+    stream = dataset.to_iter_dataset(on_error=lambda index, error: try_twice('on_error', -1)).map(later)
+    elements = []
+    with iter(stream.prefetch(2) if prefetch else stream) as iterator:
+        while len(elements) < LENGTH:
+            try:
+                elements.append(next(iterator))
+            except LookupError:
+                assert [index for index, _ in iterator.errors] == [2]
+        assert elements == [-1 if x % 5 == 2 else x for x in range(LENGTH)]
+        assert [index for index, _ in iterator.errors] == [2, 7, 12, 17, 22]
+        assert iterator.stats()['errors'] == 5
+    assert [line.split(':')[0] for line in caplog.messages if 'skipped' in line] == [
+        'on_error skipped or replaced 5 datapoints'
+    ]

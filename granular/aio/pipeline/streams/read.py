@@ -253,15 +253,16 @@ class Reading(Flow):
                 if self.errors.raises_for(element) or (self._later and not element.handled):
                     await self._seek(self._position())
                     raise element.release()
-                if element.counts:
-                    self.errors.report([outline(element)])
+                failed = [outline(element)] if element.counts else []
                 element = self.errors.resolve(element)
-                if element is None:
+                is_skipped = element is None
+                if self._later and not is_skipped:
+                    element = await elements.replaced(self._later, element, self._position() + self.turns.offset)
+                self.errors.report(failed)  # not before: what raised an error is tried again
+                if is_skipped:
                     rest.pop()
                     self._elements -= 1
                     continue
-                if self._later:
-                    element = await elements.replaced(self._later, element, self._position() + self.turns.offset)
             if self._check is not None:
                 self._check.count(element is None)
             rest.pop()
