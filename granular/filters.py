@@ -133,7 +133,7 @@ def oversampled(
         raise InvalidArgumentError(f'{name}: expected one class per datapoint for oversampling, got several')
     labeled = np.ones(len(array), bool)
     if unlabeled is not None and isinstance(unlabeled, str) == (array.dtype.kind == 'U'):
-        labeled = array != unlabeled
+        labeled = array != as_labels([unlabeled], 'unlabeled')
     order = np.argsort(array, kind='stable')
     order = order[labeled[order]]
     edges = np.flatnonzero(array[order][1:] != array[order][:-1]) + 1
@@ -197,8 +197,8 @@ def _checked(array: Labels, values: Any, name: str) -> Labels:
     if not array.size:
         return np.zeros(0, np.int64)
     if array.dtype.kind == 'U' and all(isinstance(value, str) for value in values):
-        if any(value.endswith('\0') for value in values):
-            raise InvalidArgumentError(f'{name}: expected classes without zeros at their end, which numpy cuts off')
+        if any(str.endswith(value, '\0') for value in values):
+            raise InvalidArgumentError(f'{name}: expected classes without zeros at their end, which numpy drops')
         return array
     if array.dtype.kind not in 'biu':
         kinds = sorted({type(value).__name__ for value in values})

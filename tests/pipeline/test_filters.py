@@ -87,7 +87,9 @@ def test_samples_with_several_classes():
      ([0], np.array(3), None, '1-D'), ([0], ['a', 1], None, 'int, str'), ([0], [0.5], None, 'float'),
      ([0.5], [0], None, 'got float'), ([None], [0], None, 'datapoint 0, got None'), (['a'], [0], None, 'strings'),
      ([0], ['0'], None, 'strings'), (['a', 0], [0], None, 'int, str'), ([[[0]]], [0], None, '1-D'),
-     ([[0], 1], [0], None, 'datapoint 1, got 1')],
+     ([[0], 1], [0], None, 'datapoint 1, got 1'), (['a\0', 'a'], ['a'], None, 'labels: .* without zeros'),
+     ([['a\0', 'b']], ['a'], None, 'without zeros'), ([np.str_('a\0')], ['a'], None, 'without zeros'),
+     (['a'], ['a\0'], None, 'classes: .* without zeros')],
 )  # fmt: skip
 def test_invalid_classes_are_rejected(labels, valid, invalid, match):
     with pytest.raises(InvalidArgumentError, match=match):
@@ -119,6 +121,8 @@ def test_oversampling_of_other_labels():
         filters.oversampled([[0, 1], [1]])
     with pytest.raises(InvalidArgumentError, match="strategy: expected .* got 'double'"):
         filters.oversampled([0], 'double')
+    with pytest.raises(InvalidArgumentError, match='unlabeled: .* without zeros'):
+        filters.oversampled(['a'], unlabeled='a\0')
 
 
 @given(st.lists(st.integers(-2, 6), max_size=60))

@@ -407,6 +407,9 @@ def test_padding_of_batches():
     assert batches[1]['n'] is None
     with pytest.raises(DatapointError, match="'x': the padding -1 does not fit into uint8"):
         MapDataset.source([{'x': np.uint8(1)}]).batch(3, batch_fn=functools.partial(pad, pad_value=-1))[0]
+    for array in (np.array(['a']), np.array([b'a'])):
+        with pytest.raises(DatapointError, match=r"the padding '\\x00' does not fit into"):
+            granular.batch_and_pad([array], batch_size=3, pad_value='\0')
     with pytest.raises(DatapointError, match='4 elements into a batch of 3'):
         granular.batch_and_pad([1, 2, 3, 4], batch_size=3)
 
@@ -414,7 +417,9 @@ def test_padding_of_batches():
 @pytest.mark.parametrize(
     ('elements', 'pad_value', 'padded'),
     [(['a', 'bc'], '<pad>', ['a', 'bc', '<pad>']), (['a', 'bc'], 0, ['a', 'bc', '0']),
-     (['a', 'b\0'], 0, ['a', 'b\0', '0']),
+     (['a', 'b\0'], 0, ['a', 'b\0', '0']), (['a', 'b'], '\0', np.array(['a', 'b', '\0'], object)),
+     ([np.str_('a'), np.str_('b\0')], 'c\0', np.array(['a', 'b\0', 'c\0'], object)),
+     ([b'a', b'b'], b'b\0', np.array([b'a', b'b', b'b\0'], object)),
      ([b'a', b'b\0'], '<pad>', [b'a', b'b\0', b'<pad>']), ([np.array(['a'])] * 2, '<pad>', [['a'], ['a'], ['<pad>']]),
      ([np.array([b'a'])] * 2, b'<pad>', [[b'a'], [b'a'], [b'<pad>']]), ([1.5, 2], np.nan, [1.5, 2, np.nan]),
      ([True, False], 1, [True, False, True]), ([np.float32(1), np.float32(2)], np.float64(0.5), [1, 2, 0.5])],

@@ -212,19 +212,25 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     if not 0 < len(values) <= batch_size:
         raise DatapointError(f'batch_and_pad: cannot combine {len(values)} elements into a batch of {batch_size}')
 
+    def text(plain: bool) -> Any:
+        return str(pad_value) if plain else pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
+
     def pad(leaves: Sequence[Any]) -> Any:
+        missing = batch_size - len(leaves)
+        if isinstance(leaves[0], str | bytes | bytearray):
+            return _stack_leaves([*leaves, *[text(isinstance(leaves[0], str))] * missing])
         rows = _stack_leaves(leaves)
-        if len(rows) == batch_size:
+        if not missing:
             return rows
-        kind, value = rows.dtype.kind, pad_value
-        if kind == 'S' or isinstance(leaves[0], bytes | bytearray):
-            value = pad_value if isinstance(pad_value, bytes) else str(pad_value).encode()
-        elif kind == 'U' or isinstance(leaves[0], str):
-            value = str(pad_value)
+        kind = rows.dtype.kind
+        if kind in 'SU':
+            value = text(kind == 'U')
+            if np.asarray(value).item() != value:  # it has zeros at its end
+                raise DatapointError(f'the padding {pad_value!r:.100} does not fit into {rows.dtype}')
         else:
             value = _padding(pad_value, rows.dtype)
         dtype = None if kind in 'SU' else rows.dtype  # a text may be longer than those of the rows
-        return concatenate([rows, np.full((batch_size - len(rows), *rows.shape[1:]), value, dtype)])
+        return concatenate([rows, np.full((missing, *rows.shape[1:]), value, dtype)])
 
     return combine(values, pad)
 
