@@ -468,6 +468,20 @@ def test_mkdir_follows_pathlib(root):
         (root / 'sub').unlink()
 
 
+@pytest.mark.parametrize('store', ['local', 'memory', 'a path of another library'])
+def test_mkdir_over_a_file_is_refused(store, tmp_path):
+    root = granular.Path(f'memory://{tmp_path.name}-{time.time_ns()}' if store == 'memory' else tmp_path)
+    root.mkdir(exist_ok=True)
+    path = root / 'file'
+    path.write_bytes(b'content')
+    if store == 'a path of another library':
+        path = granular.Path(Foreign(path))
+    for parents in (False, True):
+        with pytest.raises(AlreadyExistsError, match='exists already'):
+            path.mkdir(parents=parents, exist_ok=True)
+    assert path.read_bytes() == b'content'
+
+
 def test_copy_copies_files_and_folders(root, tmp_path_factory):
     tree(root)
     assert (root / 'a.txt').copy(root / 'copy.txt') == root / 'copy.txt'

@@ -129,7 +129,7 @@ class Path(PurePath):
         """Create a folder, or the bucket for a bucket's root. In a bucket, folders need no creation: keys imply them.
 
         Raises:
-          AlreadyExistsError: if the path exists and ``exist_ok`` is false.
+          AlreadyExistsError: if the path exists and ``exist_ok`` is false, or if it is a file, outside of buckets.
         """
         await self._store.mkdir(self._key, parents, exist_ok)
 

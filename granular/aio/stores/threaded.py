@@ -89,7 +89,7 @@ class ThreadedStore(Store):
         def call_now() -> None:
             if not self.exists_now(key):
                 self.mkdir_now(key, parents)
-            elif not exist_ok:
+            elif not exist_ok or not self.stat_now(key).is_dir:
                 raise FileExistsError(key)
 
         await self.change(key, call_now)
