@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from granular import decoders, encoders, formats
-from granular.errors import DecodeError, EncodeError
+from granular.errors import DecodeError, EncodeError, InvalidArgumentError
 from tests.support.tables import examples
 
 JSONISH = st.recursive(
@@ -252,6 +252,31 @@ def test_jpg_quality_determines_size():
     sizes = [len(formats.encode_image(noise, quality=quality)) for quality in (10, 50, 100)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[2] / 3
+    assert len(formats.encode_image(noise, quality=np.int64(50))) == sizes[1]
+    for quality in (0, 101, -1, 50.0, '50', None, True):
+        with pytest.raises(InvalidArgumentError, match='quality: expected an integer from 1 to 100, got '):
+            formats.encode_image(noise, quality=quality)
+
+
+@pytest.mark.parametrize('name', [None, 3, b'mp4', ['mp4']])
+def test_names_of_formats_and_codecs_are_texts(name):
+    image, samples = np.zeros((2, 16, 16, 3), np.uint8), np.zeros(10, np.int16)
+    for encode in (
+        lambda: formats.encode_image(image[0], format=name),
+        lambda: formats.encode_audio((samples, 8000), format=name),
+        lambda: formats.encode_video(image, format=name),
+        lambda: formats.encode_video(image, codec=name),
+    ):
+        with pytest.raises((EncodeError, InvalidArgumentError), match='expected .*, got '):
+            encode()
+    with pytest.raises(EncodeError, match='aac is no codec of videos'):
+        formats.encode_video(image, codec='aac')
+
+
+@pytest.mark.parametrize('encode', [formats.encode_array, formats.encode_tree])
+def test_array_of_4_gib_is_refused_before_it_is_copied(encode):
+    with pytest.raises(EncodeError, match='expected an array of at most 4294967295 bytes, .* got 4294967296'):
+        encode(np.broadcast_to(np.uint8(0), (1 << 32,)))
 
 
 @pytest.mark.parametrize('kind', ['mp4', 'webm'])

@@ -205,6 +205,25 @@ def test_datapoint_of_different_shape_is_an_error(odd, match):
         assert 'step 5' in str(caught.value)
 
 
+@pytest.mark.parametrize('left', range(1, 20))
+@pytest.mark.parametrize('hosts', [1, 2])
+def test_endless_source_ends_before_steps_of_more_than_63_bits(left, hosts):
+    asked = []
+
+    def datapoint(step):
+        asked.append(step)
+        return {'x': step}
+
+    first = (2**63 - left) // 4 * 4
+    for host in range(hosts):
+        with granular.Loader(datapoint, 4, shard_id=host, num_shards=hosts) as loader:
+            loader.load({**loader.save(), 'step': first})
+            steps = [value for batch in loader for value in batch['x'].tolist()]
+        rounds = (2**63 - 1 - first) // (4 * hosts)
+        assert steps == [first + 4 * (hosts * i + host) + j for i in range(rounds) for j in range(4)]
+    assert {type(step) for step in asked} <= {int}
+
+
 def test_memory_is_recycled():
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2, recycle_after=2) as loader:
         retained = [next(loader) for _ in range(12)]

@@ -81,6 +81,31 @@ def test_caches_compare_identities_and_functions(kind, redis_server):
     assert cached([5, 6], [name, 'version 2'], functions=(abs,)) == [5, 6]
 
 
+def test_a_fetch_that_its_class_does_not_have_is_used():
+    class Forwarding:
+        def __init__(self, source):
+            self.source = source
+
+        def __len__(self):
+            return 3
+
+        def __getattr__(self, name):
+            return getattr(self.source, name)
+
+    class Own:
+        def __init__(self):
+            async def fetch(indices):
+                return [f'{index}' for index in indices]
+
+            self.fetch = fetch
+
+        def __len__(self):
+            return 3
+
+    for source in (Own(), Forwarding(Own())):
+        assert list(granular.MapDataset.source(source)) == ['0', '1', '2']
+
+
 def test_an_object_of_no_data_source_tells_nothing():
     class Other:
         identity, seed, sparse, nbytes = 'mine', 'none', 'no', 5

@@ -3,6 +3,7 @@
 import abc
 import collections
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -377,9 +378,9 @@ class RunningLoader(Running):
             self.seek(0)  # nothing is prefetched, which could only be dropped on the loop
 
     def _set_stop(self) -> None:
-        """Let a finite source end where a shard would get no whole batch."""
-        if self.batches is not None and self.length is not None:
-            self.ahead.stop = self.turns.stop(self._start, self.length)
+        """Let a source end where a shard would get no whole batch: an endless one where steps exceed 63 bits."""
+        length = sys.maxsize if self.batches is None or self.length is None else self.length
+        self.ahead.stop = self.turns.stop(self._start, length)
 
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""

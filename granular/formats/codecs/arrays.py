@@ -19,6 +19,7 @@ _DTYPE: Final = re.compile(rf'[<>|=]?[{_ARRAY_KINDS}][0-9]{{1,10}}(\[([1-9][0-9]
 # The accepted names of types of ml_dtypes, whose `dtype.str` is that of other types: bfloat16, float8_e4m3fn, int4.
 _EXTENSION: Final = re.compile(r'(bfloat|float|u?int|b?complex)[0-9]{1,3}(_[a-z0-9]{1,20})?')
 _DIMENSIONS: Final = 64
+_MAX_BYTES: Final = (1 << 32) - 1
 _LAST_CODE_POINT: Final = 0x10FFFF
 _HEADERS: Final = 16  # array headers in msgpack, above which declared lengths are verified before lists are allocated
 
@@ -76,7 +77,8 @@ def encode_array(value: Any) -> bytes:
     The dtype is ``dtype.str``, or the name of a type of ml_dtypes, such as ``bfloat16``.
 
     Raises:
-      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
+      EncodeError: for arrays of objects or with fields, which ``dtype.str`` does not describe, with a mask, or of 4 GiB
+        or more.
     """
     if not isinstance(value, np.ndarray | np.generic):
         raise EncodeError(f'expected a numpy array, got {type(value).__name__}: numpy.asarray(...) makes one')
@@ -161,9 +163,13 @@ def decode_tree(buffer: Buffer) -> Any:
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
     """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes. Raise ``EncodeError`` for
-    arrays of objects or with fields, which ``dtype.str`` does not describe, and with a mask.
+    arrays of objects or with fields, which ``dtype.str`` does not describe, with a mask, and of 4 GiB or more.
     """
     array = as_array(value)
+    if array.nbytes > _MAX_BYTES:
+        raise EncodeError(
+            f'expected an array of at most {_MAX_BYTES} bytes, which msgpack can hold, got {array.nbytes}'
+        )
     text = dtype_text(array.dtype)
     if text == array.dtype.name:  # a name without a byte order
         array = array.astype(array.dtype.newbyteorder('='), copy=False)

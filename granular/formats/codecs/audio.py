@@ -63,7 +63,7 @@ def encode_audio(value: Any, format: str = 'wav') -> bytes:
     Raises:
       EncodeError: for any other shape, dtype or file, and for samples that the format would change.
     """
-    if format not in _CODECS:
+    if not isinstance(format, str) or format not in _CODECS:
         raise EncodeError(f'expected the format {" or ".join(_CODECS)}, got {format!r:.100}')
     if isinstance(value, bytes | bytearray | memoryview):
         return checked_file(value, format, format.upper(), audio_type(value) == format)

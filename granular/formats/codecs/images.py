@@ -56,7 +56,11 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
 
     Raises:
       EncodeError: for any other shape, dtype or file.
+      InvalidArgumentError: for any other quality.
     """
+    if not isinstance(format, str):
+        raise InvalidArgumentError(f"format: expected 'jpg' or 'png', got {format!r:.100}")
+    quality = check_integer('quality', quality, 1, 100)
     kind, files = ('jpg', 'JPEG') if format in ('jpg', 'jpeg') else ('png', 'PNG, WebP, GIF or BMP')
     if isinstance(value, bytes | bytearray | memoryview):
         return checked_file(value, format, files, image_type(value) == kind)

@@ -31,6 +31,9 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
     Raises:
       EncodeError: for any other shape, dtype or file.
     """
+    for name, given in (('format', format), ('codec', codec)):
+        if not isinstance(given, str):
+            raise EncodeError(f'{name}: expected a name, got {given!r:.100}')
     if isinstance(value, bytes | bytearray | memoryview):
         container_format = 'webm' if value[:4] == _MATROSKA else 'mp4' if value[4:8] == b'ftyp' else ''
         return checked_file(value, format, 'video', container_format == format)
@@ -49,6 +52,8 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
     try:
         with av.open(stream, mode='w', format=format) as container:
             output = container.add_stream(codec, rate=fps)
+            if output.type != 'video':
+                raise ValueError(f'{codec} is no codec of videos')
             output.width, output.height, output.pix_fmt = width, height, 'yuv420p'
             for i in range(frames):
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array[i]), format='rgb24')

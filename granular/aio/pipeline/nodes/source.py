@@ -308,7 +308,7 @@ class Fetching(_Adapter):
 
     def __init__(self, source: Any, method: str = 'fetch', mask: Sequence[str] | None = None) -> None:
         super().__init__(source, method, mask)
-        self._is_own = type(source).fetch.__module__.startswith('granular.')
+        self._is_own = (getattr(source.fetch, '__module__', None) or '').startswith('granular.')
 
     def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
         options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
