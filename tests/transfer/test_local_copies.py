@@ -348,6 +348,7 @@ HOSTILE = {
     'a device': [member('d', tarfile.CHRTYPE, devmajor=1, devminor=3)],
     'a block device': [member('d', tarfile.BLKTYPE)],
     'a pipe': [member('p', tarfile.FIFOTYPE)],
+    'hard link over a folder': [('a', b''), ('b/c', b''), member('b', HARD, 'a')],
     'a file over a folder': [('a/b', b''), ('a', b'')],
     'a file as a folder': [('a', b''), ('a/b', b'')],
 }
@@ -422,6 +423,18 @@ def test_links_within_the_archive_are_unpacked(tmp_path, local):
     (tmp_path / 'z.zip').write_bytes(zipped(dict([special('x/l', stat.S_IFLNK, b'f'), ('x/f', b'3')])))
     granular.copy_to_local(tmp_path, local, 'z')
     assert os.readlink(local / 'z' / 'x' / 'l') == 'f'
+
+
+@pytest.mark.parametrize('root', ['q', '.unpacked', 'n' * 250])
+def test_single_root_is_left_out_whatever_is_in_it(root, tmp_path, local):
+    names = [root, f'.{root}.unpacked'[:255], '.unpacked', '.unpacked_/x']
+    (tmp_path / 'q.tar').write_bytes(tarred([(f'{root}/{name}', name.encode()) for name in names]))
+    os.rename(tmp_path / 'q.tar', tmp_path / f'{root}.tar')
+    granular.copy_to_local(tmp_path, local, root)
+    written = {str(path.relative_to(local / root)) for path in (local / root).rglob('*') if path.is_file()}
+    assert written == {*names, MARKER}
+    for name in names:
+        assert (local / root / name).read_text() == name
 
 
 def declared(data, size):

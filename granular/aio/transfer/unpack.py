@@ -119,10 +119,13 @@ class UnpackFolder:
         try:
             return os.open(path, flags, mode)
         except FileExistsError:
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                raise self.refused('it is a file as well as a folder') from None
-        os.unlink(path)
+            self._remove(path)
         return os.open(path, flags, mode)
+
+    def _remove(self, path: str) -> None:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            raise self.refused('it is a file as well as a folder') from None
+        os.unlink(path)
 
     def room(self, size: int) -> None:
         """Check the disk's free space before ``size`` more bytes are written; the check runs once per 64 MiB."""
@@ -151,7 +154,7 @@ class UnpackFolder:
                 raise self.refused(f'it is a link to {target!r}, which is not an earlier file')
             with contextlib.suppress(FileNotFoundError):
                 if not os.path.samefile(old, self.path(parts)):
-                    os.unlink(self.path(parts))
+                    self._remove(self.path(parts))
             with contextlib.suppress(FileExistsError):
                 os.link(old, self.path(parts), follow_symlinks=False)
         self.files += 1
@@ -185,9 +188,12 @@ class UnpackFolder:
         if len(tops) != 1 or (root := tops.pop()) not in self._roots or (root,) not in self._folders:
             return
         # Renamed first, because an entry in it may have the same name.
-        aside = self.path((f'.{root}.unpacked',))
+        names, other = os.listdir(self.path((root,))), '.unpacked'
+        while other in (*names, root, self._keep):
+            other += '_'
+        aside = self.path((other,))
         os.rename(self.path((root,)), aside)
-        for name in os.listdir(aside):
+        for name in names:
             if name != self._keep:
                 os.rename(os.path.join(aside, name), self.path((name,)))
         shutil.rmtree(aside)
