@@ -80,7 +80,7 @@ def _image(data: bytes, side: int) -> Picture:
                 image.draft(None, (2 * side, 2 * side))  # it reduces JPEG files alone
                 image.load()
                 return _fit(image, side)._replace(width=width, height=height)
-    except UnsupportedError:
+    except (UnsupportedError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         why = repr(error).replace(repr(stream), 'of this value')
@@ -145,7 +145,7 @@ def _video(data: bytes, side: int) -> Picture:
                     note = '' if seconds is None else f'{seconds:.1f} s'
                     image = rgb_converter()(frame).to_image()
                     return _fit(image, side)._replace(width=frame.width, height=frame.height, note=note)
-    except UnsupportedError:
+    except (UnsupportedError, MemoryError):
         raise
     except Exception as error:  # FFmpeg raises it, or there is no video stream
         raise DecodeError(f'{len(data)} bytes are not a video that PyAV supports: {error!r:.200}') from error

@@ -231,7 +231,7 @@ def _damaged_of(group: Sequence[tuple[int, Value, bytes]]) -> tuple[set[int], se
                 decoders['utf8' if family == 'text' else value.kind](data)
         except MissingExtraError:
             raise
-        except UnsupportedError:
+        except (UnsupportedError, MemoryError):
             unclear.add(index)
         except Exception:  # a decoder may raise anything
             damaged.add(index)

@@ -61,10 +61,13 @@ def _summarise(
 ) -> dict[str, Any]:
     decoded: dict[str, list[Any]] = {}
     damaged: collections.Counter[str] = collections.Counter()
+    unclear: collections.Counter[str] = collections.Counter()
     for (key, value), record in zip(small, records, strict=True):
         try:
             decode = decoders['utf8' if family_of(value.kind) == 'text' else value.kind]
             decoded.setdefault(key, []).append(decode(record))
+        except MemoryError:
+            unclear[key] += 1
         except Exception:  # a decoder may raise anything: the value counts as damaged
             damaged[key] += 1
     keys = []
@@ -74,7 +77,8 @@ def _summarise(
         if first:
             charts.append(_histogram('values per sequence', [located.length or 0 for located in rows]))
         values, sizes = decoded.get(key, []), [value.size for located in rows for value in located.values]
-        texts = sum(family_of(value.kind) == 'text' for located in rows for value in located.values) - damaged[key]
+        texts = sum(family_of(value.kind) == 'text' for located in rows for value in located.values)
+        texts -= damaged[key] + unclear[key]
         if values and (_are_numbers(values) or _are_classes(values, texts)):
             charts.append(_histogram(f'{first}values', values, [names.name(key, value) for value in values]))
         else:

@@ -169,4 +169,28 @@ def test_any_error_of_a_decoder_is_shown_beside_the_other_values(error, odd, mon
     assert 'odd' in cells[1]['error'] or type(error).__name__ in cells[1]['error']
     assert ask(odd, '/api/datapoint', path='tree', index=1).json['values'][1]['error']
     assert ask(odd, '/api/search', path='tree', key='n', relation='=', text='2').json['matches'] == [2]
-    assert ask(odd, '/api/histograms', path='tree').status == 200
+    histograms = ask(odd, '/api/histograms', path='tree')
+    assert histograms.status == 200
+    # Where memory was short, nothing is known of the value.
+    damaged = [] if isinstance(error, MemoryError) else [1]
+    assert sum(row['damaged'] for row in histograms.json['keys'] if row['key'] == 'n') == len(damaged)
+    found = ask(odd, '/api/search', path='tree', key='n', relation='damaged', text='').json
+    assert (found['matches'], found['skipped']) == (damaged, 1 - len(damaged))
+
+
+@pytest.mark.parametrize('kind', ['jpg', 'mp4'])
+def test_image_or_video_for_which_memory_is_short_is_not_damaged(kind, tmp_path, monkeypatch):
+    value = np.zeros((16, 16, 3) if kind == 'jpg' else (1, 16, 16, 3), np.uint8)
+    with granular.DatasetWriter(tmp_path / 'ds', {'x': kind}, granular.encoders) as writer:
+        writer.append({'x': value})
+
+    def short(*args):
+        raise MemoryError
+
+    monkeypatch.setattr('granular.view.pictures._fit', short)
+    with Served(granular.Path(tmp_path)) as server:
+        found = ask(server, '/api/search', path='ds', key='x', relation='damaged', text='').json
+        assert (found['matches'], found['skipped']) == ([], 1)
+        entries, _ = ask(server, '/api/pictures', path='ds', key='x', at='0').files
+        assert 'MemoryError' in entries[0]['error']
+        assert 'cannot decode' not in entries[0]['error']
