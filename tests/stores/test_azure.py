@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import logging
 import pickle
+import time
 import traceback
 
 import pytest
@@ -166,6 +167,19 @@ def test_containers(azurite):
     for call in (missing.read_bytes, missing.stat, lambda: missing.write_bytes(b'x'), lambda: list(missing.iterdir())):
         with pytest.raises(BucketNotFoundError, match=r'^az://missing/x: no such container'):
             call()
+
+
+@pytest.mark.parametrize('exist_ok', [False, True])
+@pytest.mark.parametrize('fault', ['after reset', 'after status 503', 'after half', 'reset', 'status 503'])
+def test_container_is_created_despite_a_lost_reply(folder, proxy, fault, exist_ok):
+    container = through(proxy, granular.Path(f'az://made-{time.time_ns()}', **folder.aio.store.options))
+    lost = iter([fault])
+    proxy.plan = lambda call: next(lost, '') if call.method == 'PUT' else ''
+    container.mkdir(exist_ok=exist_ok)
+    assert proxy.faults == [fault]
+    (container / 'x').write_bytes(b'1')
+    with pytest.raises(AlreadyExistsError, match='exists already'):
+        container.mkdir()
 
 
 def test_container_is_not_taken_for_an_existing_one_where_its_creation_is_refused(folder, proxy):

@@ -608,12 +608,13 @@ def test_failed_bucket_creation_is_an_error(proxy, fakegcs, other_host, fault):
 
 
 @pytest.mark.parametrize('fault', ['after reset', 'after page html', 'after status 503', 'reset', 'page empty'])
-def test_bucket_is_created_despite_a_lost_reply(proxy, fakegcs, fault):
+@pytest.mark.parametrize('exist_ok', [False, True])
+def test_bucket_is_created_despite_a_lost_reply(proxy, fakegcs, fault, exist_ok):
     options = {**fakegcs.options, 'endpoint_url': proxy.endpoint}
     bucket = granular.Path(f'gs://test-made-{time.time_ns()}', config=CONFIG, **options)
     lost = iter([fault])
     proxy.plan = lambda call: next(lost, '') if call.method == 'POST' else ''
-    bucket.mkdir(exist_ok=True)
+    bucket.mkdir(exist_ok=exist_ok)
     assert proxy.faults == [fault]
     (bucket / 'x').write_bytes(b'1')
     with pytest.raises(AlreadyExistsError, match='exists already'):

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -243,17 +244,19 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         return AzureWriter(self, await self.client(), key, new)
 
     async def create_root(self) -> bool:
-        client = await self.client()
+        # It tells whether an attempt whose reply was lost has created it: aiohttp sends such a request again by itself.
+        client, mark = await self.client(), {'granular': secrets.token_hex(8)}
 
         async def request() -> bool:
             from azure.core.exceptions import ResourceExistsError
 
             try:
-                await client.container.create_container(**client.settings)
+                await client.container.create_container(metadata=mark, **client.settings)
             except ResourceExistsError as error:
                 if code_of(error) != 'ContainerAlreadyExists':  # such as ContainerBeingDeleted
                     raise
-                return False
+                found = await client.container.get_container_properties(**client.settings)
+                return bool(mark.items() <= found.metadata.items())
             return True
 
         return await client.call(self.url(''), request)

@@ -192,21 +192,27 @@ class GCSClient(Client):
                 )
             token, copied = rewrite.token, max(copied, rewrite.copied)
 
-    async def create_bucket(self) -> bool:
-        """Create the bucket. Return False if it exists."""
+    async def create_bucket(self) -> bool | None:
+        """Create the bucket. Return False if it exists; None if an earlier attempt of this call may have created it."""
         name, bucket = self.store.root, self.store.bucket
         if not self._login.project and self._login.credentials is not None:
             raise InvalidArgumentError(f'{name}: a new bucket needs a project: pass project=')
 
-        def check(answer: Answer) -> bool:
+        attempts = 0
+
+        def request() -> tuple[bytes, Mapping[str, str]]:
+            nonlocal attempts
+            attempts += 1
+            return json.dumps({'name': bucket}).encode(), {'Content-Type': 'application/json'}
+
+        def check(answer: Answer) -> bool | None:
             if answer.head.status == 409:
-                return False
+                return None if attempts > 1 else False
             gcsreplies.bucket_of(answer, name, bucket)
             return True
 
         url = self._url('/storage/v1/b', project=self._login.project)
-        headers = {'Content-Type': 'application/json'}
-        return await self.send(name, 'POST', url, check, (200, 409), json.dumps({'name': bucket}).encode(), headers)
+        return await self._call(name, 'POST', url, request, check, (200, 409))
 
 
 def is_emulator(endpoint: str) -> bool:

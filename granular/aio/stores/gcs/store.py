@@ -72,12 +72,13 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
         return GCSWriter(await self.client(), key, new)
 
     async def create_root(self) -> bool:
-        if await (await self.client()).create_bucket():
+        created = await (await self.client()).create_bucket()
+        if created:
             return True
         # Bucket names are global to all projects: a bucket that is invisible to these credentials cannot be used.
         if await self.find('') is None:
             raise StoreError(f'{self.root}: the store reports that the bucket exists, and that it does not')
-        return False
+        return created is None
 
     async def delete(self, keys: Sequence[str]) -> None:
         client = await self.client()
