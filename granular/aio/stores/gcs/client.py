@@ -212,7 +212,7 @@ class GCSClient(Client):
             return True
 
         url = self._url('/storage/v1/b', project=self._login.project)
-        return await self._call(name, 'POST', url, request, check, (200, 409))
+        return await self.call(name, 'POST', url, request, check, (200, 409))
 
 
 def is_emulator(endpoint: str) -> bool:
