@@ -205,6 +205,16 @@ def test_object_stored_with_a_content_coding_is_returned_as_stored(server, store
     assert len(proofs) == (3 if store != 'gs' and encoding not in ('aws-chunked', 'identity') else 0) or read in WHOLE
 
 
+def test_content_coding_is_that_of_an_address_with_its_query(server):
+    server.etag_of, server.encoding = None, 'gzip'
+    server.files = {f'data/a?id={name}': bytes([name]) * 4000 for name in range(2)}
+    first, second = (granular.Path(f'{server.endpoint}/bucket/data/a?id={name}', config=CONFIG) for name in range(2))
+    assert first.read_range(0, 3000) == bytes(3000)
+    server.encoding = ''
+    server.script.append('squeezed')
+    assert second.read_range(0, 3000) == bytes([1]) * 3000
+
+
 def test_content_coding_that_changes_is_refused(server):
     root = folder(server, 's3')
     body = FILES['data/a'][:1000]

@@ -4,13 +4,15 @@ import itertools
 import os
 import pickle
 
+import numpy as np
 import pytest
 from botocore.session import Session
 
 import granular
 from granular.aio.stores import endpoints
 from granular.errors import InvalidArgumentError, ObjectChangedError
-from tests.support.faults import FaultServer
+from tests.support.faults import FaultServer, md5_etag
+from tests.support.files import FILES, FORMATS, numbers_in
 
 SPEC = {'x': 'int', 'data': 'bytes'}
 CACHES = {'block': ('cache_dir',), 'index': ('index_cache',), 'both': ('cache_dir', 'index_cache')}
@@ -298,3 +300,44 @@ def test_cache_fingerprints_include_the_server(servers, redis_server, tmp_path):
             assert cache.stats()['misses'] == cache.stats()['hits'] == 6
     for source, _ in sources:
         source.close()
+
+
+NUMBERS = {f'file?id={first}': range(first, first + 3) for first in (200, 300)}
+
+
+def numbers_file(suffix, numbers):
+    """Return a file of a format, or a bag, with these numbers."""
+    if suffix != 'bag':
+        return FILES[suffix](numbers)
+    records = [b'n %d' % number for number in numbers]
+    return b''.join(records) + np.cumsum([len(record) for record in records]).astype('<i8').tobytes()
+
+
+@pytest.mark.parametrize('suffix', ['bag', *FORMATS])
+def test_queries_that_select_content_separate_caches(suffix, redis_server, tmp_path):
+    """Files of the same size and version, whose addresses differ in the query, which messages hide."""
+    with FaultServer(files={key: numbers_file(suffix, numbers) for key, numbers in NUMBERS.items()}) as server:
+        for key, numbers in NUMBERS.items():
+            path = granular.Path(f'{server.endpoint}/bucket/{key}')
+            with (
+                granular.BagReader(path) if suffix == 'bag' else getattr(granular, FORMATS[suffix].source)(path)
+            ) as source:
+                with granular.RedisCache(source, redis_server.url, namespace=f'query-{tmp_path.name}') as cache:
+                    assert numbers_in(cache) == [*numbers]
+
+
+@pytest.mark.parametrize('suffix', FORMATS)
+def test_queries_that_select_content_separate_the_files_of_a_pickled_source(suffix):
+    files = {key: numbers_file(suffix, numbers) for key, numbers in NUMBERS.items()}
+    with FaultServer(files=files) as server:
+        server.etag_of = md5_etag
+        paths = [granular.Path(f'{server.endpoint}/bucket/{key}') for key in files]
+        with getattr(granular, FORMATS[suffix].source)(paths) as source:
+            pickled = pickle.dumps(source)
+            for key, before in [*files.items()]:
+                files[key] = numbers_file(suffix, range(400, 403))
+                with pytest.raises(ObjectChangedError, match='was replaced') as failed:
+                    pickle.loads(pickled).fetch(range(6))
+                assert f'id={key[-3:]}' not in str(failed.value)
+                files[key] = before
+            assert numbers_in(pickle.loads(pickled)) == [*range(200, 203), *range(300, 303)]

@@ -71,7 +71,7 @@ class FaultServer(LoopServer):
 
     Args:
       tls: serve over TLS.
-      files: the objects by key; without them there is ``DATA`` at every path.
+      files: the objects by key, which may have a query; without them there is ``DATA`` at every path.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None, files: Mapping[str, bytes] | None = None) -> None:
@@ -118,7 +118,10 @@ class FaultServer(LoopServer):
             elif self.files is not None and (listed := self._parse_listing(path, query)) is not None:
                 self._list(writer, *listed)
             else:
-                await self._answer(writer, lines, self.parse(method, path, lines))
+                request = self.parse(method, path, lines)
+                if self.files is not None and (key := f'{request.key}?{query}') in self.files:
+                    request = request._replace(key=key, data=self.files[key])
+                await self._answer(writer, lines, request)
             await writer.drain()
 
     async def _answer(self, writer: asyncio.StreamWriter, lines: Mapping[str, str], request: Request) -> None:

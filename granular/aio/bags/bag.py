@@ -305,7 +305,7 @@ class Bag:
         if self.path is None:
             table = self._index if isinstance(self._index, bytes) else b''
             return hashlib.sha256((self._data or b'') + table).hexdigest()
-        return f'{self.path.store.fingerprint} {self.name}'
+        return f'{self.path.store.fingerprint} {self.path!s}'  # with the query, which may select the file
 
     @property
     def state(self) -> BagState | None:

@@ -5,6 +5,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from granular._redact import hidden
 from granular._typing import Datapoint_co
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource, restored
@@ -61,7 +62,7 @@ class Identity(NamedTuple):
     """The files that a reader has opened, by name."""
 
     host: str  # the machine, if versions are valid only there, as for local files; otherwise empty
-    files: Mapping[str, FileIdentity]
+    files: Mapping[str, FileIdentity]  # by name, or by address with its query, which may select the file
 
     @classmethod
     def of(cls, stores: Iterable[Store], files: Mapping[str, FileIdentity]) -> 'Identity':
@@ -85,8 +86,8 @@ class Identity(NamedTuple):
                 before, now = FileIdentity(before.size, None), FileIdentity(now.size, None)
             if before is None or now is None or not before.is_same(now):
                 raise ObjectChangedError(
-                    f'{name}: was replaced since the reader was pickled: {file} {_describe(before)} then, and '
-                    f'{_describe(now)} now: open a new reader'
+                    f'{name}: was replaced since the reader was pickled: {hidden(file)} {_describe(before)} '
+                    f'then, and {_describe(now)} now: open a new reader'
                 )
 
 

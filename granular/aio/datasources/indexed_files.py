@@ -94,7 +94,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
 
     def _identity_of(self, indices: Sequence[Index]) -> Identity:
         opened = zip(self.paths, indices, strict=True)
-        files = {f'{path}': FileIdentity(index.size, index.version) for path, index in opened}
+        files = {str(path): FileIdentity(index.size, index.version) for path, index in opened}
         return Identity.of([path.store for path in self.paths], files)
 
     async def _close(self) -> None:
@@ -114,7 +114,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def identity(self) -> tuple[Any, ...]:
         """Return the files in order, each by store, address, bytes and version."""
         return tuple(
-            (path.store.fingerprint, f'{path}', index.size, FileIdentity(index.size, index.version).told)
+            (path.store.fingerprint, str(path), index.size, FileIdentity(index.size, index.version).told)
             for path, index in zip(self.paths, self._file_indices, strict=True)
         )
 

@@ -22,7 +22,7 @@ class Verifier:
     def __init__(self, send: Send, versions: Versions) -> None:
         self._send, self._versions = send, versions
         self._etags_are_md5: bool | None = None  # for objects that may have such ETags; None until known
-        self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of an object is stored with
+        self._stored: dict[tuple[str, str], str] = {}  # the coding that a version of a key is stored with
 
     async def verify(self, target: Target, download: Download, head: Head, reply: Reply) -> None:
         """Verify the coding and length of a reply, and the checksum of a whole object."""
@@ -69,7 +69,7 @@ class Verifier:
         compression turns one byte into one byte.
         """
         coding, name = download.coding, download.name
-        identity = name, reply.version or ''
+        identity = download.key, reply.version or ''
         if coding and self._stored.get(identity) == coding:
             return
         data = download.content(reply)

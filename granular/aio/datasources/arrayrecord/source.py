@@ -163,7 +163,7 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
     def _identity_of(self, files: Mapping[Path, Index]) -> Identity:
         stores = [part.path.store for part in self._parts]
         return Identity.of(
-            stores, {f'{path}': FileIdentity(index.size, index.version) for path, index in files.items()}
+            stores, {str(path): FileIdentity(index.size, index.version) for path, index in files.items()}
         )
 
     def _opened_files(self) -> Identity:
@@ -181,7 +181,7 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
         """Return the parts in order, each by store, address, records, and version of its file, if that was opened."""
         versions = {path: FileIdentity(index.size, index.version).told for path, index in self._file_indices.items()}
         return tuple(
-            (part.path.store.fingerprint, f'{part.path}', part.start, part.stop, versions.get(part.path))
+            (part.path.store.fingerprint, str(part.path), part.start, part.stop, versions.get(part.path))
             for part in self._parts
         )
 
