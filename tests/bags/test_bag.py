@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from granular.errors import (
     ObjectChangedError,
     OutOfRangeError,
 )
+from tests.support.faults import FaultServer, md5_etag
 
 RECORDS = st.lists(st.binary(max_size=30), max_size=25)
 
@@ -359,6 +361,74 @@ def test_object_replaced_by_one_of_equal_size_is_detected(bucket):
         fill(bucket / 'x.bag', [b'cccc', b'dddd'])
         with pytest.raises(ObjectChangedError, match=r'x\.bag'):
             reader[1]
+
+
+class Rewriting(FaultServer):
+    """Refuses one request, after all have arrived, and has other files from then on."""
+
+    async def rewrite(self, writer, request):
+        while len(self.ranges) < 2 or self.answered < 1:
+            await asyncio.sleep(0)
+        self.files = split_files(AFTER)
+        await self.status(writer, request, 503)
+
+    answered = 0
+
+    async def good(self, writer, request, cut=None):
+        await super().good(writer, request, cut)
+        self.answered += 1
+
+
+BEFORE, AFTER = [b'aa', b'bbbb', b'cc'], [b'1111', b'22', b'33']  # of the same size
+
+
+def split_files(records):
+    """Return the files of a bag of version 3."""
+    limits = np.cumsum([len(record) for record in records]).astype('<u8')
+    return {'x.bag': b''.join(records), 'x.idx': limits.tobytes()}
+
+
+@pytest.mark.parametrize('options', [{}, {'cache_data': True}, {'cache_index': False}])
+@pytest.mark.parametrize('late', ['.bag', '.idx'])
+def test_bag_that_is_rewritten_while_its_two_files_are_requested_is_never_mixed(late, options):
+    config = granular.IOConfig(backoff=0.001)
+    with Rewriting(files=split_files(BEFORE)) as server:
+        server.etag_of, server.aim = md5_etag, late
+        server.script.append('rewrite')
+        path = granular.Path('s3://bucket/x.bag', endpoint_url=server.endpoint, anon=True, config=config)
+        with pytest.raises(ObjectChangedError, match='was replaced'), granular.BagReader(path, **options) as reader:
+            list(reader)
+        with granular.BagReader(path, **options) as reader:
+            assert list(reader) == AFTER
+
+
+@pytest.mark.parametrize('options', [{}, {'cache_data': True}, {'cache_index': False}])
+def test_local_bag_that_is_rewritten_at_any_call_of_its_opening_is_never_mixed(tmp_path, options):
+    """The calls are those of functions in Python: a bag is opened on the thread of its caller."""
+    results = set()
+    for at in itertools.count():
+        for name, content in split_files(BEFORE).items():
+            (tmp_path / name).write_bytes(content)
+        calls = itertools.count()
+
+        def rewrite(frame, event, argument, at=at, calls=calls):
+            if event == 'call' and next(calls) == at:
+                for name, content in split_files(AFTER).items():
+                    (tmp_path / 'new').write_bytes(content)
+                    os.replace(tmp_path / 'new', tmp_path / name)
+
+        sys.setprofile(rewrite)
+        try:
+            with granular.BagReader(tmp_path / 'x.bag', **options) as reader:
+                sys.setprofile(None)
+                results.add(tuple(reader))
+        except ObjectChangedError:
+            results.add('changed')
+        finally:
+            sys.setprofile(None)
+        if next(calls) <= at:
+            break
+    assert results == {tuple(BEFORE), tuple(AFTER), 'changed'}
 
 
 # --- asynchronous

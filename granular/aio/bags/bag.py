@@ -8,15 +8,16 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from granular.aio.bags.identity import DIGEST, FileIdentity, Identity
+from granular.aio.bags.identity import DIGEST, FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.index_tables import PackedTable
 from granular.aio.paths.path import Path
-from granular.aio.reply import Reply, stands_in
+from granular.aio.reply import Reply, changed, stands_in
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
+from granular.aio.stores.local.locks import is_at
 from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.formats import layout
 from granular.formats.bit_packing import pack
@@ -61,7 +62,8 @@ class Bag:
         self._data = source if isinstance(source, bytes) else None
         self._index = index
         self._cache_index, self._cache_data, self._verify = cache_index, cache_data, verify
-        self._split, self._cached_state = split if index is None else True, state
+        self._alone, self._cached_state = split is None, state  # alone: not of a dataset
+        self._split = split if index is None else True
         self.name: str = f'<{len(source)} bytes>' if isinstance(source, bytes) else f'{source}'
         self.opened: bool = False
         # True if records can be read without waiting: limits in memory, records in memory or on a local disk.
@@ -175,11 +177,14 @@ class Bag:
     async def _open_file(self, path: Path) -> None:
         store, tail = path.store, path.store.config.tail
         index = path.with_suffix('.idx') if self._index is None else self._index
-        reads = [store.read(path.key, -tail)]
-        if self._split is not False and isinstance(index, Path) and index != path:
-            reads.append(_read_end(index, tail, missing_ok=self._split is None))
-        replies = await gather(reads)
-        end, index_end = replies[0], replies[1] if len(replies) > 1 else None
+        if self._split is False or not isinstance(index, Path) or index == path:
+            end, index_end = await store.read(path.key, -tail), None
+        elif store.local:
+            end = await store.read(path.key, -tail)
+            index_end = await _read_end(index, tail, missing_ok=self._split is None)
+        else:
+            reads = [store.read(path.key, -tail), _read_end(index, tail, missing_ok=self._split is None)]
+            end, index_end = await gather(reads)
         if index_end is not None and layout.last_limit(index_end.data, index_end.size) > end.size:
             # A writer may have appended between the two reads: the index is newer than the end of the bag.
             end = await store.read(path.key, -tail)
@@ -196,6 +201,15 @@ class Bag:
             await self._open_single(end)
         if self._cache_data:
             self._data = await self._read_data(path, end.size) if end.start else end.data
+        if self._alone and len(self.files) == 2:
+            await self._check_pair(path)
+
+    async def _check_pair(self, path: Path) -> None:
+        """Check that the records and the table, in two files, are of one bag. A dataset is checked by its spec."""
+        if self.is_remote:
+            await check_files(self.files)
+        elif not is_at(files.get(path.key, self._pin).fd, path.key):  # which was read first, and may have grown
+            raise changed(self.name, f'{self._pin}', None)
 
     async def _read_data(self, path: Path, size: int) -> bytes:
         return (await path.read_ranges([0], [size], version=self._pin))[0]

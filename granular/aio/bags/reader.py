@@ -20,8 +20,9 @@ from granular.indexing import Ints, cut_to, index_of, indices_of
 class BagReader(PinnedSource[bytes]):
     """Random access to the records of a bag of any version, from a file or from bytes.
 
-    Opening takes one round trip; a table larger than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at
-    most one. Memory: 8 bytes per record with ``cache_index``; the whole bag with ``cache_data``.
+    Opening takes one round trip, and two for a bag of version 3, whose two files must be of one bag; a table larger
+    than ``IOConfig.tail``, ``cache_data`` and ``verify`` each add at most one. Memory: 8 bytes per record with
+    ``cache_index``; the whole bag with ``cache_data``.
 
     Args:
       source: the ``.bag`` file, or its content.
