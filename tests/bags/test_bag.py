@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
+from granular.aio.runtime.bridge import run
+from granular.aio.runtime.loops import ensure_event_loop
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -24,6 +26,7 @@ from granular.errors import (
     OutOfRangeError,
 )
 from tests.support.faults import FaultServer, md5_etag
+from tests.support.small_parts import PART, small_parts, taken_by_moto
 
 RECORDS = st.lists(st.binary(max_size=30), max_size=25)
 
@@ -351,6 +354,25 @@ def test_bag_without_its_table_is_written_anew(bucket):
         assert list(reader) == [b'new']
     with pytest.raises(AlreadyExistsError, match='only bags of version 3 on a local disk'):
         granular.BagWriter(path, 3, resume='discard')
+
+
+@pytest.mark.parametrize('records', [3, PART // 4 + 1])  # with checksums of one request, or of an upload in parts
+@pytest.mark.parametrize('store', ['moto', 'fakegcs'])
+def test_checksums_that_a_killed_writer_left_are_replaced(request, store, records):
+    root = request.getfixturevalue(store).place()
+    path = granular.Path(str(root), config=small_parts(granular.IOConfig()), **root.store.options) / 'x.bag'
+    (root / 'x.crc').write_bytes(bytes(4 * records))
+    with taken_by_moto(), granular.BagWriter(path) as writer:
+        for i in range(records):
+            writer.append(b'%d' % i, flush=False)
+    with granular.BagReader(path, verify=True) as reader:
+        assert reader.fetch([0, -1]) == [b'0', b'%d' % (records - 1)]
+
+    async def uploads():
+        await ensure_event_loop()
+        return [upload async for upload in path.aio.store.uploads('')]
+
+    assert run(uploads()) == []
 
 
 def test_object_replaced_by_one_of_equal_size_is_detected(bucket):

@@ -407,6 +407,39 @@ def test_cancelled_writer_leaves_no_spec_over_missing_bags(request, store, fault
 
 
 @pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
+def test_late_write_of_a_cancelled_writer_changes_nothing(request, store):
+    """The store carries out a write of a cancelled writer after another one has written the dataset anew."""
+    server = request.getfixturevalue(store)
+    points = [point(i) for i in range(5, 8)]
+
+    async def close(folder, proxy, step):
+        writer = await aio.DatasetWriter.open(folder, SPEC, granular.encoders)
+        for i in range(3):
+            await writer.append(point(i))
+        proxy.arm('late', step)
+        closing = asyncio.create_task(writer.aclose())
+        while not proxy.done and not closing.done():
+            await asyncio.wait([closing], timeout=0.01)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+
+    for step in range(9):
+        with WriteProxy(server) as proxy:
+            folder = server.place() / 'ds'
+            asyncio.run(close(proxy.place(folder, CONFIG), proxy, step))
+            if not proxy.done:
+                break
+            with granular.DatasetWriter(folder, SPEC, granular.encoders, resume='discard') as writer:
+                for written in points:
+                    writer.append(written)
+            proxy.carry_out()
+            with granular.DatasetReader(folder, granular.decoders, verify=True) as reader:
+                assert list(reader) == points
+            assert not granular.verify(folder).problems
+    assert step == 7
+
+
+@pytest.mark.parametrize('store', ['seaweed', 'fakegcs'])
 def test_spec_of_another_writer_keeps_its_bags(request, store):
     """Two writers of different keys in one folder, both of which have published their bags."""
     server = request.getfixturevalue(store)

@@ -1,6 +1,7 @@
 """A proxy in front of a real store that fails single requests, before or after the store has carried them out."""
 
 import asyncio
+import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -52,6 +53,7 @@ class FaultProxy(LoopServer):
     - ``half`` (after only): the reply, with half of its body, and the end of the connection.
     - ``cut`` (after only): the reply, with half of its body, framed as if that were all; that to a HEAD as it is.
     - ``dropped``: the body is forwarded without its last byte.
+    - ``late``: no reply; the store carries the request out at a call of ``carry_out``, whether or not its client waits.
 
     Args:
       upstream: the address of the store, ``http://host:port``.
@@ -69,6 +71,12 @@ class FaultProxy(LoopServer):
         """The faults that were done."""
         self.keep_calls = True
         self.count = 0
+        self._late, self._carried_out = asyncio.Event(), threading.Event()
+
+    def carry_out(self) -> None:
+        """Have the store carry out the late request, of which there must be one."""
+        self.loop.call_soon_threadsafe(self._late.set)
+        assert self._carried_out.wait(10)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await self._turn(reader, writer):
@@ -96,11 +104,15 @@ class FaultProxy(LoopServer):
         if words[0] == 'dropped':
             body, words = body[:-1], ['']
         reply = b''
-        if after or words[0] in ('', 'half', 'cut'):
+        if words == ['late']:
+            await self._late.wait()
+        if after or words[0] in ('', 'half', 'cut', 'late'):
             lines = [line for line in rest if line and line.partition(':')[0].lower() not in _FRAMING]
             lines += [f'Content-Length: {len(body)}'] * (bool(body) or method in ('PUT', 'POST'))
             lines.append('Connection: close')
             reply = await self._forward('\r\n'.join([first, *lines, '', '']).encode('latin-1') + body)
+        if words == ['late']:
+            self._carried_out.set()
         return await _reply(writer, words, reply, method)
 
     async def _forward(self, request: bytes) -> bytes:

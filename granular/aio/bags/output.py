@@ -288,12 +288,21 @@ class BagOutput(AsyncResource):
         # Only now, the checksums: they may replace those of a killed writer, but never those of another live writer.
         if self._sums is not None:
             sums = self._take_sums()
-            writer = await self._sums_path.store.open_writer(self._sums_path.key)
-            self._writers.append(writer)
-            await writer.write(sums)
-            await self._publish_one(self._sums_path, writer, len(sums))
+            try:
+                await self._publish_sums(sums)
+            except AlreadyExistsError:
+                # They are removed, not replaced: a replacement whose writer is cancelled may be carried out much later.
+                await self._writers.pop().abort()
+                await self._sums_path.store.delete([self._sums_path.key])
+                await self._publish_sums(sums)
         for file in rest:
             await self._publish_one(*file)
+
+    async def _publish_sums(self, sums: bytes) -> None:
+        writer = await self._sums_path.store.open_writer(self._sums_path.key, new=not self.has_copies)
+        self._writers.append(writer)
+        await writer.write(sums)
+        await self._publish_one(self._sums_path, writer, len(sums))
 
     async def _publish_one(self, path: Path, writer: ObjectWriter, size: int) -> None:
         async def publish() -> None:
