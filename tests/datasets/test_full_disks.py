@@ -12,6 +12,7 @@ import granular
 from granular.aio.stores.errors import translated
 from granular.errors import AccessDeniedError, StoreError
 from tests.datasets.test_writers import SPEC, fill, point
+from tests.support.programs import run_python
 
 # As on a full disk, a part of a write may find its place and the rest does not: no file may grow beyond 64 KiB here.
 PROGRAM = """
@@ -115,6 +116,67 @@ def test_full_disk_is_an_error_and_leaves_no_dataset(tmp_path):
             fill(writer, 3000 - writer.found, writer.found)
         with granular.DatasetReader(root / name, granular.decoders, verify=True) as reader:
             assert reader.fetch(range(3000)) == [point(i) for i in range(3000)]
+
+
+RIVALS = """
+import asyncio, itertools, os, resource, sys, threading
+import granular
+from granular import aio
+unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+RECORDS = [b'one', b'two', b'three']
+
+def rival(path, outcomes):
+    try:
+        with granular.BagWriter(path, 3, 'discard') as writer:
+            for record in RECORDS:
+                writer.append(record)
+        outcomes.append('appended')
+    except granular.errors.AlreadyExistsError:
+        outcomes.append('refused')
+
+async def close(path, step, outcomes):
+    calls = itertools.count()
+
+    def rise(frame, event, argument):
+        if event == 'call' and next(calls) == step:
+            sys.setprofile(None)
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+            thread = threading.Thread(target=rival, args=(path, outcomes))
+            thread.start()
+            thread.join()
+
+    writer = await aio.BagWriter.open(path, 3)
+    for record in RECORDS:
+        await writer.append(record)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, unlimited[1]))
+    try:
+        await writer.append(bytes(100_000))
+    except granular.errors.StoreError:
+        pass
+    sys.setprofile(rise)
+    try:
+        await writer.abort()
+    finally:
+        sys.setprofile(None)
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+seen = set()
+for step in itertools.count():
+    path, outcomes = f'{sys.argv[1]}/{step}.bag', []
+    asyncio.run(close(path, step, outcomes))
+    with granular.BagReader(path, verify=True) as reader:
+        assert list(reader) == RECORDS + (RECORDS if outcomes == ['appended'] else []), (step, outcomes)
+    seen.update(outcomes)
+    if not outcomes:
+        break
+assert seen == {'appended', 'refused'}, seen
+"""
+
+
+def test_rival_of_a_writer_that_failed_keeps_what_it_appends(tmp_path):
+    """A second writer opens the bag at any moment while the first one, whose disk was full, is aborted."""
+    done = run_python(RIVALS, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, '')
 
 
 @pytest.mark.parametrize(

@@ -368,11 +368,16 @@ class BagOutput(AsyncResource):
         await self._drop()
 
     async def _drop(self) -> None:
-        for file in self._files:
-            with contextlib.suppress(OSError):  # A full disk refuses the rest of the buffer.
-                file.close()
-        if self._files and self._failed:
-            await self.truncate(self.flushed)
+        with contextlib.ExitStack() as locked:
+            if self._files and self._failed:
+                with translated(f'{self.path}'):
+                    # Closing writes what is buffered, so the files are cut later: until then, a copy holds the lock.
+                    locked.enter_context(os.fdopen(os.dup(self._files[0].fileno()), 'ab', 0))
+            for file in self._files:
+                with contextlib.suppress(OSError):  # A full disk refuses the rest of the buffer.
+                    file.close()
+            if self._failed:
+                await self.truncate(self.flushed)
         await settle([writer.abort() for writer in self._writers])
         if self.alone:
             await self.remove_published(sole=False)
