@@ -364,3 +364,55 @@ waiting.wait()
 """)
     assert done.returncode == 0
     assert 'Error' not in done.stderr
+
+
+INTERRUPTED_MAP = """
+import itertools, os, signal, sys, time
+import granular
+
+class Slow:
+    def __len__(self):
+        return 5
+    def __getitem__(self, index):
+        return index
+
+def wait(value):
+    time.sleep(0.006)
+    return value
+
+def interrupt_at(step):
+    points = itertools.count()
+    def look(frame, event, argument):
+        if event == 'c_return' and frame.f_code.co_qualname == 'Condition.__enter__' and next(points) == step:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+    sys.setprofile(look)
+    try:
+        granular.MapDataset.source(Slow()).map(wait).fetch(range(5))
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(1)
+    finally:
+        sys.setprofile(None)
+
+for step in itertools.count():
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        break
+    until = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            sys.exit(f'hangs after an interrupt at point {step}')
+        time.sleep(0.01)
+    if not ended[1]:
+        sys.exit(0)
+interrupt_at(step)
+"""
+
+
+def test_program_ends_that_was_interrupted_where_it_took_a_lock_of_its_threads():
+    """Each child is interrupted once, where ``threading.Condition`` has its lock and has not returned."""
+    done = run_python(INTERRUPTED_MAP)
+    assert (done.returncode, done.stderr) == (0, '')

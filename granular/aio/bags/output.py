@@ -287,12 +287,14 @@ class BagOutput(AsyncResource):
         await self._publish_one(*first)
         # Only now, the checksums: they may replace those of a killed writer, but never those of another live writer.
         if self._sums is not None:
-            sums = self._take_sums()
+            sums, others = self._take_sums(), len(self._writers)
             try:
                 await self._publish_sums(sums)
             except AlreadyExistsError:
                 # They are removed, not replaced: a replacement whose writer is cancelled may be carried out much later.
-                await self._writers.pop().abort()
+                for writer in self._writers[others:]:  # none where opening one failed
+                    await writer.abort()
+                del self._writers[others:]
                 await self._sums_path.store.delete([self._sums_path.key])
                 await self._publish_sums(sums)
         for file in rest:

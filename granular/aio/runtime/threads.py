@@ -10,9 +10,11 @@ import inspect
 import itertools
 import logging
 import math
+import queue
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
@@ -71,11 +73,28 @@ _pooled: Final[Any] = concurrent.futures.thread._threads_queues
 """The threads that the exit of the interpreter ends; it would wait for others for ever."""
 
 
+class _Semaphore(queue.SimpleQueue[None]):
+    """The semaphore of a thread pool, in C: an interrupt of ``threading.Semaphore`` could leave its lock held, and the
+    threads of the pool, which then wait for it, would keep the program from ending.
+    """
+
+    def acquire(self, timeout: int) -> bool:
+        try:
+            self.get_nowait()
+        except queue.Empty:
+            return False
+        return True
+
+    def release(self) -> None:
+        self.put(None)
+
+
 class Threads(concurrent.futures.ThreadPoolExecutor):
     """A thread pool that knows its width, and that tasks may still use when it is closed."""
 
     def __init__(self, width: int, name: str) -> None:
         super().__init__(width, name)
+        self._idle_semaphore = _Semaphore()  # type: ignore[assignment]
         self.width = width
         self._retired = False
 
@@ -354,25 +373,28 @@ class _ParallelCalls(Generic[T]):
         self._numbers = itertools.count()  # shared by the threads: its next() is atomic
         self._results: list[Any] = [None] * count
         self._errors: list[BaseException] = []
+        # Not the futures of the helpers: an interrupt could leave the lock of one held, for which its helper waits.
+        self._helping: list[None] = []  # an item for each helper that has begun and not ended
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._next_check = 0.005  # seconds from the start
         self.stopped = False
 
     def run(self) -> list[T]:
         """Return all results, computed by this thread and its helpers."""
-        helpers: list[concurrent.futures.Future[None]] = []
         timer = Timer()
         with _counted():
             if self._run_alone():
                 return self._results
             try:
-                helpers += self._start_helpers(min(CORES, self._count) - len(_computing))
+                helpers = self._start_helpers(min(CORES, self._count) - len(_computing))
                 while True:
                     if timer.wall > self._next_check:
-                        helpers += self._start_more_helpers(timer, len(helpers))
+                        helpers += self._start_more_helpers(timer, helpers)
                     if not self._step():
                         break
                 # Helpers that have not started are not awaited: the pool may be full of threads that wait as this does.
-                concurrent.futures.wait([helper for helper in helpers if not helper.cancel()])
+                while self._helping:
+                    self._ended.get()
             finally:
                 self.stopped = True  # after an interrupt, no helper makes another call
         if self._errors:
@@ -392,22 +414,31 @@ class _ParallelCalls(Generic[T]):
                 return self.stopped or i + 1 == self._count
         return True
 
-    def _start_helpers(self, count: int) -> list[concurrent.futures.Future[None]]:
-        return [self._threads.submit(self._context.copy().run, self._help) for _ in range(count)]
+    def _start_helpers(self, count: int) -> int:
+        """Start helpers; return how many. One that begins when the calls are done and dropped does nothing."""
+        help_later = functools.partial(_help, weakref.ref(self))
+        for _ in range(count):
+            self._threads.submit(self._context.copy().run, help_later)
+        return max(0, count)
 
-    def _start_more_helpers(self, timer: Timer, running: int) -> list[concurrent.futures.Future[None]]:
+    def _start_more_helpers(self, timer: Timer, running: int) -> int:
         """Start as many helpers as the pool has threads if this thread has mostly waited; else check again later."""
         if not timer.waited:
             self._next_check *= 2
-            return []
+            return 0
         self._next_check = math.inf
         return self._start_helpers(min(self._threads.width, self._count) - 1 - running)
 
-    def _help(self) -> None:
-        _descend()
-        with _counted():
-            while self._step():
-                pass
+    def help(self) -> None:
+        self._helping.append(None)
+        try:
+            _descend()
+            with _counted():
+                while self._step():
+                    pass
+        finally:
+            self._helping.pop()
+            self._ended.put(None)
 
     def _step(self) -> bool:
         if self.stopped or self._errors or (i := next(self._numbers)) >= self._count:
@@ -422,6 +453,11 @@ class _ParallelCalls(Generic[T]):
     def _check_caller(self) -> None:
         if self._abandoned is not None and self._abandoned.is_set():
             raise asyncio.CancelledError
+
+
+def _help(calls: 'weakref.ref[_ParallelCalls[Any]]') -> None:
+    if (existing := calls()) is not None:
+        existing.help()
 
 
 _abandoned: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar('abandoned', default=None)
