@@ -529,3 +529,17 @@ def test_batches_keep_the_masks_of_single_values(values, mask):
     (batch,) = MapDataset.source(masked).batch(3)
     assert batch.dtype == masked.dtype
     assert np.ma.getmaskarray(batch).tolist() == mask and batch.tolist() == masked.tolist()
+
+
+def test_function_cannot_change_an_array_that_is_the_source():
+    def double(row):
+        row *= 2
+        return row
+
+    array = np.ones((4, 3))
+    dataset = MapDataset.source(array).map(double)
+    with pytest.raises(ValueError, match='read-only'):
+        dataset[0]
+    assert (array == 1).all()
+    array[1] = 5  # its owner may
+    assert MapDataset.source(array)[1].tolist() == [5, 5, 5]

@@ -256,7 +256,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     @answering(**FUNCTION_ARGUMENTS)
     def map_with_index(self, transform: IndexedFunction[Any, Any]) -> Any:
-        """Apply a function to each index and element: ``transform(index, element)``."""
+        """Apply a function to each index and element: ``transform(index, element)``. Later epochs of ``repeat`` have
+        indices from the length on.
+        """
         return self._of(elements.MapWithIndex(self._node, transform))
 
     @answering(**FUNCTION_ARGUMENTS)

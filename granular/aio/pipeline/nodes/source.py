@@ -364,6 +364,9 @@ class _InMemory(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = self.root, np.asarray(indices).tolist()
+        if isinstance(source, np.ndarray):  # a function that changes its element must not change the source
+            source = source.view()
+            source.flags.writeable = False
         try:
             return [source[step] for step in steps]
         except IndexError:
