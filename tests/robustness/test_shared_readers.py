@@ -236,6 +236,21 @@ def test_threads_sharing_an_iterator_get_each_element_once(kind, path):
     items.close()
 
 
+@pytest.mark.parametrize('kind', ['loader', 'stream'])
+def test_threads_that_are_switched_everywhere_get_each_element_once(kind):
+    source = granular.MapDataset.source(range(COUNT)).map(lambda i: {'x': i})
+    stream = source.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=1)).window_shuffle(1, 0)
+    make = {'loader': lambda: granular.Loader(source, 1, prefetch=3), 'stream': lambda: iter(stream)}[kind]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(8):
+            with make() as items:
+                assert sorted(np.ravel(values_of(item))[0] for item in take_in_threads(items)) == list(range(COUNT))
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_threads_sharing_a_listing_get_each_path_once(path):
     result, paths = [], (path / 'shards').rglob('*')
     in_threads(lambda i: result.extend(paths), 4)

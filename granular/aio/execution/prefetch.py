@@ -171,11 +171,12 @@ class Prefetch(Generic[T]):
         Args:
           asked: the time of the request, by ``time.perf_counter``.
         """
-        if self._returned is None:
+        returned = self._returned
+        if returned is None:
             self._asked = max(self._asked, asked)
         else:
-            self._asked = max(asked, self._returned)  # two consumers may wait at a time
-            spent = self._spent = self._asked - self._returned
+            self._asked = max(asked, returned)  # two consumers may wait at a time
+            spent = self._spent = self._asked - returned
             self.consumed += spent
             self._consumer_times.observe(spent)
             self.consumer_cpu += self._consumer_clock.elapsed()
@@ -272,14 +273,15 @@ class Prefetch(Generic[T]):
         Args:
           seconds: that time, if items were not returned by ``take`` alone; by default since ``take`` returned the item.
         """
-        if self._returned is None or not self._arriving:
+        returned = self._returned
+        if returned is None or not self._arriving:
             return
         self._consumer_clock.elapsed()
-        late = time.perf_counter() - self._returned if seconds is None else seconds
+        late = time.perf_counter() - returned if seconds is None else seconds
         self.waited += late
         self._wait_times.sum += late
-        self._returned += late
-        self._arriving = False
+        if self._returned == returned:  # otherwise another thread has requested an item since
+            self._returned, self._arriving = returned + late, False
 
     async def _wait(self, item: _Item[T]) -> T | None:
         """Return the value of an item; None if it was cancelled because the position was changed."""
