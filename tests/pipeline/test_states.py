@@ -419,7 +419,7 @@ NUMBERS = granular.MapDataset.range(20).to_iter_dataset()
     [
         (NUMBERS.batch(4).rebatch(3), 'place', [-1, None, '0', {}, 1 << 63]),
         (NUMBERS.flat_map(lambda value: [value, value]), 'place', [-1, 1.0]),
-        (NUMBERS.window_shuffle(5, 0), 'place', [-1, 6]),
+        (NUMBERS.window_shuffle(5, 0), 'place', [-1, 5, 6]),
         (NUMBERS.filter(bool).map_with_index(lambda i, value: value), 'count', [-1, 'x']),
         (NUMBERS.repeat(2), 'epoch', [None]),
         (NUMBERS.limit(5), 'count', [[]]),

@@ -83,6 +83,6 @@ class WindowShuffling(Holding):
         return self._held.state(place > 0, window=self._number, place=place)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size + 1)
+        number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size)
         await self._held.restore(state, skipped > 0, terms)
         self._window, self._number, self._skipped = [], number, skipped
