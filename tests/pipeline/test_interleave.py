@@ -5,6 +5,7 @@ import itertools
 import json
 import threading
 import weakref
+from collections import deque
 
 import numpy as np
 import pytest
@@ -64,6 +65,32 @@ def test_state_is_exact_between_any_two_elements(name):
             assert [plain(element) for element in iterator] == expected[at:], at
     with iter(make(name).repeat(2)) as iterator:
         assert [plain(element) for element in iterator] == 2 * expected
+
+
+HOLDING = {
+    'cache': lambda d: d.cache(),
+    'window_shuffle': lambda d: d.window_shuffle(4, seed=0),
+    'flat_map': lambda d: d.flat_map(lambda x: [x, x]),
+    'rebatch': lambda d: d.batch(3).rebatch(2),
+}
+
+
+@pytest.mark.parametrize('stage', HOLDING)
+def test_states_fit_streams_that_began_earlier_or_later(stage):
+    parts = [MapDataset.range(length).to_iter_dataset() for length in (2, 3, 1)]
+    for before in (IterDataset.interleave(parts, 3).repeat(2), IterDataset.interleave(parts, 3).repeat(2).prefetch(1)):
+        stream = HOLDING[stage](before)
+        elements = [plain(element) for element in stream]
+        for at, begins in itertools.product(range(len(elements) + 1), (False, True)):
+            with iter(stream) as first, iter(stream) as second, iter(stream) as third:
+                deque(itertools.islice(first, at), 0)
+                if begins:
+                    first.start_prefetch()
+                second.set_state(first.get_state())
+                second.start_prefetch()
+                third.set_state(second.get_state())
+                for iterator in (second, third):
+                    assert [plain(element) for element in iterator] == elements[at:]
 
 
 def test_datasets_are_made_shortly_before_their_turn():

@@ -8,6 +8,7 @@ holds elements back saves them by reference: the position before them, and how m
 import contextvars
 import logging
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from granular._words import counted
@@ -55,21 +56,24 @@ def _parts_of(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
+_OF_INTERLEAVE: Final = {'open', 'turn', 'begun', 'parents'}
 _VARYING: Final[Mapping[str, type]] = {'pipeline': list, 'host': int, 'waiting': list}
 
 
-def same_position(one: Any, other: Any, strict: bool = True) -> bool:
+def same_position(one: Any, other: Any, strict: bool = True, reread: bool = False) -> bool:
     """Return whether two states, as plain JSON, are of one position.
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
     the host, what a cache has read beyond its place, and the bytes of files that follow. One of them may not know yet
     how many hosts there are, or the bytes of its files, and one of an earlier release names neither streams that wait
     nor mixes that ended. Hosts that share rows may stand in different packs. Unless ``strict``, files may have
-    different bytes.
+    different bytes. If they are ``reread``, equally many elements behind one position, streams of an ``interleave`` may
+    have begun in one of them that wait in the other, as they have given no element.
     """
+    same = partial(same_position, strict=strict, reread=reread)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if _shares_rows(one) and _shares_rows(other) and one.get('rows') != other.get('rows'):
-            return same_position(one['row'], other['row'], strict)
+            return same(one['row'], other['row'])
         left, right = _compared(one), _compared(other)
         if _reads_beyond(one) or _reads_beyond(other):
             left.pop('cached', None)
@@ -78,9 +82,13 @@ def same_position(one: Any, other: Any, strict: bool = True) -> bool:
             if not (key in left and key in right) or key == 'next_bytes' or (key == 'bytes' and not strict):
                 left.pop(key, None)
                 right.pop(key, None)
-        return left.keys() == right.keys() and all(same_position(left[key], right[key], strict) for key in left)
+        if reread and left.keys() & right.keys() >= _OF_INTERLEAVE:
+            begun = left['parents'].keys() & right['parents'].keys()
+            for part in (left, right):
+                part['parents'] = {number: part['parents'][number] for number in begun}
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(same_position(a, b, strict) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
 
 

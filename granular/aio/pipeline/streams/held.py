@@ -143,7 +143,8 @@ class Held:
                 await restore_checked(self._parent, changed, self._terms)
                 self._changes.append([count, changed])
         found, strict = self._parent.state(), self._parent.strict
-        if self._count != held['count'] or self._ended != held['ended'] or not same_position(found, after, strict):
+        same = same_position(found, after, strict, reread=True)
+        if self._count != held['count'] or self._ended != held['ended'] or not same:
             raise StateError(
                 f'{self._stage}: the elements that it held could not be read again: {self._count} of '
                 f'{held["count"]} were found, and then {found!r:.200}, not {after!r:.200}: continue with the weights '
