@@ -61,6 +61,27 @@ def test_exit_with_work_in_flight_is_clean(dataset):
     )
 
 
+def test_exit_with_an_iterator_of_the_users_in_flight_is_clean(dataset):
+    ends(
+        """
+        class Same(granular.DatasetIterator):
+            def __next__(self):
+                return next(self._parent)
+            def get_state(self):
+                return self._parent.get_state()
+            def set_state(self, state):
+                self._parent.set_state(state)
+        class Sames(granular.IterDataset):
+            def __iter__(self):
+                return Same(iter(self._parent))
+        reader = granular.DatasetReader(data, granular.decoders)
+        iterator = iter(Sames(granular.MapDataset.source(reader).repeat().to_iter_dataset()).prefetch(2))
+        next(iterator)
+        """,
+        dataset,
+    )
+
+
 @pytest.mark.parametrize('name', ['loader', 'stream', 'processes', 'reader', 'items'])
 def test_finalizer_of_a_user_that_closes_at_exit_is_clean(name, dataset):
     ends(

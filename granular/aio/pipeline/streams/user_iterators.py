@@ -11,7 +11,7 @@ from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
-from granular.errors import InvalidArgumentError
+from granular.errors import ClosedError, InvalidArgumentError
 
 
 class Iterated(Stream):
@@ -77,7 +77,10 @@ class Iterating(Flow):
     async def aclose(self) -> None:
         close = getattr(self._iterator, 'close', None)
         if callable(close):
-            await offload(close)
+            try:
+                await offload(close)
+            except ClosedError:  # there are no threads any more where the interpreter ends
+                call_user(close)
 
 
 def _flows_of(iterator: Any) -> list[Flow]:
