@@ -127,6 +127,47 @@ def test_states_are_exact_if_an_iterator_changes_its_own_in_place(later):
         check_each_state(iterator)
 
 
+def test_state_is_loaded_once_an_element_that_is_computed_ahead_is_there():
+    within, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    class CountsIterator(DatasetIterator):
+        def __init__(self, parent):
+            super().__init__(parent)
+            self._count = 0
+
+        def __next__(self):
+            element, count = next(self._parent), self._count + 1
+            if element == 3 and not done.is_set():
+                within.set()
+                go_on.wait(30)
+            self._count = count
+            if go_on.is_set():
+                done.set()
+            return element, count
+
+        def get_state(self):
+            return {'parent': self._parent.get_state(), 'count': self._count}
+
+        def set_state(self, state):
+            self._parent.set_state(state['parent'])
+            self._count = state['count']
+
+    class Counts(IterDataset):
+        def __iter__(self):
+            return CountsIterator(iter(self._parent))
+
+    with iter(Counts(MapDataset.range(6).to_iter_dataset()).prefetch(3)) as iterator:
+        state = iterator.get_state()
+        assert next(iterator) == (0, 1)
+        assert within.wait(30)
+        timer = threading.Timer(0.1, go_on.set)
+        timer.start()
+        iterator.set_state(state)
+        assert done.wait(30)
+        assert list(iterator) == [(i, i + 1) for i in range(6)]
+        timer.join()
+
+
 def test_state_beside_a_thread_that_takes_an_element():
     class SlowIterator(type(iter(Sums(MapDataset.range(1).to_iter_dataset())))):
         beside = None

@@ -1,6 +1,8 @@
 """Iterators of the user's as a stage."""
 
+import contextlib
 import copy
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +52,7 @@ class Iterating(Flow):
 
     def __init__(self, dataset: Any, description: str) -> None:
         self._stage = description
+        self._lock = threading.Lock()  # as a call goes on in its thread when its caller is cancelled
         self._iterator = call_user(iter, dataset)
         for name in ('get_state', 'set_state'):
             if not callable(getattr(self._iterator, name, None)):
@@ -60,8 +63,18 @@ class Iterating(Flow):
     def inputs(self) -> Sequence[Flow]:
         return _flows_of(self._iterator)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_lock': None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+    def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        with self._lock:
+            return fn(*args)
+
     async def next(self) -> Any:
-        return await offload(next, self._iterator, END)
+        return await offload(self._call, next, self._iterator, END)
 
     def state(self) -> Any:
         return copy.deepcopy(call_user(self._iterator.get_state))  # the iterator may change its own later
@@ -70,17 +83,15 @@ class Iterating(Flow):
         # The streams that it reads are restored within, by iterators of their own.
         token = restoring.set(terms.of(self._stage, self.kind, True)._replace(strict=self.strict))
         try:
-            await offload(self._iterator.set_state, copy.deepcopy(state))
+            await offload(self._call, self._iterator.set_state, copy.deepcopy(state))
         finally:
             restoring.reset(token)
 
     async def aclose(self) -> None:
         close = getattr(self._iterator, 'close', None)
         if callable(close):
-            try:
+            with contextlib.suppress(ClosedError):  # no thread is left at the exit, where loops close what it reads
                 await offload(close)
-            except ClosedError:  # there are no threads any more where the interpreter ends
-                call_user(close)
 
 
 def _flows_of(iterator: Any) -> list[Flow]:
