@@ -801,6 +801,65 @@ def test_upload_that_is_cancelled_while_it_begins_is_aborted(server, new_case, m
     assert uploads(case.direct) == []
 
 
+async def cancelled_at(server, call, kind):
+    """Cancel a call once the server has carried out, and not yet answered, a request of that kind."""
+    reached, loop, forward = asyncio.Event(), asyncio.get_running_loop(), server.forward
+
+    async def late(request):
+        answer = await forward(request)
+        if request.kind == kind:
+            loop.call_soon_threadsafe(reached.set)
+            await asyncio.sleep(0.1)
+        return answer
+
+    server.forward = late
+    try:
+        task = asyncio.create_task(call)
+        await reached.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+    finally:
+        del server.forward
+
+
+@pytest.mark.parametrize(
+    ('operation', 'kind'), [('put', 'put'), ('put', 'head'), ('join', 'join'), ('join', 'head'), ('copy', 'join')]
+)
+def test_cancelled_replacement_leaves_the_former_or_the_new_object(server, new_case, monkeypatch, operation, kind):
+    monkeypatch.setattr('granular.aio.stores.s3.copying._MAX_COPY', PART)  # otherwise the object needs 5 GiB
+    case = new_case(writing)
+    data = b'small' if operation == 'put' else LARGE
+    (case.direct / 'source').write_bytes(data)
+    (case.direct / 'target').write_bytes(b'former')
+
+    async def cancelled():
+        source, target = aio.Path(case.root / 'source'), aio.Path(case.root / 'target')
+        call = source.copy(target) if operation == 'copy' else target.write_bytes(data)
+        await cancelled_at(server, call, kind)
+
+    asyncio.run(cancelled())
+    assert (case.direct / 'target').read_bytes() in (b'former', data)
+    assert uploads(case.direct) == []
+
+
+@pytest.mark.parametrize('data', [b'small', LARGE], ids=['put', 'join'])
+def test_replacement_that_cannot_be_verified_stays(server, new_case, data):
+    case = new_case(writing)
+    server.plan('head', [('status', 500)] * QUICK.attempts)
+    with pytest.raises(StoreError):
+        (case.folder / 'a1').write_bytes(data)
+    assert (case.direct / 'in' / 'a1').read_bytes() == data
+
+
+def test_new_object_of_a_cancelled_repetition_is_removed(server, new_case):
+    case = new_case(publishing)
+    server.plan('put', [('status', 409, b'<Error><Code>ConditionalRequestConflict</Code></Error>')])
+    path = aio.Path(case.folder / 'new')
+    asyncio.run(cancelled_at(server, path.store.write(path.key, b'new', new=True), 'put'))
+    assert not (case.direct / 'in' / 'new').exists()
+
+
 def uploads(path):
     async def listed():
         return [upload.key async for upload in path.store.uploads(path.key)]

@@ -76,10 +76,7 @@ class Copier(S3Writer):
 
     async def _verify(self, metadata: ObjectMetadata) -> None:
         if metadata.size != self._size:
-            raise StoreError(
-                f'{self._name}: expected {self._size} bytes, as {self._source_name} has, got {metadata.size}',
-                path=self._name,
-            )
+            raise self.damaged(f'expected {self._size} bytes, as {self._source_name} has, got {metadata.size}')
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:

@@ -76,7 +76,7 @@ class S3Writer(PartWriter):
         self._upload = ''
         self.parts: dict[int, Part] = {}
         self._md5s: dict[int, bytes] = {}
-        self._published = False  # True if the object may exist
+        self._unwanted = False  # True if the object may exist, and is to be removed unless it is published
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         self._size += len(data)
@@ -154,7 +154,7 @@ class S3Writer(PartWriter):
         try:
             await super().abort()
         finally:
-            if self._published:
+            if self._unwanted:
                 try:
                     await self.withdraw()
                 except GranularError as error:
@@ -221,8 +221,8 @@ class S3Writer(PartWriter):
     async def _publish(self, attempt: Attempt) -> None:
         """Publish the object, with ``new`` only if it does not exist, and verify it."""
         condition = NEW if self._new else {}
-        self._published = True
         for tries in range(1, _CONFLICTS + 1):
+            self._unwanted = self._new  # one that has replaced another stays: otherwise neither is left
             try:
                 confirmation = await attempt(condition)
             except (AlreadyExistsError, _NoConditionsError, StoreError) as error:
@@ -255,7 +255,7 @@ class S3Writer(PartWriter):
         if metadata is not None and metadata.writer == self._token:
             await self._verify(metadata)
             return True
-        self._published = isinstance(error, StoreError)  # an attempt may still be in flight
+        self._unwanted = self._new and isinstance(error, StoreError)  # an attempt may still be in flight
         if metadata is not None and self._new:
             raise AlreadyExistsError(f'{self._name}: another writer has published it in the meantime') from error
         return False
@@ -276,7 +276,7 @@ class S3Writer(PartWriter):
             return
         if self._new:
             note_replaced(self._client)
-            self._published = False
+            self._unwanted = False
             raise AlreadyExistsError(f'{self._name}: another writer has replaced it in the meantime')
         # The last writer wins. An object that is older than the reply shows that the store has lost this one.
         younger = metadata.modified is None or metadata.modified > confirmation.time - _CLOCK_SKEW
@@ -298,10 +298,13 @@ class S3Writer(PartWriter):
                 if digests['crc32c'] == crc:
                     self._client.has_odd_etags = True
                     return
-        raise StoreError(
-            f'{self._name}: expected {self._size} bytes of crc32c {crc}, the store has {metadata.size} bytes '
-            f'{dict(digests)}'
-        )
+        found = f'{metadata.size} bytes {dict(digests)}'
+        raise self.damaged(f'expected {self._size} bytes of crc32c {crc}, the store has {found}')
+
+    def damaged(self, detail: str) -> StoreError:
+        """Return the error for a published object that is not what was written, and is to be removed."""
+        self._unwanted = True
+        return StoreError(f'{self._name}: {detail}', path=self._name)
 
     async def _read_back(self, metadata: ObjectMetadata) -> str:
         crc = 0
