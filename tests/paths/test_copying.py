@@ -152,6 +152,13 @@ def test_file_that_the_store_does_not_return_is_an_error(source, bucket, monkeyp
     assert os.listdir(tmp_path) == ['source']
 
 
+@pytest.mark.skipif(not os.path.exists('/proc/self/mem'), reason='a file of Linux that cannot be read')
+def test_error_of_a_source_that_cannot_be_read_names_it(tmp_path):
+    with pytest.raises(StoreError, match='^/proc/self/mem: failed'):
+        granular.Path('/proc/self/mem').copy(tmp_path / 'copy')
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_empty_file_is_not_taken_for_a_folder_of_its_target(bucket, tmp_path):
     disk = granular.Path(tmp_path)
     for root in (bucket, disk):

@@ -23,6 +23,8 @@ from granular.errors import ClosedError, StoreError
 
 _TRIES: Final = 100
 _CHUNK: Final = 8 * MiB  # bytes copied at a time
+# Errors of file systems without hard links, such as exFAT, and those of buckets that are mounted.
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 _TEMPORARY: Final = re.compile(r'\.(.+)\.[0-9a-f]{8}\.part', re.DOTALL)
 
 
@@ -107,9 +109,7 @@ class LocalWriter(ObjectWriter):
                 os.fsync(self._file.fileno())  # after a power cut, the name must not lead to an empty file
                 info = os.fstat(self._file.fileno())
                 if self._new:
-                    # Unlike a rename, this does not replace the file of another writer.
-                    os.link(self._temporary_path, self._key)
-                    os.unlink(self._temporary_path)
+                    _rename_new(self._temporary_path, self._key)
                 else:
                     os.replace(self._temporary_path, self._key)
                 self._file.close()
@@ -147,6 +147,19 @@ def _discard(file: BinaryIO, temporary: str, creator: int) -> None:
         os.unlink(temporary)
 
 
+def _rename_new(path: str, name: str) -> None:
+    """Rename a file, but do not replace the file of another writer."""
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        open(name, 'xb').close()  # this claims the name
+        os.replace(path, name)
+    else:
+        os.unlink(path)
+
+
 def sync(path: str) -> None:
     """Flush a file, or the names in a folder, to the disk, so that they survive a power cut."""
     opened = Descriptor(path or '.', os.O_RDONLY | os.O_CLOEXEC)
@@ -164,11 +177,12 @@ def copy_file(source: str, target: str, stopped: threading.Event) -> None:
     with translated(target):
         file, temporary = create_temporary(target)
     try:
-        with translated(target), open(source, 'rb', buffering=0) as original:
-            while chunk := original.read(_CHUNK):
-                if stopped.is_set():
-                    return
+        while chunk := _piece(source, before, file.tell()):
+            if stopped.is_set():
+                return
+            with translated(target):
                 file.write(chunk)
+        with translated(target):
             file.flush()
             sync(temporary)
         with translated(source):
@@ -180,6 +194,11 @@ def copy_file(source: str, target: str, stopped: threading.Event) -> None:
             sync(os.path.dirname(target))
     finally:
         _discard(file, temporary, os.getpid())
+
+
+def _piece(path: str, file: OpenFile, start: int) -> bytes:
+    with translated(path):
+        return os.pread(file.fd, _CHUNK, start)
 
 
 def sync_all(folder: str) -> None:
