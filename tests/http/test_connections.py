@@ -179,6 +179,23 @@ async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch)
     await granular.aio.aclose()
 
 
+@pytest.mark.parametrize('turns', range(1, 7))
+def test_close_that_is_cancelled_closes_the_connections_to_all_servers(server, turns):
+    async def close(servers):
+        for each in servers:
+            await path(each).aio.read_bytes()
+        closing = asyncio.create_task(granular.aio.aclose())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        while any(granular.metrics.snapshot().stores[each.endpoint].connections for each in servers):
+            await asyncio.sleep(0.01)
+
+    with FaultServer() as other:
+        asyncio.run(asyncio.wait_for(close([server, other]), 10))
+
+
 # --- redirections
 
 

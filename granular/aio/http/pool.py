@@ -372,10 +372,10 @@ class Pool:
         pending += [] if self._context is None else [self._context]
         for future in pending:
             future.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
         self._empty.clear()
-        for connection in list(self.connections):
+        for connection in list(self.connections):  # before anything is awaited, as this may be cancelled
             connection.fail(PoolClosedError())
+        await asyncio.gather(*pending, return_exceptions=True)
         if self.connections:
             with contextlib.suppress(TimeoutError):  # a TLS peer may not confirm the close
                 await asyncio.wait_for(self._empty.wait(), 1.0)

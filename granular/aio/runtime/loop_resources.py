@@ -26,7 +26,7 @@ class Scope:
 
     def __init__(self) -> None:
         self._opened: dict[Hashable, asyncio.Future[Any]] = {}
-        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self._closers = contextlib.AsyncExitStack()
         self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()  # background tasks beside a consumer
         self.running: weakref.WeakSet[Closable] = weakref.WeakSet()  # iterators, with tasks, threads and processes
         self.values: weakref.WeakKeyDictionary[PerLoop[Any], Any] = weakref.WeakKeyDictionary()
@@ -58,21 +58,20 @@ class Scope:
 
     def on_close(self, closer: Callable[[], Awaitable[None]]) -> None:
         """Register a function to call when the loop ends, in reverse order."""
-        self._closers.append(closer)
+        self._closers.push_async_callback(closer)
 
     async def aclose(self) -> None:
-        """Close all resources."""
-        try:
-            await settle([running.aclose() for running in self.running])
-        finally:
-            await end_tasks(list(self.tasks))
-            for future in self._opened.values():
-                future.cancel()
-            await asyncio.gather(*self._opened.values(), return_exceptions=True)
-            self._opened.clear()
-            self.values.clear()
-            while self._closers:
-                await self._closers.pop()()
+        """Close all resources, also if one of them fails to, or this is cancelled."""
+        async with self._closers:
+            try:
+                await settle([running.aclose() for running in self.running])
+            finally:
+                await end_tasks(list(self.tasks))
+                for future in self._opened.values():
+                    future.cancel()
+                await asyncio.gather(*self._opened.values(), return_exceptions=True)
+                self._opened.clear()
+                self.values.clear()
 
 
 class PerLoop(Generic[T]):
