@@ -27,6 +27,7 @@ class Reply(NamedTuple):
 
 
 _STAND_IN: Final = '~ '
+_WEAK: Final = 'W/"'  # the beginning of an ETag that may stay when the content changes (RFC 9110, 8.8.1)
 
 
 def stand_in(size: int | None, *told: str) -> str:
@@ -38,8 +39,8 @@ def stand_in(size: int | None, *told: str) -> str:
 
 
 def stands_in(version: str | None) -> bool:
-    """Return whether a version is a substitute from ``stand_in``."""
-    return version is not None and version.startswith(_STAND_IN)
+    """Return whether a version proves as little as a substitute from ``stand_in``, as a weak ETag does."""
+    return version is not None and version.startswith((_STAND_IN, _WEAK))
 
 
 def changed(name: str, before: str, now: str | None) -> ObjectChangedError:

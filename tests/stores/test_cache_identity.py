@@ -132,6 +132,17 @@ def test_stores_without_versions_are_not_cached(tmp_path):
     assert not (tmp_path / 'blocks').exists()
 
 
+@pytest.mark.parametrize('cache', CACHES)
+def test_objects_with_weak_etags_are_not_cached(servers, cache, tmp_path):
+    config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
+    (server, one), (other, two) = servers
+    server.etag = 'W/"one"'
+    root = granular.Path(f'{server.endpoint}/bucket/ds', config=config)
+    assert read(root) == one
+    server.files = other.files
+    assert read(root) == two
+
+
 @pytest.mark.parametrize('cache', ['block', 'both'])
 def test_same_version_with_another_size_is_another_object(cache, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
