@@ -15,10 +15,12 @@ import subprocess
 import sys
 import tarfile
 import threading
+import uuid
 import zipfile
 import zlib
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import granular
 from granular import aio
@@ -35,6 +37,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
+from tests.support.faults import FaultServer
 from tests.support.servers import FakeGCSServer, HTTPServer
 
 MARKER = '.granular-copy.json'
@@ -657,6 +660,26 @@ def test_error_of_progress_is_raised_as_itself(tmp_path, local, kind, archive):
 
     with pytest.raises(LookupError, match='mine'):
         granular.copy_to_local(tmp_path / f'x.{kind}', local / 'x', progress=progress)
+
+
+@pytest.mark.parametrize('store', ['memory', 'http'])
+def test_archive_without_a_version_that_is_replaced_while_it_is_read_is_an_error(store, local):
+    before, after = (tarred({str(i): byte * (1 << 20) for i in range(24)}) for byte in (b'1', b'2'))
+    with FaultServer(files={'x.tar': before}) as server:
+        memory, name = MemoryFileSystem(), f'/{uuid.uuid4().hex}/x.tar'
+        server.etag, server.modified[''] = None, 'Sun, 06 Nov 1994 08:49:37 GMT'
+        memory.pipe(name, before)
+
+        def replace(size):
+            server.files, server.modified[''] = {'x.tar': after}, 'Sun, 06 Nov 1994 08:49:38 GMT'
+            memory.pipe(name, after)
+
+        source = f'memory:/{name}' if store == 'memory' else f'{server.endpoint}/bucket/x.tar'
+        with pytest.raises(ObjectChangedError):
+            granular.copy_to_local(source, local / 'x', progress=replace)
+        copy = granular.copy_to_local(source, local / 'x')
+    assert copy.was_deleted
+    assert {path.read_bytes()[:1] for path in (local / 'x').glob('[0-9]*')} == {b'2'}
 
 
 def test_archive_replaced_while_it_is_read_is_an_error(tmp_path, local):

@@ -65,8 +65,11 @@ async def unpack(
     await ensure_event_loop()
     info = await source.store.content_info(source.key)
     digests = Digests(proven(info.digests), source.store.config.part_size)
-    version = info.version or (await source.stat()).version
-    archive = _Archive(source, info.size, version, digests, progress)
+    size, version = info.size, info.version
+    if version is None and size:  # a read has one in any case, if only a substitute
+        first = await source.store.read(source.key, 0, 1)
+        size, version = first.size, first.version
+    archive = _Archive(source, size, version, digests, progress)
     target = UnpackFolder(f'{source}', folder, {split_name(source.name)[0], os.path.basename(folder)}, keep)
 
     def work() -> Unpacked:
