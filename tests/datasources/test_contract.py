@@ -194,6 +194,19 @@ def test_index_is_cached(bucket, suffix, tmp_path, caplog):
     assert 'ignored' in caplog.text
 
 
+@pytest.mark.parametrize('suffix', ['tfrecord', 'tar'])
+def test_index_of_a_file_with_a_weak_etag_is_not_cached(tmp_path, suffix):
+    config = granular.IOConfig(hedge=0, index_cache=str(tmp_path / 'cache'))
+    with FaultServer(files={}) as server:
+        server.etag = 'W/"one"'
+        for lengths in ([1000, 3000], [3000, 1000]):  # in files of the same size
+            records = [bytes([length // 1000]) * length for length in lengths]
+            written = write(granular.Path(tmp_path / f'x.{suffix}'), suffix, records)
+            server.files['x'] = written.read_bytes()
+            source = source_of(suffix, granular.Path(f'{server.endpoint}/bucket/x', config=config))
+            assert records_in(source) == records
+
+
 @each_format
 def test_replaced_file_is_an_error(root, suffix):
     path = write(root / f'x.{suffix}', suffix)
