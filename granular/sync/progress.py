@@ -61,29 +61,46 @@ def _close() -> None:
 def _with_bar(items: Iterable[T], total: int | None, summary: bool) -> Generator[T, None, None]:
     from rich.console import Console
 
-    timed = timing.on  # by the program, or a stream with stage_timing
-    timing.on |= summary
-    iterator: Any = iter(items)  # begins the next epoch of a Loader
-    if total is None and isinstance(items, LoaderHandle):
-        total = remaining_batches(items)
-    stats = getattr(iterator, 'stats', dict)
-    console = Console(stderr=True)
-    start, waited, count = time.perf_counter(), 0.0, 0
-    try:
-        with (_line if console.is_jupyter else _bar)(console, total) as show:
-            asked = time.perf_counter()
-            for item in iterator:
-                now = time.perf_counter()
-                waited += now - asked
-                count += 1
-                show(count, _figures(stats(), count, max(now - start, 1e-9), waited))
-                yield item
-                asked = time.perf_counter()
-    finally:
+    with contextlib.ExitStack() as stack:
         if summary:
-            timing.on = timed
-            console.print(_summary(items, iterator))
-            console.print('\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items()), highlight=False)
+            stack.enter_context(_timed())
+        iterator: Any = iter(items)  # begins the next epoch of a Loader
+        if total is None and isinstance(items, LoaderHandle):
+            total = remaining_batches(items)
+        # Another iterator may have an attribute of this name for purposes of its own.
+        own = str(getattr(getattr(type(iterator), 'stats', None), '__module__', '')).startswith('granular.')
+        stats: Callable[[], dict[str, float]] = iterator.stats if own else dict
+        console = Console(stderr=True)
+        start, waited, count = time.perf_counter(), 0.0, 0
+        try:
+            with (_line if console.is_jupyter else _bar)(console, total) as show:
+                asked = time.perf_counter()
+                for item in iterator:
+                    now = time.perf_counter()
+                    waited += now - asked
+                    count += 1
+                    show(count, _figures(stats(), count, max(now - start, 1e-9), waited))
+                    yield item
+                    asked = time.perf_counter()
+        finally:
+            if summary:
+                console.print(_summary(items, iterator))
+                totals = '\n'.join(f'{name:<18} {value:,.6g}' for name, value in stats().items())
+                console.print(totals, highlight=False)
+
+
+_before: Final[list[bool]] = []  # whether stages were timed before each of the summaries that run
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[None]:
+    """Time the stages; summaries may end in another order than that in which they began."""
+    _before.append(timing.on)  # which the program, or a stream with stage_timing, sets as well
+    timing.on = True
+    try:
+        yield
+    finally:
+        timing.on = _before.pop()
 
 
 @contextlib.contextmanager

@@ -157,6 +157,33 @@ def test_progress_shows_the_time_of_each_stage_and_leaves_timing_as_it_was(items
     granular.metrics.time_stages(False)
 
 
+def test_summaries_that_end_in_any_order_end_the_timing(capsys):
+    timing = granular.metrics.timing
+    with pytest.raises(TypeError):
+        list(granular.progress(5, summary=True))
+    assert not timing.on
+    first, second = granular.progress(range(3), summary=True), granular.progress(range(3), summary=True)
+    assert next(first) == next(second) == 0
+    assert list(first) == [1, 2] and timing.on
+    assert list(second) == [1, 2] and not timing.on
+
+
+@pytest.mark.parametrize('stats', [{'bytes': 1}, lambda self: {'ready': 'yes'}, None])
+def test_progress_leaves_other_stats_of_iterators_alone(stats):
+    class Numbers:
+        def __init__(self):
+            self._numbers = iter(range(3))
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self._numbers)
+
+    Numbers.stats = stats
+    assert list(granular.progress(Numbers(), summary=True)) == [0, 1, 2]
+
+
 def test_progress_shows_totals_of_finite_loaders_only(capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')  # for the counters of all tests before this one
     points = [{'i': i} for i in range(40)]
