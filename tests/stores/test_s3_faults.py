@@ -883,6 +883,14 @@ def test_passing_fault_does_not_keep_abandoned_uploads(server, new_case, kind, s
     assert uploads(case.direct) == []
 
 
+def test_pages_of_uploads_in_a_circle_are_an_error(server, new_case):
+    case = new_case(writing)
+    server.plan('uploads', stays='circles')
+    with pytest.raises(BadReplyError, match='the markers of the next one'):
+        granular.clean(case.folder, older=0)
+    assert server.kinds.count('uploads') < 12
+
+
 @pytest.mark.parametrize(
     ('kind', 'script'),
     cover([['uploads', 'parts', 'abort']], [UNUSABLE, INTERRUPTED, *STAYING]),

@@ -202,7 +202,7 @@ def test_checksums_of_an_object(headers, digests):
         lambda reply: s3replies.copied_part(reply, NAME, 'CopyObjectResult'),
         lambda reply: s3replies.upload_id(reply, NAME, 'in'),
         lambda reply: s3replies.joined_etag(reply, NAME, 'in'),
-        lambda reply: uploads.uploads_page(reply, NAME, 'in', None),
+        lambda reply: uploads.uploads_page(reply, NAME, 'in', ()),
         lambda reply: uploads.parts_page(reply, NAME, 0),
         lambda reply: s3replies.check_deleted(reply, NAME, ['in']),
     ],
@@ -229,9 +229,9 @@ def test_upload_markers_must_advance():
         '<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>in/b</NextKeyMarker>'
         '<NextUploadIdMarker>7</NextUploadIdMarker></ListMultipartUploadsResult>'
     )
-    assert uploads.uploads_page(answer(body), NAME, 'in', None)[1] == ('in/b', '7')
+    assert uploads.uploads_page(answer(body), NAME, 'in', ())[1] == ('in/b', '7')
     with pytest.raises(BadReplyError):
-        uploads.uploads_page(answer(body), NAME, 'in', ('in/b', '7'))
+        uploads.uploads_page(answer(body), NAME, 'in', [('in/b', '7')])
 
 
 def test_keys_that_xml_cannot_represent_are_refused():

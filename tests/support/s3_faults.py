@@ -262,6 +262,13 @@ class S3Proxy(LoopServer):
             )
         return answer
 
+    async def circles(self, request: Request) -> Answer | None:
+        """A page of unfinished uploads whose successor is one of two."""
+        names = dict(urllib.parse.parse_qsl(request.target.partition('?')[2]))
+        following = names['prefix'] + ('/b' if names.get('key-marker', '').endswith('/a') else '/a')
+        body = f'<IsTruncated>true</IsTruncated><NextKeyMarker>{following}</NextKeyMarker>'
+        return Answer(200, {}, f'<ListMultipartUploadsResult>{body}</ListMultipartUploadsResult>'.encode())
+
     async def no_token(self, request: Request) -> Answer | None:
         answer = await self.forward(request)
         return answer._replace(body=_TOKEN.sub(b'', answer.body))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from granular.aio.http.retry import code_of
 from granular.aio.http.transport import Answer
@@ -23,12 +23,14 @@ async def uploads(client: S3Client, key: str) -> AsyncIterator[Upload]:
     """Yield the unfinished multipart uploads of an object and of all objects in a folder."""
     name = client.store.url(key)
     markers: Markers | None = None
+    requested: set[Markers] = set()
     while True:
         await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
         query = [('uploads', ''), ('encoding-type', 'url'), ('prefix', key)]
         if markers is not None:
+            requested.add(markers)
             query += [('key-marker', markers[0])] + ([('upload-id-marker', markers[1])] if markers[1] else [])
-        check = functools.partial(uploads_page, name=name, prefix=key, before=markers)
+        check = functools.partial(uploads_page, name=name, prefix=key, before=requested)
         found, markers = await client.call('GET', '', check, query=query, limit=16 * MiB)
         inside = [upload for upload in found if not key or f'{upload.key}/'.startswith(f'{key}/')]
         for upload in await gather([_with_size(client, upload) for upload in inside]):
@@ -69,11 +71,13 @@ async def abort(client: S3Client, key: str, upload: str) -> None:
 # --- replies
 
 
-def uploads_page(answer: Answer, name: str, prefix: str, before: Markers | None) -> tuple[list[Upload], Markers | None]:
+def uploads_page(
+    answer: Answer, name: str, prefix: str, before: Collection[Markers]
+) -> tuple[list[Upload], Markers | None]:
     """Parse a page of unfinished uploads. Return them, without the size of their parts, and the next page's markers.
 
     Args:
-      before: the markers by which this page was requested.
+      before: the markers by which this page and those before it were requested.
     """
     root = parse(answer.body, name, 'ListMultipartUploadsResult')
     decode, truncated, uploads = name_decoder(root, name), is_truncated(root, name), []
@@ -85,7 +89,7 @@ def uploads_page(answer: Answer, name: str, prefix: str, before: Markers | None)
     if not truncated:
         return uploads, None
     markers = decode(text_of(root, 'NextKeyMarker', name)), root.findtext('NextUploadIdMarker') or ''
-    if not markers[0] or markers == before:
+    if not markers[0] or markers in before:
         raise BadReplyError(f'{name}: a truncated page of uploads without the markers of the next one')
     return uploads, markers
 
