@@ -182,14 +182,13 @@ async def test_idle_connections_are_watched_after_a_connect(server, monkeypatch)
 @pytest.mark.parametrize('turns', range(1, 7))
 def test_close_that_is_cancelled_closes_the_connections_to_all_servers(server, turns):
     async def close(servers):
-        for each in servers:
-            await path(each).aio.read_bytes()
+        pools = [(await pooled(each))[1] for each in servers]
         closing = asyncio.create_task(granular.aio.aclose())
         for _ in range(turns):
             await asyncio.sleep(0)
         closing.cancel()
         await asyncio.wait([closing])
-        while any(granular.metrics.snapshot().stores[each.endpoint].connections for each in servers):
+        while any(pool.connections for pool in pools):
             await asyncio.sleep(0.01)
 
     with FaultServer() as other:
