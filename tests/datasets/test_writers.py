@@ -195,6 +195,26 @@ def descriptors():
     return [path for name in os.listdir(folder) if os.path.lexists(path := f'{folder}/{name}')]
 
 
+async def test_writer_cancelled_twice_leaves_no_lock(tmp_path):
+    async def write():
+        async with aio.DatasetWriter(tmp_path / 'd', SPEC, layout='columns') as writer:
+            for i in itertools.count(writer.found):
+                await writer.append({'x': bytes(40_000), 'n': i})
+
+    for _ in range(5):
+        writing = asyncio.create_task(write())
+        await asyncio.sleep(0.05)
+        writing.cancel()
+        await asyncio.sleep(0)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+    async with aio.DatasetWriter(tmp_path / 'd', SPEC, layout='columns') as writer:
+        await writer.append({'x': b'', 'n': writer.found})
+    numbers = [each['n'] for each in granular.DatasetReader(tmp_path / 'd')]
+    assert numbers == list(range(len(numbers)))
+
+
 class Cancelled:
     """Awaits a coroutine, and cancels the task when it waits for the time of number ``step``, counted from 1."""
 

@@ -740,3 +740,39 @@ def test_workers_of_a_killed_process_end_although_its_children_live(method, tmp_
         assert workers
         assert alive == []
         child.kill()
+
+
+# A terminal sends Ctrl-C to all processes of a program.
+CTRL_C = """
+import os, signal, threading, granular
+
+def double(x):
+    return 2 * x
+
+def interrupt():
+    while not begun.wait(0.02):
+        os.killpg(0, signal.SIGINT)
+
+if __name__ == '__main__':
+    begun, interrupts = threading.Event(), []
+    signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
+    options = granular.MultiprocessingOptions(2, start_method='spawn')
+    stream = iter(granular.MapDataset.range(8).map(double).to_iter_dataset().mp_prefetch(options))
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    elements = [next(stream)]
+    begun.set()
+    thread.join()
+    print(elements + list(stream), len(interrupts) > 2)
+"""
+
+
+def test_interrupts_of_a_terminal_do_not_end_workers_that_start(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(CTRL_C)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=250, start_new_session=True,
+        env={**os.environ, 'PYTHONPATH': str(ROOT)},
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ('[0, 2, 4, 6, 8, 10, 12, 14] True\n', '')

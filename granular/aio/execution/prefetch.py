@@ -330,8 +330,8 @@ class Prefetch(Generic[T]):
         self._begun = 0
         while self._items:
             frontier = self._frontier
-            self._frontier = self._items[-1].position
             try:
+                self._frontier = self._items[-1].position
                 task = self._items.pop().task
             except IndexError:  # the consumer has taken it
                 self._frontier = frontier

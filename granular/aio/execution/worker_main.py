@@ -146,6 +146,7 @@ def _leave_signals() -> None:
     A handler of the user, which this process inherited, might write a checkpoint with the position of its loader here.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its parent has blocked it
     signal.set_wakeup_fd(-1)  # by which a loop of the parent would take the signal for its own
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):

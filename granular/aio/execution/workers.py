@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -261,8 +262,15 @@ class _Worker:
             name=f'granular-worker-{number}',
             daemon=True,
         )
-        with fork_turn() if context.get_start_method() == 'fork' else contextlib.nullcontext():
-            self._process.start()
+        method = context.get_start_method()
+        starting = {'fork': fork_turn, 'spawn': _interrupts_blocked}.get(method, contextlib.nullcontext)
+        with starting():
+            try:
+                self._process.start()
+            except EOFError:
+                raise WorkerError(
+                    f'the server of the start method {method!r} ended before it started a worker'
+                ) from None
         other_end.close()
         self._finalizer = weakref.finalize(self, _kill, self._process, os.getpid())
         self._pending: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], tuple[int, ...]]] = {}
@@ -388,6 +396,17 @@ class _Worker:
 def _name_of(number: int) -> str:
     """Return the name of a signal; Python has none for most of the real-time signals."""
     return signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Start a process that Ctrl-C in a terminal, which all processes get, does not end before it can ignore that."""
+    multiprocessing.resource_tracker.ensure_running()  # its start, within that of the first process, unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _file_of(fd: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
 from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
+from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError, UnsupportedError
@@ -167,7 +168,7 @@ class Publishing(AsyncResource):
     async def abort(self) -> None:
         await ensure_uninterrupted()
         async with self._turns.turn():
-            await super().abort()
+            await uncut(super().abort())  # else a second cancellation would leave files locked
 
     @abc.abstractmethod
     def _loss(self) -> str:
