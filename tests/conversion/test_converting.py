@@ -1,6 +1,8 @@
 """Conversion: the output equals the input, also after an interruption."""
 
 import asyncio
+import datetime
+import decimal
 import io
 import json
 import os
@@ -167,6 +169,7 @@ KINDS = [
     ([TIFF], 'bytes'), ([JPEG, None], 'msgpack'), ([[1, 2], {'a': ['b', None]}], 'msgpack'), ([np.arange(3)], 'array'),
     ([[np.arange(3)], 1], 'tree'), ([{'a': np.int64(2)}], 'tree'), ([Image.new('RGB', (2, 2))], 'png'),
     ([np.bool_(1)], 'bool'), ([np.str_('x\0'), 'y'], 'utf8'), ([np.bytes_(b'x\0')], 'bytes'),
+    ([np.timedelta64(1, 'ns')], 'array'),
     ([1.5, None], 'msgpack'), ([JPEG, JPEG, JPEG, None], 'msgpack'), ([1, np.int64(2), None], 'msgpack'),
     ([b'x', 'y', 1], 'msgpack'),
     ([object()], ''), ([2**200], ''), ([np.arange(3), JPEG, 'x'], 'tree'),
@@ -191,6 +194,50 @@ def test_types_are_inferred(values, kind, tmp_path):
         assert all(image.shape[0] for image in found)
     else:
         assert all(np.array_equal(one, value) for one, value in zip(found, values, strict=True))
+
+
+A_DAY, MORNING = datetime.date(2020, 1, 2), datetime.time(1, 2, 3, 4)
+ARROW = [
+    *[(kind, 5, 'int', 5) for kind in (pyarrow.int8(), pyarrow.int64(), pyarrow.uint8(), pyarrow.uint64())],
+    *[(kind, np.float16(1.5), 'float', 1.5) for kind in (pyarrow.float16(), pyarrow.float32(), pyarrow.float64())],
+    *[(pyarrow.duration(unit), 7, 'array', np.timedelta64(7, unit)) for unit in ('s', 'ms', 'us', 'ns')],
+    *[(pyarrow.timestamp(unit, zone), 7, 'array', np.datetime64(7, unit))
+      for unit in ('ms', 'us', 'ns') for zone in (None, 'UTC')],
+    (pyarrow.date32(), A_DAY, 'array', np.datetime64('2020-01-02')),
+    (pyarrow.bool_(), True, 'bool', True), (pyarrow.string(), 'x', 'utf8', 'x'),
+    (pyarrow.binary(), b'x', 'bytes', b'x'),
+    (pyarrow.decimal128(9, 2), decimal.Decimal('-1.50'), 'utf8', '-1.50'),
+    (pyarrow.time32('s'), MORNING.replace(microsecond=0), 'utf8', '01:02:03'),
+    (pyarrow.time64('us'), MORNING, 'utf8', '01:02:03.000004'),
+    (pyarrow.null(), None, 'msgpack', None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('arrow', 'value', 'kind', 'found'), ARROW, ids=lambda value: f'{value}'[:20])
+def test_types_of_parquet_files_are_converted(arrow, value, kind, found, tmp_path):
+    one = pyarrow.array([value, value], arrow)
+    some = pyarrow.array([value, None], arrow)
+    struct = pyarrow.StructArray.from_arrays([some], ['x'])
+    columns = {
+        'one': one,
+        'null': some,
+        'items': pyarrow.ListArray.from_arrays([0, 1, 2], one),
+        'pair': pyarrow.ListArray.from_arrays([0, 1, 2], some),
+        'nested': pyarrow.ListArray.from_arrays([0, 1, 2], pyarrow.ListArray.from_arrays([0, 1, 2], some)),
+        'struct': struct,
+        'structs': pyarrow.ListArray.from_arrays([0, 1, 2], struct),
+        'map': pyarrow.MapArray.from_arrays([0, 1, 2], ['k', 'k'], some),
+    }
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / 'x.parquet')
+    assert granular.convert(tmp_path / 'x.parquet', tmp_path / 'x').spec['one'] == kind
+    with granular.open(tmp_path / 'x') as reader:
+        row, last = reader
+    items = [row['items'], row['pair'], row['nested'][0], row['structs'][0].values(), row['struct'].values()]
+    assert all(np.array_equal([found], [*each]) for each in items)
+    assert row['one'] == row['null'] == row['map'][0][1] == found
+    assert last['null'] is None or np.isnan(last['null'])
+    if isinstance(found, np.generic):
+        assert row['one'].dtype == row['items'].dtype == row['struct']['x'].dtype == found.dtype
 
 
 def test_invalid_key_names_are_rejected(tmp_path):

@@ -1,6 +1,8 @@
 """Infer a spec, with a type for each key, from a sample of records."""
 
 import collections
+import datetime
+import decimal
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -136,6 +138,8 @@ class RecordMapping:
     def encoders(self, custom: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the encoders. Those for images and JSON leave files as they are."""
         out: dict[str, Any] = {**formats.encoders, 'json': _encode_json, 'array': _encode_array}
+        for kind in ('utf8', 'msgpack', 'tree'):
+            out[kind] = _Simplified(out[kind])
         for kind in ('jpg', 'png'):
             out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
         return {**out, **(custom or {})}
@@ -172,6 +176,31 @@ class _Image:
 
     def __call__(self, value: Any) -> bytes:
         return formats.encode_image_file(value) if isinstance(value, bytes) else self._encode(value)
+
+
+class _Simplified:
+    """Encodes arrays of objects as lists, and decimals and times of day as text, at any depth."""
+
+    def __init__(self, encode: Callable[[Any], bytes]) -> None:
+        self._encode = encode
+
+    def __call__(self, value: Any) -> bytes:
+        try:
+            return self._encode(value)
+        except EncodeError:  # others are not searched, which takes longer
+            return self._encode(_simplified(value))
+
+
+def _simplified(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.tolist()
+    if isinstance(value, list | tuple) and depth < _DEPTH:
+        return [_simplified(item, depth + 1) for item in value]
+    if isinstance(value, dict) and depth < _DEPTH:
+        return {key: _simplified(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, np.bool_):
+        return bool(value)
+    return str(value) if isinstance(value, decimal.Decimal | datetime.time) else value
 
 
 def _encode_json(value: Any) -> bytes:
@@ -218,11 +247,15 @@ def _is_pil(value: Any) -> bool:
 def _kind(value: Any, depth: int = 0) -> str:
     """Return the type that fits a value; empty if none does."""
     match value:
+        case np.ndarray() if value.dtype == object:
+            return _kind(value.tolist(), depth)
         case np.ndarray():
             return 'array' if value.dtype.kind in 'biufcmMSUV' and value.dtype.names is None else ''
+        case np.timedelta64():  # a subclass of integers
+            return 'array'
         case np.integer() if not depth:
             return 'int'
-        case bool():
+        case bool() | np.bool_():
             return 'bool'
         case float():
             return 'float'
@@ -245,7 +278,7 @@ def _kind(value: Any, depth: int = 0) -> str:
                 return _kind(value.array()) or 'bytes'
             except EncodeError:
                 return 'bytes'
-        case str():
+        case str() | decimal.Decimal() | datetime.time():
             return 'utf8'
         case bytes():
             return image_type(value) or 'bytes'
@@ -293,6 +326,8 @@ def _common_type(kinds: set[str]) -> str:
 
 def _size(value: Any) -> int:
     """Estimate the size of a value in bytes."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.tolist()
     if isinstance(value, Mapping | list | tuple):
         return sum(map(_size, value.values() if isinstance(value, Mapping) else value))
     if isinstance(value, bytes | str):
