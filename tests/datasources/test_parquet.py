@@ -1,6 +1,7 @@
 """Parquet files: values, rows, requests, streams and their states, compared with PyArrow, NumPy and Grain."""
 
 import asyncio
+import datetime
 import decimal
 import json
 import multiprocessing
@@ -145,6 +146,62 @@ def test_types_equal_those_of_numpy(tmp_path):
     assert type(row['map']) is list and type(row['map'][0]) is tuple
 
 
+SCALARS = {
+    **{f'{kind}': (kind, 1, f'{kind}') for kind in (
+        pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(),
+    )},
+    **{f'{kind}': (kind, np.float16(1.5), name) for kind, name in (
+        (pa.float16(), 'float16'), (pa.float32(), 'float32'), (pa.float64(), 'float64'),
+    )},
+    **{f'{kind}': (kind, 1000, f'datetime64[{unit}]') for kind, unit in (
+        (pa.date32(), 'D'), (pa.timestamp('ms'), 'ms'), (pa.timestamp('us'), 'us'), (pa.timestamp('ns'), 'ns'),
+        (pa.timestamp('us', 'Europe/Vienna'), 'us'),
+    )},
+    **{f'{pa.duration(unit)}': (pa.duration(unit), 1000, f'timedelta64[{unit}]') for unit in ('s', 'ms', 'us', 'ns')},
+    'bool': (pa.bool_(), True, 'bool'),
+    'dictionary': (pa.dictionary(pa.int8(), pa.int16()), 1, 'int16'),
+    'decimal': (pa.decimal128(9, 2), decimal.Decimal('1.25'), decimal.Decimal),
+    'time32': (pa.time32('s'), datetime.time(1, 2, 3), datetime.time),
+    'time64': (pa.time64('ns'), datetime.time(1, 2, 3), datetime.time),
+    'text': (pa.string(), 'x', str),
+    'bytes': (pa.binary(), b'x', bytes),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', SCALARS)
+def test_types_do_not_depend_on_the_rows_that_are_read_together(tmp_path, name):
+    kind, value, expected = SCALARS[name]
+    columns = {
+        'plain': pa.array([value, None, value], kind),
+        'list': pa.array([[value], [None], None], pa.list_(kind)),
+        'fixed': pa.array([[value], [None], None], pa.list_(kind, 1)),
+        'nested': pa.array([[[value]], [[None]], None], pa.list_(pa.list_(kind))),
+        'struct': pa.array([{'x': value}, {'x': None}, None], pa.struct([('x', kind)])),
+        'map': pa.array([[('x', value)], [('x', None)], None], pa.map_(pa.string(), kind)),
+    }
+    with granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table(columns))) as source:
+        alone = [source[i] for i in range(3)]
+        together = source.fetch(range(3))
+    streamed = list(granular.ParquetIterDataset(tmp_path / 'x'))
+    for row, others in zip(alone, zip(together, streamed, strict=True), strict=True):
+        for other in others:
+            assert types_of(other) == types_of(row)
+    row = alone[0]
+    is_scalar = isinstance(expected, str)
+    for item in (row['plain'], row['struct']['x'], row['map'][0][1]):
+        assert types_of(item) == (np.dtype(expected) if is_scalar else expected)
+    for array in (row['list'], row['fixed'], row['nested'][0]):
+        assert array.dtype == (expected if is_scalar else object)
+
+
+def types_of(value):
+    if isinstance(value, dict):
+        return {key: types_of(item) for key, item in value.items()}
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
+        return type(value), [types_of(item) for item in value]
+    return value.dtype if isinstance(value, np.ndarray | np.generic) else type(value)
+
+
 def test_views_are_read_in_any_order(tmp_path):
     texts = with_nulls([f'a text that is not in the view, of number {i}' for i in range(30)], 7)
     table = pa.table({'text': pa.array(texts, pa.string_view())})
@@ -159,15 +216,27 @@ def test_list_with_a_null_beside_an_integer_that_no_double_represents_is_refused
     source = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table({'x': lists})))
     assert source[0]['x'].tolist() == lists[0]
     np.testing.assert_equal(source[1]['x'], [2.0**53, np.nan])
-    with pytest.raises(DatapointError, match="row 2, column 'x': cannot be converted: Integer value 9007199254740993"):
+    message = "row 2, column 'x': cannot be converted: Integer value 9007199254740993.*: write an integer in"
+    with pytest.raises(DatapointError, match=message) as caught:
         source[2]
+    assert 'UTF-8' not in str(caught.value)
 
 
 def test_struct_with_fields_of_one_name_is_refused(tmp_path):
     struct = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array(['x', 'y'])], names=['a', 'a'])
     source = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table({'s': struct})))
-    with pytest.raises(DatapointError, match=r"row 0, column 's': .*several fields of one name: \['a', 'a'\]"):
+    with pytest.raises(DatapointError, match=r"row 0, column 's': .*several fields of one name: \['a', 'a'\]: rename"):
         source[0]
+
+
+def test_times_of_day_that_python_cannot_represent_are_refused(tmp_path):
+    values = pa.array([1000, 1001, 86_400 * 10**9], pa.int64()).cast(pa.time64('ns'))
+    source = granular.ParquetDataSource(write(granular.Path(tmp_path / 'x'), pa.table({'t': values})))
+    assert source[0]['t'] == datetime.time(microsecond=1)
+    with pytest.raises(DatapointError, match="row 1, column 't': .*nanoseconds: write times of day in micro"):
+        source[1]
+    with pytest.raises(DatapointError, match="row 2, column 't': .*: read other columns with columns="):
+        source[2]
 
 
 def test_rows_equal_those_of_grain(tmp_path):

@@ -18,7 +18,7 @@ def values_of(column: Any) -> list[Any]:
 
     Google Grain returns the same values, except for nulls. A null is NaN in a float column, NaT in a date or time
     column, and None otherwise, so that the integers and booleans beside it keep their type. A list of integers with a
-    null becomes float64 with NaN, because an integer array cannot hold None; pyarrow's ``ArrowInvalid`` if it rounds.
+    null becomes float64 with NaN, because an integer array cannot hold None; a ``ValueError`` if it rounds.
     """
     pa = import_extra('pyarrow', 'parquet')
     if isinstance(column, pa.ChunkedArray):
@@ -46,8 +46,8 @@ def values_of(column: Any) -> list[Any]:
         size, first = kind.list_size, column.offset
         limits = [((first + i) * size, (first + i + 1) * size) for i in range(len(column))]
         return _lists(column, limits, column.values)
-    if column.null_count and types.is_integer(kind):
-        return _masked(column, list(column.fill_null(0).to_numpy(zero_copy_only=False)))
+    if column.null_count and (types.is_integer(kind) or types.is_boolean(kind)):
+        return _masked(column, list(column.fill_null(pa.scalar(0).cast(kind)).to_numpy(zero_copy_only=False)))
     values = column.to_numpy(zero_copy_only=False)
     return values.tolist() if values.dtype == object else list(values)  # numbers stay numpy scalars
 
@@ -65,18 +65,28 @@ def _lists(column: Any, limits: list[tuple[int, int]], child: Any) -> list[Any]:
     child = child.slice(first, max(stop for _, stop in limits) - first)
     limits = [(start - first, stop - first) for start, stop in limits]
     types, kind = pa.types, child.type
-    whole_bools = types.is_boolean(kind) and not child.null_count
-    if types.is_integer(kind) and child.null_count:
+    whole = types.is_integer(kind) or types.is_boolean(kind)
+    if whole and child.null_count:
         parts = (child.slice(start, stop - start) for start, stop in limits)
-        # The cast refuses integers that no double represents.
-        rows = [(part.cast(pa.float64()) if part.null_count else part).to_numpy(zero_copy_only=False) for part in parts]
-    elif types.is_integer(kind) or types.is_floating(kind) or types.is_temporal(kind) or whole_bools:
+        rows = [_with_nulls(part) if part.null_count else part.to_numpy(zero_copy_only=False) for part in parts]
+    elif whole or types.is_floating(kind) or types.is_temporal(kind):
         array = child.to_numpy(zero_copy_only=False)
         rows = [array[start:stop] for start, stop in limits]
     else:
         values = values_of(child)
         rows = [_objects(values[start:stop]) for start, stop in limits]
     return _masked(column, [row.copy() for row in rows])
+
+
+def _with_nulls(part: Any) -> Any:
+    """Return the array for a list of integers or booleans with nulls."""
+    pa = import_extra('pyarrow', 'parquet')
+    if pa.types.is_boolean(part.type):
+        return _objects(values_of(part))
+    try:
+        return part.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f'{error}, in a list with a null, which becomes float64') from error
 
 
 def _objects(values: list[Any]) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import collections
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,14 @@ Values = dict[str, list[Any]]
 
 Key = tuple[int, str]
 """A row group, counted over all files, and a column."""
+
+# The remedies for values that cannot be converted, by words of the error.
+_REMEDIES: Final = {
+    'UTF8': 'write text that is not UTF-8 as binary',
+    'in a list with a null': 'write an integer in place of the null',
+    'fields of one name': 'rename them',
+    'nanoseconds': 'write times of day in microseconds',
+}
 
 
 class _Cache:
@@ -213,9 +221,11 @@ class RowGroups:
             try:
                 values_of(one)
             except (pa.ArrowException, ValueError) as error:
+                reason = _reason(one, error)
+                remedy = next((f'{remedy}, or ' for words, remedy in _REMEDIES.items() if words in reason), '')
                 return DatapointError(
-                    f'{footer.path}: row {first + row}, column {name!r}: cannot be converted: {_reason(one, error)}: '
-                    f'write text that is not UTF-8 as binary, or read other columns with columns='
+                    f'{footer.path}: row {first + row}, column {name!r}: cannot be converted: {reason}: '
+                    f'{remedy}read other columns with columns='
                 )
         return DatapointError(f'{footer.path}: row group {inner}, column {name!r}: cannot be converted at once')
 
