@@ -12,6 +12,7 @@ from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer, Codec
 
 _DOUBLE: Final = struct.Struct('<d')
+_NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)  # the last is an integer to numpy, without its unit
 
 
 def encode_bytes(value: Buffer) -> bytes:
@@ -55,7 +56,7 @@ def encode_int(value: Any, size: int | None = None, signed: bool = True) -> byte
     Raises:
       EncodeError: if it is not an integer, or does not fit.
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, int | np.integer):
         raise EncodeError(f'expected an integer, got {type(value).__name__}')
     number = int(value)
     # One bit for the sign, which the decoder expects; granular 0.21 refuses numbers whose top bit would be taken for
@@ -85,7 +86,7 @@ def encode_float(value: Any) -> bytes:
     Raises:
       EncodeError: if it is not a number, or not exactly a double.
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, float | int | np.floating | np.integer):
+    if isinstance(value, _NO_NUMBERS) or not isinstance(value, float | int | np.floating | np.integer):
         raise EncodeError(f'expected a float, got {type(value).__name__}')
     value = int(value) if isinstance(value, np.integer) else value  # numpy compares integers with floats as doubles
     try:
