@@ -229,8 +229,9 @@ class IndexedShards:
                 f'{dataset.name}: was replaced since the index of {self._name} was built: expected {expected} '
                 f'datapoints, got {actual}: {_REMEDY}'
             )
-        before, now = self.index.file_identities(number), dataset.files() if self._confirmed[position] else {}
-        # The limits were compared by the times of their files, as not every reader holds them.
-        if any(not before[name]._replace(table='').is_same(file) for name, file in now.items()):
-            raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
+        if self._confirmed[position]:
+            before = self.index.file_identities(number)
+            # The limits were compared by the times of their files, as not every reader holds them.
+            if any(not before[name]._replace(table='').is_same(file) for name, file in dataset.files().items()):
+                raise ObjectChangedError(f'{dataset.name}: was replaced while it was being read: open a new reader')
         return dataset
