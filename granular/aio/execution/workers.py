@@ -42,7 +42,7 @@ _started: Final = itertools.count()  # numbers the worker processes
 
 # This process's ends of all pipes, with the files of their descriptors. While a forked child holds one, the worker does
 # not notice that this process died.
-_ends: Final[weakref.WeakKeyDictionary[Connection, tuple[int, int]]] = weakref.WeakKeyDictionary()
+_ends: Final[weakref.WeakKeyDictionary[Connection, os.stat_result]] = weakref.WeakKeyDictionary()
 
 
 def start_context(context: Any) -> Any:
@@ -255,7 +255,7 @@ class _Worker:
         self._stages, self._reports = stages, Reports()
         with fork_turn():  # so that no worker is forked which would not close this end
             self.pipe, other_end = context.Pipe(duplex=True)
-            _ends[self.pipe] = _file_of(self.pipe.fileno())
+            _ends[self.pipe] = os.fstat(self.pipe.fileno())
         self._process = context.Process(
             target=work,
             args=(other_end, payload, sizes, (number, count), next(_started)),
@@ -409,17 +409,11 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _file_of(fd: int) -> tuple[int, int]:
-    """Return what identifies the file of a descriptor."""
-    status = os.fstat(fd)
-    return status.st_dev, status.st_ino
-
-
 def _close_ends() -> None:
     """Close all ends in a forked child. One that another thread was closing may be another file's by now."""
     for end, file in list(_ends.items()):
         with contextlib.suppress(OSError):
-            if not end.closed and _file_of(end.fileno()) == file:
+            if not end.closed and os.path.samestat(os.fstat(end.fileno()), file):
                 end.close()
                 continue
         inherited.append(end)  # it would close its descriptor when it is collected
