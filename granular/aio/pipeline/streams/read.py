@@ -186,7 +186,6 @@ class Reading(Flow):
             self._workers = Workers(task, workers.num_workers, workers.start_method, workers.worker_init_fn)
             compute = self._workers.compute
             self._deepest = max(_CHUNKS, workers.num_workers * workers.per_worker_buffer_size)
-
         self.ahead: Prefetch[_Chunk] = Prefetch(
             compute, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
