@@ -162,6 +162,10 @@ def defined(code, name, **names):
     return names[name]
 
 
+def looked_up(dataset):
+    return lambda value: dataset[value]
+
+
 NUMBERS = granular.MapDataset.range(5)
 
 
@@ -177,6 +181,11 @@ def added(number):
         lambda i: NUMBERS.map(add(i)),
         lambda i: NUMBERS.map(Add(i)),
         lambda i: NUMBERS.map(functools.partial(max, i)),
+        lambda i: NUMBERS.map(
+            functools.partial(defined(f'def f(value, {"ab"[i]}, {"ba"[i]}): return a', 'f'), a=1, b=2)
+        ),
+        lambda i: NUMBERS.map(looked_up(granular.MapDataset.range(i, 9).map(str))),
+        lambda i: NUMBERS.map(looked_up(granular.ModeWrapper(granular.FieldConcat([Numbers(i), Numbers(5)]), 'x'))),
         lambda i: NUMBERS.map(type('Scale', (Scale,), {'factor': i})()),
         lambda i: NUMBERS.map(defined('def f(value): return (value, SIDE)', 'f', SIDE=i)),
         lambda i: NUMBERS.map(defined('def f(value): return [SIDES[1] for _ in range(2)]', 'f', SIDES=(5, i))),

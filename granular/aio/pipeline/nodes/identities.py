@@ -5,7 +5,7 @@ import functools
 import hashlib
 import types
 from collections.abc import Iterator, Set
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 import numpy as np
 
@@ -71,7 +71,9 @@ def _contents(value: Any) -> list[Any]:
         constants = _constants(value)
         return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells, *constants]
     if isinstance(value, types.CodeType):
-        return [value.co_code, value.co_consts, value.co_names, value.co_freevars, value.co_argcount, value.co_flags]
+        names = value.co_names, value.co_varnames, value.co_freevars
+        counts = value.co_argcount, value.co_kwonlyargcount, value.co_flags
+        return [value.co_code, value.co_exceptiontable, value.co_consts, *names, *counts]
     if isinstance(value, types.MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
@@ -81,8 +83,6 @@ def _contents(value: Any) -> list[Any]:
         return [value.__qualname__, owner.__name__ if isinstance(owner, types.ModuleType) else owner]
     if isinstance(value, type | types.ModuleType | np.ufunc):
         return [getattr(value, '__qualname__', value.__name__)]
-    if isinstance(value, _Stage):
-        return [value.describe()]
     reduced = value.__reduce_ex__(4)
     if isinstance(reduced, str):
         state: list[Any] = [reduced]
@@ -127,16 +127,6 @@ def _is_constant(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(map(_is_constant, value))
     return isinstance(value, _PLAIN) or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
-
-
-@runtime_checkable
-class _Stage(Protocol):
-    """A stage of a pipeline, or a dataset of fields."""
-
-    parents: Any
-
-    def describe(self) -> str: ...
-    def user_functions(self) -> tuple[Any, ...]: ...
 
 
 def _content(cell: types.CellType) -> Any:
