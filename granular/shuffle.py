@@ -161,7 +161,7 @@ class Blocks(_Ready):
         if first == last:
             return strata.indices(first)[positions - strata.start(first)]
         windows = strata.windows_of(positions)
-        indices = np.empty_like(positions)
+        indices = np.empty(positions.shape, np.int64)
         for window in np.unique(windows).tolist():
             mask = windows == window
             indices[mask] = strata.indices(window)[positions[mask] - strata.start(window)]
@@ -291,8 +291,8 @@ def _strata(length: int, block: int, window: int, seed: int, epoch: int) -> _Str
 
 
 def _cache(table: dict[Any, Ints], key: Any, value: Ints, most: int) -> None:
-    while len(table) >= most:
-        table.pop(next(iter(table)), None)
+    for oldest in list(table)[: len(table) + 1 - most]:  # a copy, as other threads may change it
+        table.pop(oldest, None)
     table[key] = value
 
 
@@ -323,7 +323,7 @@ def permute(positions: Ints, length: int, seed: int) -> Ints:
     if length <= _MAX_TABLE:
         return _table(length, seed % (1 << 32))[positions]
     bits, keys = _bits(length), _keys(seed % (1 << 32))
-    indices = np.empty_like(positions)
+    indices = np.empty(positions.shape, np.int64)
     flat_positions, flat_indices = positions.reshape(-1), indices.reshape(-1)
     for at in range(0, len(flat_positions), _CHUNK):
         flat_indices[at : at + _CHUNK] = _walk(flat_positions[at : at + _CHUNK], length, bits // 2, keys)

@@ -110,6 +110,12 @@ def test_blocks_scattered_lookups_and_hosts_equal_iteration(
     assert merged.tolist() == positions.tolist()
 
 
+@pytest.mark.parametrize('order', [shuffle.Index(), shuffle.Blocks(), shuffle.Permutation()], ids=repr)
+def test_indices_are_those_of_positions_of_a_small_type(order):
+    positions = np.arange(100, dtype=np.int8)
+    assert order.lookup(positions, 100_000, 0, 0).tolist() == order.lookup(np.arange(100), 100_000, 0, 0).tolist()
+
+
 @pytest.mark.parametrize('length', [10**9, 10**9 + 37, 2**40 + 1, 2**63 - 1])
 @pytest.mark.parametrize('block', [3, 64])
 def test_blocks_of_a_huge_dataset_are_looked_up_alone(length, block):
