@@ -388,7 +388,8 @@ class _Worker:
         while any(map(_is_alive, (self._thread, self._outbox.thread))) and time.monotonic() < until + _GRACE:  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
         self.pipe.close()
-        if threading.main_thread().is_alive():  # at exit, multiprocessing joins its processes, which must be open
+        # At exit, multiprocessing joins its processes, which must be open. One within a call of the system may live on.
+        if threading.main_thread().is_alive() and not self._process.is_alive():
             self._process.close()
         self._joined = True
 
