@@ -59,6 +59,7 @@ async def result_of(future: 'asyncio.Future[T]') -> T:
     """
     try:
         if not future.done():
+            future.add_done_callback(retrieve_error)  # nobody awaits it if all callers are cancelled
             await asyncio.wait([future])
         return future.result()
     finally:
@@ -73,7 +74,6 @@ async def uncut(coro: Coroutine[Any, Any, T]) -> T:
     if running_loop() is None:
         return await coro
     task = start_task(coro)
-    task.add_done_callback(retrieve_error)
     try:
         return await outcome(result_of(task))
     except asyncio.CancelledError:

@@ -95,7 +95,6 @@ async def unpack(
     except BaseException:
         archive.stop()
         await asyncio.wait([running])
-        running.cancelled() or running.exception()
         raise
     finally:
         archive.stop()
