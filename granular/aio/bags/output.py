@@ -27,7 +27,6 @@ from granular.errors import (
     ClosedError,
     CorruptBagError,
     InvalidArgumentError,
-    NotFoundError,
     OutOfRangeError,
     StoreError,
 )
@@ -131,12 +130,10 @@ class BagOutput(AsyncResource):
 
     async def _resume_sums(self, limits: NDArray[np.int64]) -> int | None:
         """Compute the checksums that a continued bag lacks; return how many it has, or None if none are written."""
-        try:
-            existing = min((await self._sums_path.stat()).size // 4, self.length)
-        except NotFoundError:
-            if self._sums is None:
-                return None
-            existing = 0
+        found = await self._sums_path.store.find(self._sums_path.key)
+        if found is None and self._sums is None:
+            return None
+        existing = 0 if found is None else min(found.size // 4, self.length)
         self._sums = array.array('I')
         if existing < self.length:
             logger.warning(
@@ -338,10 +335,8 @@ class BagOutput(AsyncResource):
         await gather([self._verify(path, published) for path, published in self._published.items()])
 
     async def _verify(self, path: Path, published: '_Published') -> None:
-        try:
-            stat = await path.stat()
-        except NotFoundError as error:
-            raise StoreError(f'{path}: {published.size} bytes were written, but there is no such file') from error
+        if (stat := await path.store.find(path.key)) is None:
+            raise StoreError(f'{path}: {published.size} bytes were written, but there is no such file')
         version = stat.version if self.has_copies else published.version or stat.version
         if stat.is_dir or stat.size != published.size or stat.version != version:
             raise StoreError(
@@ -357,11 +352,8 @@ class BagOutput(AsyncResource):
         """
         uncertain = self._uncertain.items() if sole or self.is_winner else ()
         for path, published in [*uncertain, *reversed(self._published.items())]:
-            try:
-                stat = await path.stat()
-            except NotFoundError:
-                continue
-            if published.version in (None, stat.version):
+            stat = await path.store.find(path.key)
+            if stat is not None and published.version in (None, stat.version):
                 await withdraw(path, published.writer)
         self._published.clear()
 

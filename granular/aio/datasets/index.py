@@ -336,9 +336,7 @@ class DatasetIndex(PackedTables):
         key, number = next(iter(self._bags.items()))
         records, _, size, _, modified, table_modified, _ = self.directory.rows[shard, number].item()
         file = directory / shard_name(shard) / (f'{key}.idx' if separate else f'{key}.bag')
-        try:
-            stat = await file.store.stat(file.key)
-        except NotFoundError:
+        if (stat := await file.store.find(file.key)) is None:
             return True
         pin = None if separate else self.directory.pins[shard * len(self._bags) + number]
         time, own = (table_modified if separate else modified), to_nanoseconds(stat.modified)

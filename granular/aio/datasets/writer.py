@@ -160,10 +160,7 @@ class DatasetWriter(DatapointWriter):
     async def _open(self) -> None:
         store = self.directory.store
         await store.ready()
-        try:
-            stat = await self.directory.stat()
-        except NotFoundError:
-            stat = None
+        stat = await store.find(self.directory.key)
         if stat is not None and not stat.is_dir:
             raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
         try:
@@ -451,10 +448,9 @@ class DatasetWriter(DatapointWriter):
                 await self._remove_empty()
 
     async def _remove_empty(self) -> None:
-        if self._next_folder is not None and await self._next_folder.exists():
-            return
-        with contextlib.suppress(NotFoundError):
-            await self.directory.store.delete_empty(self.directory.key)
+        if self._next_folder is None or not await self._next_folder.exists():
+            with contextlib.suppress(NotFoundError):
+                await self.directory.store.delete_empty(self.directory.key)
 
     def _release(self) -> None:
         if self._lock is not None:
