@@ -16,7 +16,7 @@ from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capt
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
-from granular.aio.pipeline.nodes.source import convert
+from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.position import check_plain
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard

@@ -24,7 +24,7 @@ from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.execution.prefetch import END
 from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.paths.pure import PurePath
-from granular.aio.pipeline.nodes import source as sources
+from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.elements import Map
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
@@ -187,7 +187,7 @@ async def _open_object(source: Any) -> RecordSource:
     is_source = isinstance(source, Source) or isinstance(getattr(source, 'node', None), Source)
     if is_source or (hasattr(source, '__len__') and hasattr(source, '__getitem__')) or hasattr(source, 'fetch'):
         await ensure_open(source)
-        node = sources.convert(source)
+        node = adapters.convert(source)
         if node.endless or len(node) > _LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
         if node.sparse:
@@ -233,7 +233,7 @@ def _hugging_face(dataset: Any, name: str) -> RecordSource:
             logger.warning('%s: %r becomes the numbers of its classes, without their names: %s', name, field, shown)
     if isinstance(dataset, datasets.IterableDataset):
         return RecordSource(name, 'huggingface', items=(_with_files(row, files) for row in dataset))
-    return RecordSource(name, 'huggingface', sources.convert(_HuggingFace(dataset, files)))
+    return RecordSource(name, 'huggingface', adapters.convert(_HuggingFace(dataset, files)))
 
 
 def _with_files(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
             f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: {hint}read other files in a generator of '
             f'dicts, as in granular.convert(records(), ...)'
         ) from None
-    opened = RecordSource(f'{folder}', 'images', sources.convert(images), size=images.size, images=('image',))
+    opened = RecordSource(f'{folder}', 'images', adapters.convert(images), size=images.size, images=('image',))
     opened.files = await offload(lambda: _digest_of(images.files()))
     return opened
 
@@ -345,7 +345,7 @@ async def _open_format(paths: Sequence[Path], format: str, name: str) -> RecordS
     opened: Any = CLASSES[format](paths, **options)
     await ensure_open(opened)
     images = IMAGE_SUFFIXES if format == 'webdataset' else ()
-    return RecordSource(name, format, sources.convert(opened), opened=opened, images=images)
+    return RecordSource(name, format, adapters.convert(opened), opened=opened, images=images)
 
 
 async def _open_examples(paths: Sequence[Path], name: str) -> RecordSource:
@@ -358,7 +358,7 @@ async def _open_examples(paths: Sequence[Path], name: str) -> RecordSource:
         values = await offload(ExampleValues, [record async for record in stream.limit(_EXAMPLES)])
         return RecordSource(name, 'tfrecord', items=stream.map(values))
     values = await offload(ExampleValues, await opened.fetch(_spread(_EXAMPLES, len(opened))))
-    return RecordSource(name, 'tfrecord', Map(sources.convert(opened), values), opened=opened)
+    return RecordSource(name, 'tfrecord', Map(adapters.convert(opened), values), opened=opened)
 
 
 class ExampleValues:

@@ -16,9 +16,10 @@ from granular._words import counted
 from granular.aio.execution.failures import without_failures
 from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, Fields
 from granular.aio.fields.navigation import Nested, dispose_of
+from granular.aio.pipeline.nodes.adapters import convert, takes_mask
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
-from granular.aio.pipeline.nodes.source import Source, convert, takes_mask
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather

@@ -12,7 +12,8 @@ from granular.aio.fields.interface import ALL, MANY, ONE, Ctx, check_fields, loa
 from granular.aio.fields.navigation import Disposable
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.map_dataset import MapDataset
-from granular.aio.pipeline.nodes.source import Fetching, Source
+from granular.aio.pipeline.nodes.adapters import Fetching
+from granular.aio.pipeline.nodes.source import Source
 from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.indexing import index_of, indices_of
 

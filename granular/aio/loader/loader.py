@@ -15,7 +15,8 @@ from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capt
 from granular.aio.execution.prefetch import END, NOT_READY, Prefetch
 from granular.aio.loader.collate import DROPPED, Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
-from granular.aio.pipeline.nodes.source import Source, convert, length_of
+from granular.aio.pipeline.nodes.adapters import convert
+from granular.aio.pipeline.nodes.source import Source, length_of
 from granular.aio.pipeline.position import VERSION, Turns, check_plain, version_of
 from granular.aio.runtime.lifecycle import Running, copied
 from granular.aio.runtime.loops import ensure_event_loop

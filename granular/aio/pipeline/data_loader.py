@@ -8,10 +8,11 @@ from granular.aio.execution.failures import Failure, OnError
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
+from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
-from granular.aio.pipeline.nodes.source import Source, convert
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read

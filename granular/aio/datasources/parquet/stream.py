@@ -15,7 +15,8 @@ from granular.aio.execution.failures import Failure, OnError
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.nodes.source import Source, convert
+from granular.aio.pipeline.nodes.adapters import convert
+from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, of_reading
 from granular.aio.pipeline.streams.read import Read, Reading

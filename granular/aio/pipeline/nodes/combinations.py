@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
+from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs
-from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, convert, length_of
+from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload

@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, convert, length_of
+from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user

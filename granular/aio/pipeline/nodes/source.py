@@ -1,42 +1,28 @@
 """Sources: the inputs of a pipeline, and the one protocol of all of its nodes, ``fetch`` of many indices."""
 
 import abc
-import contextlib
-import functools
-import inspect
 import operator
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._other_names import Elementless, Unindexed
 from granular._typing import Element_co
-from granular._words import counted
-from granular.aio.execution.failures import Failure, capturing, of_datapoint, of_function, without_failures
-from granular.aio.pipeline.data_source import as_data_source, file_bytes
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import map_threads, offload
+from granular.aio.execution.failures import Failure, capturing, of_function, without_failures
+from granular.aio.runtime.threads import map_threads
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import (
     CONTROL,
-    await_user,
     call_user,
     function_error,
     is_of_signal,
-    refuse_coroutine_function,
 )
 from granular.errors import (
-    ClosedError,
-    DatapointError,
     GranularError,
     InvalidArgumentError,
     OutOfRangeError,
-    UnknownKeyError,
 )
 from granular.indexing import Ints, indices_of
 from granular.metrics import counters, timing
@@ -166,219 +152,6 @@ def all_stages(source: Source) -> list[Source]:
             stages[id(stage)] = stage
             pending += stage.parents
     return [stage for stage in stages.values() if isinstance(stage, Source)]
-
-
-def convert(source: Any) -> Source:
-    """Convert an object to a source.
-
-    The first match decides: a source; a MapDataset; the sync API of an async object; an object with an async ``fetch``,
-    such as a reader of :mod:`granular.aio`; an object with a blocking ``fetch``, ``__getitems__`` or ``_getitems`` of
-    many indices; a sequence in memory; a callable; an object with ``__getitem__``. Blocking methods are called in the
-    thread pool.
-    """
-    if isinstance(source, Source):
-        return source
-    if isinstance(source, str | os.PathLike):  # a text has a length and an index, but its letters are not datapoints
-        raise InvalidArgumentError(
-            f'expected a source, got the address {source!r:.200}: open it with granular.open(...)'
-        )
-    if isinstance(node := getattr(source, 'node', None), Source):
-        return node
-    if (core := getattr(source, 'aio', None)) is not None:
-        return convert(core)
-    if inspect.iscoroutinefunction(getattr(source, 'fetch', None)):
-        return Fetching(source)
-    if isinstance(source, Mapping) and any(isinstance(key, str) for key in source):
-        raise InvalidArgumentError(
-            f'{type(source).__name__} maps names to several datasets: choose one of {list(source)!r:.200}'
-        )
-    for name in ('fetch', '__getitems__', '_getitems'):
-        if callable(method := getattr(source, name, None)):
-            refuse_coroutine_function(method)
-            return _Blocking(source, name)
-    if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
-        return _InMemory(source)
-    if callable(source):
-        refuse_coroutine_function(source)
-        return _Called(source, '__call__')
-    if getattr(type(source), '__getitem__', None) is Elementless.__getitem__:
-        source[0]  # raises the error
-    if hasattr(source, '__getitem__') and not isinstance(source, Unindexed):
-        refuse_coroutine_function(source.__getitem__)
-        return _Called(source, '__getitem__')
-    remedy = ''
-    if hasattr(source, 'get_state') or hasattr(source, 'to_iter_dataset') or hasattr(source, 'mp_prefetch'):
-        remedy = ': iterate over a stream itself, after its batch(...)'
-    elif hasattr(source, '__iter__') or hasattr(source, '__aiter__'):
-        remedy = ': make a list of it, or a dataset with granular.convert(...)'
-    raise InvalidArgumentError(
-        f'{type(source).__name__} is not a source: expected a reader, a callable, or an indexable object{remedy}'
-    )
-
-
-class _Adapter(Source):
-    """An object of another type, wrapped as a source.
-
-    Attributes:
-      root: the object.
-      measures_root: True if states name its length and bytes, which its description does not.
-    """
-
-    def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
-        self.root, self._method, self._mask = source, method, mask
-        self.measures_root: bool = not isinstance(source, range | list | tuple | np.ndarray)
-        self.endless = not hasattr(source, '__len__')
-        self._told = as_data_source(source)
-        self.seed, self.sparse = self._told.seed, self._told.sparse
-        self._file_bytes: int | None = None  # once they are known
-
-    def __len__(self) -> int:
-        return length_of(self.root)
-
-    def describe(self) -> str:
-        if isinstance(self.root, range):
-            return repr(self.root)
-        if not self.measures_root:
-            return f'{type(self.root).__name__} of {len(self.root)}'
-        shown = ' '.join(repr(self.root).split())  # the repr of a Hugging Face dataset has several lines
-        shown = type(self.root).__name__ if ' at 0x' in shown else f'{shown:.200}'
-        return shown if self._mask is None else f'{shown}, keys {", ".join(self._mask)}'
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        if not takes_mask(self.root):
-            return None
-        known: Any = self._mask
-        if known is None:
-            with contextlib.suppress(ClosedError):  # a reader that is not open yet
-                known = getattr(self.root, 'spec', None)
-        if isinstance(known, Mapping | Sequence) and (unknown := sorted(set(fields) - set(known))):
-            owner = 'the spec' if self._mask is None else 'an earlier select'
-            raise UnknownKeyError(f'{self.root!r}: unknown fields {unknown}: {owner} has {list(known)}')
-        return type(self)(self.root, self._method, tuple(fields))
-
-    def stored_nbytes(self) -> float | None:
-        size = self._told.nbytes(self._mask)
-        return None if size is None else size / max(1, len(self))
-
-    def file_bytes(self) -> int | None:
-        """Return the bytes of the files that are read; None if there are none, or if they are not open."""
-        if self._file_bytes is None:
-            self._file_bytes = file_bytes(self._told, self._mask)
-        return self._file_bytes
-
-    def _metrics_label(self) -> str:
-        return type(self.root).__name__  # its description may have an address, or data
-
-    def _one_for_each(self, indices: Any, datapoints: Any) -> list[Any]:
-        """Return what a user's method returned for many indices; raise ``DatapointError`` for another number."""
-        several = isinstance(datapoints, Iterable) and not isinstance(datapoints, Mapping | Set | str | bytes)
-        found = list(datapoints) if several else []
-        if not several or len(found) != len(indices):
-            shown = counted(len(found), 'datapoint') if several else f'a {type(datapoints).__name__}'
-            raise DatapointError(
-                f'{self.describe()}: its {self._method} returned {shown}, expected a list of {len(indices)}, '
-                f'for the indices {np.asarray(indices).tolist()!s:.100}'
-            )
-        return found
-
-    @abc.abstractmethod
-    def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]: ...
-
-    async def fetch(self, indices: ArrayLike) -> list[Any]:
-        began = time.perf_counter()
-        try:
-            datapoints = await self._fetch(indices)
-            if timing.on:
-                self.record_time(len(datapoints), time.perf_counter() - began)
-            return datapoints
-        except Exception as error:
-            if not capturing.get() or not of_datapoint(error):
-                raise
-            failed = error
-        # Behind the handler, in which the errors of the halves would have this one as their context.
-        steps = np.asarray(indices)
-        if len(steps) == 1:
-            return [Failure(int(steps[0]), failed)]
-        halves = np.array_split(steps, 2)
-        return [datapoint for half in await gather([self.fetch(half) for half in halves]) for datapoint in half]
-
-
-class Fetching(_Adapter):
-    """An object with an async ``fetch``, such as a reader."""
-
-    def __init__(self, source: Any, method: str = 'fetch', mask: Sequence[str] | None = None) -> None:
-        super().__init__(source, method, mask)
-        self._is_own = (getattr(source.fetch, '__module__', None) or '').startswith('granular.')
-
-    def _fetch(self, indices: ArrayLike) -> Awaitable[list[Any]]:
-        options: dict[str, Any] = {} if self._mask is None else {'mask': self._mask}
-        fetch = self.root.fetch
-        return fetch(indices, **options) if self._is_own else self._awaited(indices, options)
-
-    async def _awaited(self, indices: ArrayLike, options: dict[str, Any]) -> list[Any]:
-        await ensure_event_loop()  # most awaits of a user's coroutine need one
-        return self._one_for_each(indices, await await_user(self.root.fetch(indices, **options)))
-
-
-class _Blocking(_Adapter):
-    """An object with a blocking method that takes many indices."""
-
-    async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        method = getattr(self.root, self._method)
-        if self._mask is not None:
-            method = functools.partial(method, mask=self._mask)
-        steps = np.asarray(indices).tolist()
-        return self._one_for_each(steps, await offload(method, steps))
-
-    def select(self, fields: Sequence[str]) -> Self | None:
-        if takes_mask(self.root):
-            return super().select(fields)
-        # A Hugging Face dataset then decodes the selected columns only.
-        column_names = getattr(self.root, 'column_names', None)
-        select_columns = getattr(self.root, 'select_columns', None)
-        if not isinstance(column_names, list) or not callable(select_columns):
-            return None
-        if unknown := [field for field in fields if field not in column_names]:
-            raise UnknownKeyError(f'unknown columns {unknown}: there are {column_names}')
-        return type(self)(select_columns(list(fields)), self._method)
-
-
-class _Called(_Adapter):
-    """An object that returns one datapoint at a time."""
-
-    async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        steps = np.asarray(indices).tolist()
-        method = self.root if self._method == '__call__' else getattr(self.root, self._method)
-        return await map_in_threads([lambda _, step: method(step)], [...] * len(steps), 'loading', steps)
-
-
-class _InMemory(_Adapter):
-    """Values in memory."""
-
-    @functools.cached_property
-    def gapless(self) -> bool:
-        """True if no datapoint is None."""
-        if isinstance(self.root, list | tuple):
-            return all(value is not None for value in self.root)
-        return isinstance(self.root, range) or self.root.dtype != object
-
-    async def _fetch(self, indices: ArrayLike) -> list[Any]:
-        source, steps = self.root, np.asarray(indices).tolist()
-        if isinstance(source, np.ndarray):  # a function that changes its element must not change the source
-            source = source.view()
-            source.flags.writeable = False
-        try:
-            return [source[step] for step in steps]
-        except IndexError:
-            outside = next(step for step in steps if not -len(source) <= step < len(source))
-            size = counted(len(source), 'element') if len(source) else 'no elements'
-            raise OutOfRangeError(f'index {outside} is out of range: the source has {size}') from None
-
-
-def takes_mask(source: Any) -> bool:
-    """Return whether the source's ``fetch`` has a ``mask`` argument, which restricts it to some fields."""
-    fetch = getattr(source, 'fetch', None)
-    return callable(fetch) and 'mask' in inspect.signature(fetch).parameters
 
 
 def length_of(source: Any) -> int:
