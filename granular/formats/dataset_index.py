@@ -44,10 +44,13 @@ RUNS: Final = 1
 ANY: Final = 2
 """Kind of the references of a key: any; one table of the first records, and one of the numbers of records."""
 
+DIGEST: Final = 'limits '
+"""Beginning of a digest, which no version of a file has."""
+
 
 def digest_of(checksums: Iterable[int]) -> str:
-    """Return a digest of a table, given the checksums of its pages."""
-    return hashlib.sha256(np.fromiter(checksums, '<u4').tobytes()).hexdigest()
+    """Return a digest of a table, given the checksums of its pages; it begins with ``DIGEST``."""
+    return DIGEST + hashlib.sha256(np.fromiter(checksums, '<u4').tobytes()).hexdigest()
 
 
 class Footer(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from granular.aio.bags.identity import DIGEST, FileIdentity, Identity, check_files
+from granular.aio.bags.identity import FileIdentity, Identity, check_files
 from granular.aio.bags.index_cache import BagState, Proof
 from granular.aio.bags.index_tables import PackedTable
 from granular.aio.paths.path import Path
@@ -294,7 +294,7 @@ class Bag:
             self._digest = self.packed.digest
         elif self._limits is not None:
             self._digest = self._digest or _digest_of(self._limits)
-        return f'{DIGEST}{self._digest}' if self._digest else self.files[1][1].told
+        return self._digest or self.files[1][1].told
 
     async def read_digest(self) -> None:
         """Read the limits if they are in a file and not in memory, so that the identity has a digest of them."""

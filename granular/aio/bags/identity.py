@@ -3,7 +3,7 @@
 import abc
 import platform
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from granular._redact import hidden
 from granular._typing import Datapoint_co
@@ -14,8 +14,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Store
 from granular.aio.stores.local.files import is_version
 from granular.errors import ObjectChangedError
-
-DIGEST: Final = 'limits '  # before a digest, unlike a version
+from granular.formats.dataset_index import DIGEST
 
 
 class FileIdentity(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular.aio.bags.bag import IndexedBag
-from granular.aio.bags.identity import DIGEST, FileIdentity
+from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.paths.path import Path
@@ -279,9 +279,7 @@ class DatasetIndex(PackedTables):
         """Return the identities of the bags of a shard, by file name."""
         bags = {f'{key}.bag': self.bag(shard, key) for key in self._bags}
         return {
-            file: FileIdentity(
-                bag.size, bag.pin, f'{DIGEST}{bag.limits.digest}' if bag.version == 3 and bag.limits else ''
-            )
+            file: FileIdentity(bag.size, bag.pin, bag.limits.digest if bag.version == 3 and bag.limits else '')
             for file, bag in bags.items()
         }
 
