@@ -430,12 +430,11 @@ class DatasetWriter(DatapointWriter):
             self._release()
 
     async def _remove_published(self) -> None:
-        store = self.directory.store
         *rest, first = self._writers
         sole = self._lock is not None or first.is_winner
         await settle([writer.remove_published(sole) for writer in rest])
         await first.remove_published(sole)  # last, because another writer may start then
-        if store.has_folders:
+        if (store := self.directory.store).has_folders:
             await store.delete([(self.directory / name).key for name in self._names])
             await self._remove_empty()
 
