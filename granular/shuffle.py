@@ -291,7 +291,7 @@ def _strata(length: int, block: int, window: int, seed: int, epoch: int) -> _Str
 
 
 def _cache(table: dict[Any, Ints], key: Any, value: Ints, most: int) -> None:
-    for oldest in list(table)[: len(table) + 1 - most]:  # a copy, as other threads may change it
+    for oldest in list(table)[: max(0, len(table) + 1 - most)]:  # a copy, as other threads may change it
         table.pop(oldest, None)
     table[key] = value
 

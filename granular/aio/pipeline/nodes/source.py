@@ -13,17 +13,8 @@ from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_function, without_failures
 from granular.aio.runtime.threads import map_threads
 from granular.aio.runtime.tracebacks import shorten
-from granular.aio.runtime.user_functions import (
-    CONTROL,
-    call_user,
-    function_error,
-    is_of_signal,
-)
-from granular.errors import (
-    GranularError,
-    InvalidArgumentError,
-    OutOfRangeError,
-)
+from granular.aio.runtime.user_functions import CONTROL, call_user, function_error, is_of_signal
+from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, indices_of
 from granular.metrics import counters, timing
 
