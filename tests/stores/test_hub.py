@@ -156,14 +156,18 @@ def test_parquet_is_read(server, tmp_path):
         assert [row['x'] for row in source.fetch([999, 5])] == [999, 5]
 
 
-def test_everything_is_read_at_one_commit(server, tmp_path):
+@pytest.mark.parametrize('caches', [(), ('index_cache',), ('cache_dir',), ('index_cache', 'cache_dir')])
+def test_everything_is_read_at_one_commit(server, tmp_path, caches):
     write(tmp_path / 'old')
     write(tmp_path / 'new', 100)
     old = server.commit('me/moving', tmp_path / 'old')
-    path = granular.Path('hf://datasets/me/moving')
+    config = granular.IOConfig(**{name: str(tmp_path / name) for name in caches})
+    path = granular.Path('hf://datasets/me/moving', config=config)
     with granular.DatasetReader(path) as reader:
         assert reader[0]['label'] == 0
         new = server.commit('me/moving', tmp_path / 'new')
+        with granular.DatasetReader(granular.Path('hf://datasets/me/moving', config=config)) as moved:
+            assert moved[0]['label'] == 100
         assert reader.fetch(range(30))[29]['label'] == 29
         assert (path / 'label.bag').read_bytes() == (tmp_path / 'old' / 'label.bag').read_bytes()
         with pickle.loads(pickle.dumps(reader)) as copy:

@@ -158,12 +158,12 @@ async def proven(proofs: Collection[Proof], reading: Coroutine[Any, Any, T]) -> 
 
 
 def cache_file_of(directory: Path) -> str | None:
-    """Return the cache file of a dataset; None if its store has no index cache."""
+    """Return the cache file of a dataset whose store is ready; None if that has no index cache."""
     store = directory.store
     cache = store.config.index_cache
     if not cache or store.local:
         return None
-    name = hashlib.sha256(repr((store.fingerprint, directory.key)).encode()).hexdigest()
+    name = hashlib.sha256(repr((store.fingerprint, store.pinned(directory.key))).encode()).hexdigest()
     return os.path.join(os.path.expanduser(cache), f'{name[:40]}.index')
 
 

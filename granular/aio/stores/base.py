@@ -208,6 +208,10 @@ class Store(abc.ABC):
         """Return the namespace in which the root and its keys are unique."""
         return ''
 
+    def pinned(self, key: str) -> str:
+        """Return a key together with the version of the whole store that is read, once a store with such is ready."""
+        return key
+
     def address(self, key: str) -> str:
         """Return the address of a key, as a user would write it."""
         return f'{self.root}/{key}' if key else self.root

@@ -120,6 +120,13 @@ class HubStore(RemoteStore['HubClient']):
             return f'{self.root.partition("@")[0]}@{commit}/{path}'
         return self.address(key)
 
+    def pinned(self, key: str) -> str:
+        return key if self._commit is None else f'@{self._commit}/{key}'
+
+    async def ready(self) -> None:
+        await super().ready()
+        await self._pin()
+
     def address_of(self, key: str) -> str:
         """Return the URL of a pinned key."""
         commit, _, path = key[1:].partition('/')
