@@ -204,7 +204,8 @@ _datasets: Final = each_after_fork(_forget_failures)
 def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> Any:
     """Convert a batch of numpy arrays, in dicts, lists and tuples, to tensors that share their memory.
 
-    Values that are not arrays of numbers are returned unchanged.
+    Read-only arrays, such as those behind ``cache``, are copied, and values that are not arrays of numbers returned
+    unchanged.
 
     Args:
       batch: from a Loader, a MapDataset or a stream.
@@ -218,6 +219,8 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
     pin = (device is not None if pin_memory is None else pin_memory) and has_accelerator()
 
     def place(path: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and not value.flags.writeable:  # no tensor is read-only
+            value = value.copy()
         try:
             tensor = torch.as_tensor(value) if _has_numbers(value) else value
         except (TypeError, ValueError) as error:

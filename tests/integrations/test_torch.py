@@ -249,6 +249,9 @@ def test_tensors_share_the_memory_of_a_batch():
     elements = to_torch(batch, pin_memory=True)
     assert elements['x'].dtype == torch.float32 and elements['text'] == ['a', 'b'] and elements['n'][1] == [1.5]
     assert elements['x'].data_ptr() == batch['x'].ctypes.data
+    batch['x'].flags.writeable = False
+    to_torch(batch)['x'] += 1
+    assert batch['x'][0, 0] == 0  # no tensor is read-only
     # Memory is pinned for an accelerator only.
     assert elements['x'].is_pinned() == has_accelerator()
     moved = to_torch(batch, 'meta')

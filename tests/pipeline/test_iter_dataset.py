@@ -461,6 +461,24 @@ def test_cache_computes_each_element_once():
         assert calls == [0, 1, 2, 3, 3, 4, 5]
 
 
+def test_functions_cannot_change_what_a_cache_returns_in_later_epochs():
+    def count(element):
+        element['n'] += 1
+        return element['n'], int(element['x'][0])
+
+    def double(element):
+        (element if type(element) is tuple else element['parts'])[0][:] *= 2
+
+    arrays = [np.full(2, i) for i in range(3)]
+    stream = MapDataset.source([{'n': i, 'x': array, 'parts': (array, 0)} for i, array in enumerate(arrays)])
+    cached = stream.to_iter_dataset().cache()
+    assert list(cached.map(count).repeat(2)) == 2 * [(i + 1, i) for i in range(3)]
+    for elements in (cached, cached.map(lambda element: element['parts'])):
+        with pytest.raises(ValueError, match='read-only'):
+            list(elements.map(double))
+    arrays[1][:] = 5  # its owner may
+
+
 @pytest.mark.parametrize('taken', [0, 3])
 def test_cache_refuses_the_state_of_another_host(taken):
     hosts = [MapDataset.range(9).to_iter_dataset(shard_options=ShardOptions(host, 2)) for host in range(2)]

@@ -267,8 +267,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     def cache(self) -> Self:
         """Keep all elements in memory, so that the epochs of a later ``repeat`` compute nothing again.
 
-        Each iterator keeps its own. One that continues from a state computes the elements before it again. Do not
-        modify the elements: each epoch returns the same objects.
+        Each iterator keeps its own. One that continues from a state computes the elements before it again. Arrays are
+        read-only, and each epoch returns another dict; do not modify other objects in it, which are the same.
         """
         return self._of(Staged(self._stream, 'cache()', Caching))
 

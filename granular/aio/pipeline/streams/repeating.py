@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
@@ -172,9 +174,10 @@ class Caching(Holding):
             if element is END:
                 self._complete = True
             else:
-                self._cached.append(element)
+                self._cached.append(_kept(element))
         self._next_index += 1
-        return self._cached[self._next_index - 1]
+        element = self._cached[self._next_index - 1]
+        return element.copy() if type(element) is dict else element
 
     def state(self) -> Any:
         held = self._held
@@ -204,6 +207,19 @@ class Caching(Holding):
         if self._after is None or not (self._held.holds and (exact or rewinds)):
             cached, self._after = state.get('cached'), None
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
-            self._cached, self._complete = self._held.take_again()
+            again, self._complete = self._held.take_again()
+            self._cached = [_kept(element) for element in again]
             self._after, self._astray = self._held.place(), False
         self._next_index = place
+
+
+def _kept(value: Any) -> Any:
+    """Return a value with arrays that are read-only: a function that changes its element must not change the cache."""
+    if type(value) is dict:
+        return {key: _kept(part) for key, part in value.items()}
+    if type(value) is tuple:
+        return tuple(_kept(part) for part in value)
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
