@@ -315,6 +315,20 @@ def test_memory_is_used_again_by_one_batch_although_a_state_is_loaded_after_ctrl
 
 
 @pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
+def test_failures_of_a_batch_that_comes_again_after_ctrl_c_are_counted_once() -> None:
+    source = MapDataset.range(6).map(lambda x: {'x': x if x % 3 else int('no number')})
+    for at in itertools.count(1):
+        with granular.Loader(source, 3, on_error='skip') as iterator:
+            with contextlib.suppress(KeyboardInterrupt), MainThread(at) as interrupt:
+                iterator.__next__()
+            if not interrupt.where:
+                break
+            consume(iterator, [], 2)
+            assert [step for step, _ in iterator.errors][-2:] == [0, 3]
+            assert iterator.stats()['errors'] == 2, interrupt.where
+
+
+@pytest.mark.filterwarnings('ignore:coroutine .* was never awaited')
 @pytest.mark.filterwarnings('ignore:Exception ignored in. <function WeakSet')  # Python drops interrupts there
 @pytest.mark.parametrize('name', [name for name in ITERATORS if name.endswith('IterDataset')])
 def test_ctrl_c_inside_a_stream_of_files_is_raised_as_itself(name: str, data: Any) -> None:

@@ -96,7 +96,7 @@ class LoaderHandle(abc.ABC):
         ``batches``, ``datapoints`` and ``bytes``; ``batches_per_second`` and ``bytes_per_second``; ``wait_seconds``
         that the consumer waited, and ``consumer_seconds`` that it spent itself, of which its thread computed
         ``consumer_cpu_seconds``; ``loop_cpu_seconds`` that the thread of the event loop computed; batches ``ready`` and
-        ``in_flight``; failed datapoints (``errors``).
+        ``in_flight``; failed datapoints (``errors``). What is loaded again after ``load`` is counted again.
 
         If the two threads computed together almost all of the time, the Python interpreter is the limit, which runs one
         thread at a time: load in worker processes (``mp``). The log says so after 200 batches.
@@ -326,6 +326,7 @@ class RunningLoader(Running):
         self._returned: collections.deque[Batch] = collections.deque()
         self._spec: Spec | None = None
         self.errors = Errors(on_error, 'step')
+        self._reported = -1  # where the last batch begins of which failures were reported
         self.counts = Counts()
         self._counted = self.counts  # before the last batch
         self._last: Batch | None = None
@@ -369,7 +370,7 @@ class RunningLoader(Running):
         """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
         self.ahead.drop()
         self.ahead.position = self._start = step
-        self._ended, self._recipient, self._astray = False, 0, False
+        self._ended, self._recipient, self._astray, self._reported = False, 0, False, -1
         if self.ahead.stop is not None:
             self._set_stop()
 
@@ -482,8 +483,9 @@ class RunningLoader(Running):
             self.errors.summarise()
             return END
         batch, rows, size, failed = loaded
-        if failed:
+        if failed and self._before != self._reported:  # not again for one that comes again
             self.errors.report(failed)
+            self._reported = self._before
         batches, datapoints, nbytes = self.counts
         self.counts = Counts(batches + 1, datapoints + rows, nbytes + size)
         if self._recycles and all(len(array) == self.batch for array in batch.values()):
