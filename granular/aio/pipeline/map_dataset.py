@@ -123,7 +123,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
         Args:
           datasets: datasets to mix, each shuffled or repeated first where needed.
-          weights: numbers above 0, with any sum; equal by default.
+          weights: numbers above 0, with any sum; equal by default. As in Grain, they are rounded down to integers, the
+            smallest of which is 100: the mix may end a few elements early, such as after 9 of 3 and 7 with [0.3, 0.7].
         """
         return cls._of(combinations.Proportional(_nodes(datasets), weights))
 
