@@ -207,7 +207,7 @@ def test_tile_names_the_damaged_values_beside_its_picture(driver, tmp_path):
     with Served(granular.Path(tmp_path)) as served:
         page = Page(driver, served)
         page.open('#/d')
-        assert page.see('#item-1 .caption .bad') == ' · caption damaged '
+        assert page.see('#item-1 .caption .bad') == ' · caption cannot be shown '
         assert page.texts('#item-0 .bad') == []
 
 

@@ -34,7 +34,7 @@ export function tile(row, cover, fields) {
       h('div', { class: 'caption', title: there.map((key) => `${key}: ${full(row.cells[key])}`).join('\n') },
         h('span', {}, title ? label(row.cells[title]) : `${cell.type ?? ''}`),
         h('span', { class: 'index' }, count(row.index),
-          bad.map((key) => h('span', { class: 'bad', title: row.cells[key].error }, ` · ${key} damaged`)), others))));
+          bad.map((key) => h('span', { class: 'bad', title: row.cells[key].error }, ` · ${key} cannot be shown`)), others))));
 }
 
 function coverOf(cell, picture) {
