@@ -49,7 +49,10 @@ class Prices:
         table = stores()
         store = table['stores'].get(scheme)
         if store is None:
-            return cls(scheme or 'local disk', '', read or 0.0, egress or 0.0, '')
+            name = scheme or 'local disk'
+            if scheme and read is None and egress is None:
+                name += ' (unknown: pass --read-price and --egress-price)'
+            return cls(name, '', read or 0.0, egress or 0.0, '')
         read = store['read_per_1000'] if read is None else read
         egress = store['egress_per_gb'] if egress is None else egress
         return cls(store['name'], table['date'], read, egress, store['source'])

@@ -277,6 +277,8 @@ def test_prices_of_buckets_are_dated():
         assert prices.source.startswith('https://')
     assert Prices.of('s3', 1.0, 2.0).read == 1.0
     assert Prices.of('http').read == 0.0
+    for scheme, read, is_unknown in (('az', None, True), ('az', 0.0, False), ('', None, False)):
+        assert ('unknown' in Prices.of(scheme, read).name) == is_unknown
 
 
 def made(order, dollars, seconds, mixing, obstacle=''):
