@@ -89,3 +89,13 @@ def test_functions_of_worker_processes_that_read_do_not_wait_for_their_own_threa
     dataset = MapDataset.range(COUNT).map(occupying(read(images))).to_iter_dataset()
     with iter(dataset.mp_prefetch(MultiprocessingOptions(1, start_method='fork'))) as iterator:
         assert list(iterator) == list(range(COUNT))
+
+
+async def test_function_that_runs_a_loop_is_called_by_blocking_calls_under_a_running_loop(images):
+    task = asyncio.current_task()
+    dataset = MapDataset.range(COUNT).map(on_its_own_loop(images))
+    assert dataset[3] == 3
+    assert dataset.fetch([5, 4]) == [5, 4]
+    with iter(dataset.to_iter_dataset()) as iterator:
+        assert next(iterator) == 0
+    assert asyncio.current_task() is task

@@ -12,7 +12,6 @@ import contextvars
 import inspect
 import logging
 import queue
-import sys
 import threading
 import time
 import types
@@ -22,7 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 from granular._lazy import at_exit, import_if_installed
 from granular.aio.runtime import threads
 from granular.aio.runtime.forking import after_fork, inherited
-from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, running_loop, start_coroutine
+from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, outside_loops, running_loop, start_coroutine
 from granular.aio.runtime.tasks import HeldError, start_task
 from granular.aio.runtime.tracebacks import shorten
 from granular.errors import ClosedError, GranularError
@@ -329,16 +328,7 @@ def _callers() -> Iterator[types.CodeType]:
 
 def _start(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
     """Step a coroutine on this thread. Returns its result, or the rest of it if it needs a loop."""
-    outer = running_loop()
-    if outer is None:
+    if running_loop() is None:
         return start_coroutine(coro)
-    # In a thread with a running loop, as in Jupyter, our coroutine must not use that loop, nor leave its asynchronous
-    # generators for that loop to close.
-    hooks = sys.get_asyncgen_hooks()
-    try:
-        sys.set_asyncgen_hooks(None, None)
-        asyncio._set_running_loop(None)
-        return start_coroutine(coro)
-    finally:
-        asyncio._set_running_loop(outer)
-        sys.set_asyncgen_hooks(*hooks)
+    # In a thread with a running loop, as in Jupyter, our coroutine must not use that loop.
+    return outside_loops(start_coroutine, coro)

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import functools
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from granular.aio.runtime.forking import each_after_fork, inherited
-from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.aio.runtime.loops import ensure_event_loop, outside_loops, running_loop
 from granular.aio.runtime.tasks import end_tasks, has_failed, result_of, settle
 from granular.errors import ClosedError
 
@@ -142,27 +142,10 @@ def _closing(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     def close_both() -> None:
         ended = reference()  # None while the loop is collected: nothing can run any more
         if ended is not None and not ended.is_running() and (opened := getattr(ended, _SCOPE, None)) is not None:
-            with _outside_loops():
-                ended.run_until_complete(opened.keeper.aclose())
+            outside_loops(ended.run_until_complete, opened.keeper.aclose())
         close()
 
     return close_both
-
-
-@contextlib.contextmanager
-def _outside_loops() -> Iterator[None]:
-    """Let another loop run on this thread, even within a task: a loop may be closed while another one runs."""
-    outer = running_loop()
-    task = None if outer is None else asyncio.current_task(outer)
-    if outer is not None and task is not None:
-        asyncio._leave_task(outer, task)
-    asyncio._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(outer)
-        if outer is not None and task is not None:
-            asyncio._enter_task(outer, task)
 
 
 def _detach(loop: asyncio.AbstractEventLoop) -> Any:

@@ -9,19 +9,41 @@ import asyncio
 import concurrent.futures.thread
 import contextlib
 import inspect
+import sys
 import threading
 import types
-from collections.abc import Coroutine, Generator
-from typing import Any, Final, Generic, TypeVar, cast
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Final, Generic, TypeVar, TypeVarTuple, cast
 
 from granular.errors import GranularError
 
 T = TypeVar('T')
+Ts = TypeVarTuple('Ts')
 
 
 _SWITCH_TO_LOOP: Final = object()  # yielded by a coroutine that needs an event loop when none is running
 
 running_loop = asyncio._get_running_loop
+
+
+def outside_loops(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a function where no loop seems to run: it may run another one, also within a task of this thread's loop.
+
+    Asynchronous generators that it starts are not left to that loop to close.
+    """
+    outer, hooks = running_loop(), sys.get_asyncgen_hooks()
+    task = None if outer is None else asyncio.current_task(outer)
+    try:
+        if outer is not None and task is not None:  # from Python 3.14 on, a thread has one task, whatever its loop
+            asyncio._leave_task(outer, task)
+        sys.set_asyncgen_hooks(None, None)
+        asyncio._set_running_loop(None)
+        return fn(*args)
+    finally:
+        asyncio._set_running_loop(outer)
+        sys.set_asyncgen_hooks(*hooks)
+        if outer is not None and task is not None and asyncio.current_task(outer) is None:
+            asyncio._enter_task(outer, task)
 
 
 @types.coroutine

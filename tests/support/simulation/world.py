@@ -21,6 +21,7 @@ from unittest import mock
 
 from granular.aio import aclose
 from granular.aio.http import connection, pool
+from granular.aio.runtime.loops import outside_loops
 from granular.aio.runtime.threads import Threads
 from granular.errors import StoreError
 
@@ -215,21 +216,12 @@ class Host(asyncio.AbstractEventLoop):
         self.world.failed(context)
 
 
-def _submit(_: Threads, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> 'concurrent.futures.Future[Any]':
+def _submit(_: Threads, fn: Callable[..., Any], /, *args: Any) -> 'concurrent.futures.Future[Any]':
     """Make the call that a thread would make, where no loop runs as in a thread."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
-    outer = asyncio._get_running_loop()
-    task = None if outer is None else asyncio.current_task(outer)
-    if outer is not None and task is not None:
-        asyncio._leave_task(outer, task)
-    asyncio._set_running_loop(None)
     try:
-        future.set_result(fn(*args, **kwargs))
+        future.set_result(outside_loops(fn, *args))
     except BaseException as error:
         future.set_exception(error)
-    finally:
-        asyncio._set_running_loop(outer)
-        if outer is not None and task is not None:
-            asyncio._enter_task(outer, task)
     return future
