@@ -600,7 +600,7 @@ if __name__ == '__main__':
         try:
             list(loader)
         except granular.errors.WorkerError as error:
-            assert f"Can't get attribute {name.strip()!r}" in str(error), error
+            assert f'attribute {name.strip()!r}' in str(error), error
             assert "`if __name__ == '__main__':`" in str(error), error
             print(type(error.__cause__).__name__)
 """
