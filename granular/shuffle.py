@@ -157,7 +157,7 @@ class Blocks(_Ready):
         if not len(positions):
             return np.empty_like(positions)
         strata = _strata(length, self.block, self.window, seed, epoch)
-        first, last = strata.window_of(int(positions.min())), strata.window_of(int(positions.max()))
+        first, last = strata.windows_of(np.array([positions.min(), positions.max()])).tolist()
         if first == last:
             return strata.indices(first)[positions - strata.start(first)]
         windows = strata.windows_of(positions)
@@ -224,22 +224,18 @@ class _Strata:
         generator = np.random.PCG64([seed, self.epoch])
         self._keys = generator.random_raw(_ROUNDS * self.strata).reshape(_ROUNDS, self.strata)
         last = slice(self.strata - 1, self.strata)
-        ends = _swap_or_not(self._sizes[last] - 1, self._sizes[last], self._keys[::-1, last])
-        self._short_window = int(ends[0] + (ends[0] >= self._left_out[-1]))
+        # The last stratum is never shorter, so that it has a block in each window.
+        self._short_window = int(_swap_or_not(self._sizes[last] - 1, self._sizes[last], self._keys[::-1, last])[0])
         self._after_short = self.start(self._short_window + 1)
         self._indices: dict[int, Ints] = {}
         self._blocks: dict[int, Ints] = {}
 
     def start(self, window: int) -> int:
         """Return the position in the epoch at which a window begins."""
-        slots = window * self.strata - max(0, window - self._whole)
-        return slots * self.block - (self._missing if window > self._short_window else 0)
+        return self._first_slot(window) * self.block - (self._missing if window > self._short_window else 0)
 
-    def window_of(self, position: int) -> int:
-        """Return the window that contains a position."""
-        slot = (position + (self._missing if position >= self._after_short else 0)) // self.block
-        whole = self._whole * self.strata
-        return slot // self.strata if slot < whole else self._whole + (slot - whole) // max(1, self.strata - 1)
+    def _first_slot(self, window: int) -> int:
+        return window * self.strata - max(0, window - self._whole)
 
     def windows_of(self, positions: Ints) -> Ints:
         """Return the windows that contain these positions."""
@@ -268,8 +264,7 @@ class _Strata:
         out = np.empty_like(slots)
         for window in set(windows.tolist()):
             mask = windows == window
-            first = window * self.strata - max(0, window - self._whole)
-            out[mask] = self.blocks(window)[slots[mask] - first]
+            out[mask] = self.blocks(window)[slots[mask] - self._first_slot(window)]
         return out
 
     def indices(self, window: int) -> Ints:

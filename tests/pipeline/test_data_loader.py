@@ -157,6 +157,9 @@ def test_uneven_shards_are_exact(shuffle):
         list(DataLoader(data_source=range(11), sampler=SequentialSampler(11, ShardOptions(i, 3)))) for i in range(3)
     ]
     assert parts == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8]]
+    even = [SequentialSampler(11, ShardOptions(i, 3, drop_remainder=True)) for i in range(3)]
+    assert [list(DataLoader(data_source=range(11), sampler=one)) for one in even] == [part[:3] for part in parts]
+    assert len(IndexSampler(11, ShardOptions(0, 3))) == sys.maxsize
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
@@ -191,7 +194,10 @@ def test_custom_sampler():
             return granular.RecordMetadata(index, 4 - index, np.random.Generator(np.random.Philox(key=index)))
 
     assert list(DataLoader(data_source=range(5), sampler=Backwards())) == [4, 3, 2, 1, 0]
-    assert list(DataLoader(data_source=range(5), sampler=Backwards(), shard_options=ShardOptions(1, 2))) == [3, 1]
+    for count in range(1, 8):
+        for i in range(count):
+            loader = DataLoader(data_source=range(5), sampler=Backwards(), shard_options=ShardOptions(i, count))
+            assert list(loader) == [4, 3, 2, 1, 0][i::count]
     assert len(list(DataLoader(data_source=range(5), sampler=Backwards(), operations=[Noise()]))) == 5
     assert str(granular.RangeDataSource(1, 9, 2)) == 'RangeDataSource(start=1, stop=9, step=2)'
     assert list(DataLoader(data_source=granular.RangeDataSource(1, 9, 2), sampler=SequentialSampler(4))) == [1, 3, 5, 7]
@@ -239,6 +245,7 @@ def test_invalid_samplers_are_rejected():
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), operations='map'),
         lambda: DataLoader(data_source=[1], sampler=[0]),
         lambda: DataLoader(data_source=[1], sampler=[granular.RecordMetadata(0)]),
+        lambda: DataLoader(data_source=[1], sampler=[types.SimpleNamespace(record_key=0)]),
         lambda: Batch(0),
         lambda: DataLoader(data_source=[1], sampler=IndexSampler(1), shard_options=ShardOptions(0, 2)),
     ):  # fmt: skip

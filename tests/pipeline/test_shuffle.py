@@ -190,6 +190,7 @@ def test_blocks_of_a_stratum_come_in_every_order_about_as_often(windows):
     ('given', 'nbytes', 'expected'),
     [
         ((), None, (64, 256)),
+        ((), 0, (64, 512)),
         ((), 10, (64, 512)),
         ((), 4100, (64, 512)),
         ((), 10_000, (32, 512)),

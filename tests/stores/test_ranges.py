@@ -80,7 +80,7 @@ def test_small_range_does_not_keep_its_reply_alive():
     assert piece.__sizeof__() < 100
 
 
-@pytest.mark.parametrize(('starts', 'stops'), [([-1], [1]), ([2], [1]), ([0, 1], [1]), ([0.5], [1.5]), ([[0]], [[1]])])
+@pytest.mark.parametrize(('starts', 'stops'), [([-1], [1]), ([2], [1]), ([0, 1], [1]), ([0.5], [1.5]), ([0], [1.5]), ([[0]], [[1]])])
 def test_invalid_ranges_are_refused(starts, stops):
     with pytest.raises(InvalidArgumentError, match='range|starts'):
         plan(starts, stops, max_gap=0)

@@ -165,7 +165,7 @@ class Sampled(Node):
         if not hasattr(sampler, '__getitem__'):
             raise InvalidArgumentError(f'{type(sampler).__name__} is not a sampler: define __getitem__ and __len__')
         count = len(sampler) if hasattr(sampler, '__len__') else _count_indices(sampler)
-        self._length = -(-max(0, count - shard.shard_index) // shard.shard_count)
+        self._length = -(-(count - shard.shard_index) // shard.shard_count)
         if self._length:
             self._check(shard.shard_index, call_user(sampler.__getitem__, shard.shard_index))
 

@@ -21,7 +21,7 @@ class Plan:
 
     Attributes:
       starts, stops: the spans to read, ascending and disjoint, shape (spans,).
-      span: for each requested range, the index of the span that contains it, shape (ranges,).
+      span: for each requested range that is not empty, the index of the span that contains it, shape (ranges,).
       offset: for each requested range, its first byte within the span, shape (ranges,).
       length: for each requested range, its bytes, shape (ranges,).
     """
@@ -65,7 +65,7 @@ def plan(starts: ArrayLike, stops: ArrayLike, *, max_gap: int) -> Plan:
     apart = np.flatnonzero(lower[1:] > upper[:-1] + max_gap) + 1
     begins = lower[np.concatenate(([0], apart))]
     ends = upper[np.concatenate((apart - 1, [len(upper) - 1]))]
-    span = np.maximum(np.searchsorted(begins, left, side='right') - 1, 0)
+    span = np.searchsorted(begins, left, side='right') - 1
     return Plan(begins, ends, span, left - begins[span], length)
 
 
