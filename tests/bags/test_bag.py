@@ -181,6 +181,12 @@ def test_corrupt_uncached_table_is_an_error(tmp_path):
         assert reader[0] == b'ab'
         with pytest.raises(CorruptBagError, match='record 1 has limits 2 to 1'):
             reader[1]
+    (tmp_path / 'x.bag').write_bytes(b'abc')
+    (tmp_path / 'x.idx').write_bytes(np.array([2, 5, -1, 3], '<i8').tobytes())
+    with granular.BagReader(tmp_path / 'x.bag', cache_index=False) as reader:
+        for index, limits in (1, '2 to 5'), (2, '5 to -1'), (3, '-1 to 3'):
+            with pytest.raises(CorruptBagError, match=f'record {index} has limits {limits}, of 3 bytes'):
+                reader[index]
 
 
 def test_crashed_version_3_bag_is_read_up_to_its_last_complete_limit(tmp_path):
@@ -253,6 +259,17 @@ def test_appending_identical_records_resumes(tmp_path):
         assert [writer.append(record) for record in (b'de', b'fghi', b'j')] == [2, 3, 4]
     assert list(granular.BagReader(tmp_path / 'x.bag')) == [b'ab', b'c', b'de', b'fghi', b'j']
     assert (tmp_path / 'x.bag').read_bytes() == b'abcdefghij'
+
+
+def test_checksums_are_added_for_records_of_any_size(tmp_path):
+    records = [b'a', bytes(9 << 20), b'', b'b']
+    with granular.BagWriter(tmp_path / 'x.bag', 3, checksums=False) as writer:
+        for record in records:
+            writer.append(record)
+    with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
+        writer.append(b'c')
+    with granular.BagReader(tmp_path / 'x.bag', verify=True) as reader:
+        assert list(reader) == [*records, b'c']
 
 
 def test_appending_different_records_is_an_error(tmp_path):

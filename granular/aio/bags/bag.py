@@ -133,7 +133,7 @@ class Bag:
             await self._read_sums()
 
     async def _open(self) -> None:
-        self.files, self._digest = [], ''
+        self.files = []
         if self.path is None:
             await self._open_content(self._data or b'')
         else:
@@ -377,7 +377,6 @@ class Bag:
     def limits(self, indices: Ints) -> tuple[Ints, Ints] | None:
         """Return the starts and stops of records, if the table is in memory."""
         limits = self._limits
-        self.check_open()
         return None if limits is None else (limits[indices], limits[indices + 1])
 
     def all_limits(self) -> Ints:

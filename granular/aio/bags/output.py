@@ -265,8 +265,6 @@ class BagOutput(AsyncResource):
                 await offload_whole(self._close_files)
                 return
             table = layout.table_of(np.frombuffer(self._ends, np.int64), self.version)
-            if not self.length and self.version != 1:
-                table = b''
             if table:
                 await self._writers[-1].write(table)
             await self._publish(len(table))
