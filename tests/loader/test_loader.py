@@ -205,6 +205,21 @@ def test_datapoint_of_different_shape_is_an_error(odd, match):
         assert 'step 5' in str(caught.value)
 
 
+@pytest.mark.parametrize('odd_from', [4, 5])
+@pytest.mark.parametrize(
+    ('first', 'odd'),
+    [
+        (1.5, 2), (1, True), (True, 1), ('a', b'a'), ('a', 1), ('a', ['a', 'b']), (['a', 'b'], ['a']),
+        (['a', 'b'], [['a', 'b']]), (b'a', 'a'), (np.array(['a']), np.array(['ab'])),
+    ],
+)  # fmt: skip
+def test_values_are_never_cast_to_those_of_the_first_datapoint(first, odd, odd_from):
+    with granular.Loader(lambda step: {'x': odd if step >= odd_from else first}, 4) as loader:
+        next(loader)
+        with pytest.raises(DatapointError, match=f'step {odd_from}'):
+            next(loader)
+
+
 @pytest.mark.parametrize('left', range(1, 20))
 @pytest.mark.parametrize('hosts', [1, 2])
 def test_endless_source_ends_before_steps_of_more_than_63_bits(left, hosts):
@@ -233,6 +248,14 @@ def test_memory_is_recycled():
     with granular.Loader(sources.Epochs(Numbers(40), shuffle=False), 4, prefetch=2) as loader:
         retained = [next(loader) for _ in range(12)]
         assert [batch['x'].tolist() for batch in retained[:2]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+def test_recycled_memory_is_that_of_a_batch_after_which_as_many_were_returned(count):
+    with granular.Loader(Numbers(48), 4, prefetch=0, recycle_after=count) as loader:
+        retained = list(loader)
+    assert [batch['x'][0] for batch in retained[-count - 1 :]] == list(range(48 - 4 * (count + 1), 48, 4))
+    assert len({id(batch['x'].base if batch['x'].base is not None else batch['x']) for batch in retained}) == count + 1
 
 
 @pytest.mark.parametrize('mp', [None, 'fork'])
