@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import granular
 from granular.aio.stores.ranges import cut, plan, split
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, OutOfRangeError
 
 RANGES = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 120)), max_size=40)
 DATA = bytes(i % 251 for i in range(600))
@@ -80,7 +81,17 @@ def test_small_range_does_not_keep_its_reply_alive():
     assert piece.__sizeof__() < 100
 
 
-@pytest.mark.parametrize(('starts', 'stops'), [([-1], [1]), ([2], [1]), ([0, 1], [1]), ([0.5], [1.5]), ([0], [1.5]), ([[0]], [[1]])])
+@pytest.mark.parametrize(
+    ('starts', 'stops'), [([-1], [1]), ([2], [1]), ([0, 1], [1]), ([0.5], [1.5]), ([0], [1.5]), ([[0]], [[1]])]
+)
 def test_invalid_ranges_are_refused(starts, stops):
     with pytest.raises(InvalidArgumentError, match='range|starts'):
         plan(starts, stops, max_gap=0)
+
+
+def test_range_beyond_the_size_of_any_object_is_out_of_range(tmp_path):
+    path = granular.Path(tmp_path / 'x')
+    path.write_bytes(b'abc')
+    for start in (3, 2**46 - 1, 2**46, 2**62):
+        with pytest.raises(OutOfRangeError, match='x'):
+            path.read_ranges([0, start], [1, start + 1])
