@@ -205,6 +205,13 @@ def test_datapoint_of_different_shape_is_an_error(odd, match):
         assert 'step 5' in str(caught.value)
 
 
+@pytest.mark.parametrize('value', [None, object(), {'y': 1}, [1, None]])
+def test_first_datapoint_that_is_no_number_or_array_is_an_error(value):
+    with granular.Loader(lambda step: {'x': value}, 4) as loader:
+        with pytest.raises(DatapointError, match="step 0, key 'x': expected a number"):
+            next(loader)
+
+
 @pytest.mark.parametrize('odd_from', [4, 5])
 @pytest.mark.parametrize(
     ('first', 'odd'),
