@@ -317,8 +317,7 @@ class Bag:
     def origin(self) -> str:
         """The identity of the store and the file; for a bag in memory, a digest of its bytes."""
         if self.path is None:
-            table = self._index if isinstance(self._index, bytes) else b''
-            return hashlib.sha256((self._data or b'') + table).hexdigest()
+            return hashlib.sha256(self._data or b'').hexdigest()
         return f'{self.path.store.fingerprint} {self.path!s}'  # with the query, which may select the file
 
     @property
