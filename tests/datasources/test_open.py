@@ -196,8 +196,32 @@ def test_braces_stand_for_numbers_and_alternatives(suffix, tmp_path):
     assert granular.convert(pattern, tmp_path / 'out').datapoints == 6
     with granular.open(tmp_path / f'{{a-000,a-002}}.{suffix}') as reader:
         assert numbers_in(reader) == [0, 1, 20, 21]
-    with pytest.raises(InvalidArgumentError, match='expected at most 1000000 ascending numbers'):
-        granular.open(tmp_path / f'a-{{3..1}}.{suffix}')
+    for braces in ('3..1', '0..9999999'):
+        with pytest.raises(InvalidArgumentError, match='expected at most 1000000 ascending numbers'):
+            granular.open(tmp_path / f'a-{{{braces}}}.{suffix}')
+
+
+@pytest.mark.parametrize(
+    ('pattern', 'numbers'),
+    {
+        'd/*/x-*.tar': [0, 1, 2, 3, 4, 5, 6, 7],
+        'd/{a,b}/x-{0..1}.tar': [0, 1, 2, 3, 4, 5, 6, 7],
+        '**/x-0.tar': [0, 1, 4, 5],
+        'd/a/x-{{0..1},1}.tar': [0, 1, 2, 3],
+        'd/{a}/x-{0..0}.tar': [0, 1],
+        'e/[a]/x-*.tar': [0, 1],  # a folder of this name exists
+    }.items(),
+)
+def test_patterns_of_folders_and_nested_braces(pattern, numbers, fakegcs, tmp_path):
+    for root in (fakegcs.place(), granular.Path(tmp_path)):
+        for number, name in enumerate(('d/a/x-0', 'd/a/x-1', 'd/b/x-0', 'd/b/x-1')):
+            (root / f'{name}.tar').parent.mkdir(parents=True, exist_ok=True)
+            (root / f'{name}.tar').write_bytes(FILES['tar']([2 * number, 2 * number + 1]))
+        if pattern[0] == 'e':
+            (root / 'e' / '[a]').mkdir(parents=True)
+            (root / 'e' / '[a]' / 'x-0.tar').write_bytes(FILES['tar']([0, 1]))
+        with granular.open(root / pattern) as reader:
+            assert numbers_in(reader) == numbers
 
 
 @pytest.mark.parametrize(
@@ -208,6 +232,7 @@ def test_braces_stand_for_numbers_and_alternatives(suffix, tmp_path):
         'a-00?.tra': "matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar'$",
         'b-*.tar': "matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar', ...$",
         'c/*.tar': 'matches no files: the folder has none$',
+        '{a,c}*/x.tar': r"a\*/x.tar matches no files, beside 'a-000.tar', 'a-001.tar', 'a-003.tar', ...$",
     }.items(),
 )
 @pytest.mark.parametrize('call', [granular.open, lambda files: granular.convert(files, 'converted')])

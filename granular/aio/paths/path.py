@@ -1,7 +1,8 @@
 """Paths of files and folders on a disk, in a bucket or on a server, and their I/O."""
 
+import itertools
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Final, Self
 
 from numpy.typing import ArrayLike
@@ -15,7 +16,7 @@ from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundE
 from granular.indexing import check_integer
 from granular.metrics import counters
 
-_BRACES: Final = re.compile(r'\{(?:(\d{1,9})\.\.(\d{1,9})|([^{},/]*(?:,[^{},/]*)+))\}')
+_BRACES: Final = re.compile(r'\{(?:(\d{1,9})\.\.(\d{1,9})|([^{},/]+|[^{},/]*(?:,[^{},/]*)+))\}')
 _MAX_FILES: Final = 1_000_000  # that braces stand for
 _LOOKED_AT: Final = 1000  # names in a folder, of which an error shows a few
 
@@ -236,47 +237,60 @@ class Path(PurePath):
 
 
 async def is_pattern(path: Path) -> bool:
-    """Return whether a path stands for the paths that its last component matches: if it has a wildcard, and no file or
-    folder has this name."""
-    return (_has_wildcard(path.name) or _BRACES.search(path.name) is not None) and not await path.exists()
+    """Return whether a path stands for the paths that it matches: if a component of it has a wildcard or braces, and no
+    file or folder has this name."""
+    return _has_pattern(path.key) and not await path.exists()
 
 
 async def matches_of(pattern: Path) -> list[Path]:
-    """Return the paths that match the last component of a path, sorted. ``{000..002}`` stands for three numbers, and
-    ``{a,b}`` for two alternatives.
+    """Return the paths that match a path, sorted; folders that exist under their names are no patterns.
+    ``{000..002}`` stands for three numbers, and ``{a,b}`` for two alternatives.
 
     Raises:
       NotFoundError: if there is none, or none for a number or an alternative; it names others in the folder.
     """
+    folder, names = pattern.parent, pattern.name
+    while _has_pattern(folder.key) and not await folder.exists():
+        folder, names = folder.parent, f'{folder.name}/{names}'
     paths: set[Path] = set()
-    for name in _expand_braces(pattern.name):
-        matches = [path async for path in pattern.parent.glob(name)]
+    for name in _expand_braces(names):
+        matches = [path async for path in folder.glob(name)]
         if not matches:
-            missing = '' if name == pattern.name else f' {name}'
-            raise NotFoundError(f'{pattern}:{missing} matches no files{await _beside(pattern)}')
+            missing = '' if name == names else f' {name}'
+            beside = await _beside(folder, names.partition('/')[0])
+            raise NotFoundError(f'{pattern}:{missing} matches no files{beside}')
         paths.update(matches)
     return sorted(paths)
 
 
-def _expand_braces(name: str) -> list[str]:
+def _expand_braces(pattern: str) -> list[str]:
+    """Return the names that braces stand for, the innermost ones first."""
+    names = [pattern]
+    while any(map(_BRACES.search, names)):
+        parts = list(itertools.islice(itertools.chain.from_iterable(map(_alternatives, names)), _MAX_FILES + 1))
+        if not 0 < len(parts) <= _MAX_FILES:
+            raise InvalidArgumentError(
+                f'{pattern}: expected at most {_MAX_FILES} ascending numbers or alternatives, got '
+                f'{"more" if parts else "none"}'
+            )
+        names = list(dict.fromkeys(parts))
+    return names
+
+
+def _alternatives(name: str) -> Iterable[str]:
+    """Return the names that the first braces without others in them stand for; the name itself if it has none."""
     if (match := _BRACES.search(name)) is None:
-        return [name]
+        return (name,)
     first, last, alternatives = match.groups()
-    if alternatives is None:
-        numbers = range(int(first), int(last) + 1)
-        if not 0 < len(numbers) <= _MAX_FILES:
-            raise InvalidArgumentError(f'{name}: expected at most {_MAX_FILES} ascending numbers, got {len(numbers)}')
-        parts = [f'{number:0{len(first)}}' for number in numbers]
-    else:
-        parts = alternatives.split(',')
-    rests = _expand_braces(name[match.end() :])
-    return [f'{name[: match.start()]}{part}{rest}' for part in parts for rest in rests]
+    parts: Iterable[str] = alternatives.split(',') if alternatives else ()
+    if first:
+        parts = (f'{number:0{len(first)}}' for number in range(int(first), int(last) + 1))
+    return (f'{name[: match.start()]}{part}{name[match.end() :]}' for part in parts)
 
 
-async def _beside(pattern: Path) -> str:
-    """Return the names of a few others in the folder of a pattern, best those that begin alike."""
-    folder = pattern.parent
-    for prefix in (re.split(r'[*?[{]', pattern.name, maxsplit=1)[0], ''):
+async def _beside(folder: Path, pattern: str) -> str:
+    """Return the names of a few others in a folder, best those that begin as a pattern does."""
+    for prefix in (re.split(r'[*?[{]', pattern, maxsplit=1)[0], ''):
         names: list[str] = []
         async for entry in _existing(folder.store.scan(folder.key, prefix)):
             if entry.name.startswith(prefix):  # which some stores only take for a hint
@@ -287,6 +301,10 @@ async def _beside(pattern: Path) -> str:
             more = ', ...' if len(names) > 3 else ''
             return f', beside {", ".join(map(repr, sorted(names)[:3]))}{more}'
     return ': the folder has none'
+
+
+def _has_pattern(text: str) -> bool:
+    return _has_wildcard(text) or _BRACES.search(text) is not None
 
 
 def _has_wildcard(name: str) -> bool:
