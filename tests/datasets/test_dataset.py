@@ -4,6 +4,7 @@ import os
 import pickle
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -355,6 +356,28 @@ def test_custom_types_are_encoded_and_decoded(tmp_path):
     with pytest.raises(UnknownTypeError, match="'x' has type 'complex'") as caught:
         granular.DatasetReader(tmp_path / 'ds', granular.decoders)
     assert isinstance(caught.value, KeyError)
+
+
+@pytest.mark.parametrize('index', [False, True])
+def test_functions_that_are_given_for_keys_are_warned_of_once(tmp_path, index):
+    with granular.ShardedDatasetWriter(
+        tmp_path / 'ds', {'label': 'int', 'json': 'utf8'}, shardlen=1, index=index
+    ) as writer:
+        for i in range(3):
+            writer.append({'label': i, 'json': ''})
+    with pytest.warns(
+        UserWarning, match=r"by type: those of \['label'\] have no effect, .*types such as 'int'$"
+    ) as caught:
+        warnings.simplefilter('default')
+        with granular.open(tmp_path / 'ds', {**granular.decoders, 'label': str}) as reader:
+            assert reader[2]['label'] == 2
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match='encoders and decoders are found by type'):
+        granular.DatasetWriter(tmp_path / 'x', {'label': 'int'}, {**granular.encoders, 'label': str})
+    with granular.open(tmp_path / 'ds', {**granular.decoders, 'json': str, 'pose': str}) as reader:  # of other datasets
+        assert reader[0]['json'] == ''
+    with pytest.raises(UnknownTypeError, match=r"expected one of: label; \['label'\] are keys, not types$"):
+        granular.open(tmp_path / 'ds', {'label': str})
 
 
 def test_reader_without_decoders_returns_bytes(tmp_path):

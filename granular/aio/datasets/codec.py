@@ -1,5 +1,6 @@
 """Run encoders and decoders: inline if they are cheap, in the thread pool if they would block the event loop."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -51,14 +52,33 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
         try:
             fn = table[element]
         except KeyError:
-            types = ', '.join(sorted(table)) or 'none, as no functions are given: {**granular.decoders, ...} adds some'
-            raise UnknownTypeError(f'{name}: key {key!r} has type {element!r}, expected one of: {types}') from None
+            types = (
+                ', '.join(map(str, table)) or 'none, as no functions are given: {**granular.decoders, ...} adds some'
+            )
+            hint = f'; {keys} are keys, not types' if (keys := _keys_in(table, spec)) else ''
+            raise UnknownTypeError(
+                f'{name}: key {key!r} has type {element!r}, expected one of: {types}{hint}'
+            ) from None
         except TypeError:
             raise InvalidArgumentError(
                 f'{name}: expected a mapping of functions such as granular.decoders, got {type(table).__name__}'
             ) from None
         fields.append(field_of(key, kind, many, fn, f'{name}: expected a function for type {element!r}'))
+    if keys := _keys_in(table or {}, spec):
+        # Without the name of the dataset, so that Python shows it once for all shards.
+        warnings.warn(
+            f'encoders and decoders are found by type: those of {keys} have no effect, as these are keys of the spec, '
+            f'and no types: pass them for types such as {layout.element(spec[keys[0]])!r}',
+            UserWarning,
+            stacklevel=2,
+        )
     return fields
+
+
+def _keys_in(table: Mapping[str, Any], spec: Mapping[str, str]) -> list[str]:
+    """Return the names in a table of encoders or decoders that are keys of a spec, and no types."""
+    types = {*formats.encoders, *map(layout.element, spec.values())}
+    return [key for key in spec if key in table and key not in types]
 
 
 def field_of(key: str, kind: str, many: bool, fn: Any, expectation: str) -> Field:
