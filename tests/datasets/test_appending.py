@@ -57,6 +57,14 @@ def test_dataset_stays_readable_while_shards_are_appended(root, layout):
     assert not marker(folder).exists()
 
 
+def test_writer_that_appends_to_a_finished_dataset_logs_its_length(tmp_path, caplog):
+    write(tmp_path / 'ds', 12)
+    assert not caplog.records
+    with open_writer(tmp_path / 'ds') as writer:
+        writer.append(point(0))
+    assert 'an earlier run finished it, with 12 datapoints: further ones are appended; skip the' in caplog.text
+
+
 def test_unfinished_shard_that_is_being_appended_is_logged(tmp_path, caplog):
     write(tmp_path, 10)
     with open_writer(tmp_path) as writer:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from granular import formats
 from granular._other_names import answering
+from granular._words import counted
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
@@ -179,6 +180,12 @@ class ShardedDatasetWriter(DatapointWriter):
         # Last, as a writer that fails to open may be opened again; without calls, so that Ctrl-C does not divide it.
         self._writer, self._resumed = writer, resumed
         self._next, self._found = own[-1] + self._step, finished + resumed
+        if self._readable:
+            logger.warning(
+                '%s: an earlier run finished it, with %s: further ones are appended; skip the first writer.found of '
+                'them to write none twice',
+                self._name, counted(self._found, 'datapoint'),
+            )  # fmt: skip
 
     async def _compare_checksums(self, finished: list[int]) -> None:
         """Log if the last of the finished shards, which are never changed, has no checksums, but the next ones do."""
