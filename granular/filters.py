@@ -209,8 +209,9 @@ def _checked(array: Labels, values: Any, name: str) -> Labels:
 
 
 def _edge(length: int, percent: Any, ceil: bool) -> int:
-    # A single-precision float means the decimal number that it prints as.
-    exact = Fraction(str(percent)) if isinstance(percent, np.float32 | np.float16) else Fraction(percent)
+    # A float of numpy that is none of Python means the decimal number that it prints as.
+    decimal = isinstance(percent, np.floating) and not isinstance(percent, float)
+    exact = Fraction(str(percent) if decimal else percent)
     if ceil:
         return max(0, math.ceil((exact - _CLOSE) * length))
     return min(length, math.floor((exact + _CLOSE) * length))

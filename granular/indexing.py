@@ -12,6 +12,7 @@ from granular.errors import InvalidArgumentError, OutOfRangeError
 
 Ints = NDArray[np.int64]
 Seed = int | tuple[int, ...]
+_BOOLEANS: Final = frozenset((bool, np.bool_))
 MOST: Final = 2**63 - 1  # of an index, and of a size that indices are divided by
 
 
@@ -80,6 +81,8 @@ def indices_of(indices: Any, length: int, name: str) -> Ints:
     if isinstance(indices, slice):
         chosen = range_of(indices, length, name)
         return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
+    if isinstance(indices, range):
+        indices = indices[: 2 * length + 1]  # more cannot be valid, and would take memory
     array = _array_of_integers(indices, name)
     # Check before the conversion to signed integers, which would make unsigned indices from 2**63 on negative.
     invalid = (array < -length) | (array >= length)
@@ -121,6 +124,8 @@ def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
         raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got {values!r:.100}') from None
+    if isinstance(values, list | tuple) and array.dtype.kind == 'i' and _BOOLEANS.intersection(map(type, values)):
+        raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got booleans in {values!r:.100}')
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):
         got = f'{array.dtype} of shape {array.shape}' if array.ndim else f'{values!r:.100}'
         hint = f': pass [{got}]' if array.ndim == 0 and array.dtype.kind in 'iu' else ''

@@ -54,6 +54,11 @@ MISTAKES = {
         lambda: dataset.fetch([[1, 2], [3]]),
         r'expected a 1-D sequence of integers, got \[\[1, 2\], \[3\]\]$',
     ),
+    'booleans_among_indices': (
+        lambda: dataset.fetch([True, 2]),
+        r'expected a 1-D sequence of integers, got booleans in \[True, 2\]$',
+    ),
+    'one_field_to_select': (lambda: dataset.select(5), '^fields: expected a sequence of keys, got 5$'),
     'one_label': (
         lambda: granular.filters.by_class(3, [3]),
         '^labels: expected a sequence with the label of each datapoint, got 3$',
@@ -493,6 +498,16 @@ def test_unknown_fields_are_refused_where_they_are_selected(tmp_path):
         for index, read in itertools.product((1, -2), reads):
             with pytest.raises(OutOfRangeError, match=f'index {index} is out of range: expected -1 to 0'):
                 read(index)
+
+
+def test_more_indices_than_memory_are_refused_by_the_first_that_is_wrong(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'x', {'label': 'int'}) as writer:
+        writer.append({'label': 1})
+    with granular.DatasetReader(tmp_path / 'x') as reader:
+        assert reader.fetch(range(-1, 1)) == [{'label': 1}] * 2
+        for indices, first in ((range(10**15), 1), (range(0, -(10**15), -1), -2)):
+            with pytest.raises(OutOfRangeError, match=f'index {first} is out of range'):
+                reader.fetch(indices)
 
 
 def test_stage_that_does_not_pickle_is_named():

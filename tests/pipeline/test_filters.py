@@ -24,7 +24,7 @@ LABELS = [0, 1, 1, 1, 2, 2, 1, 0, 1, 1, 1]
     [(100, None, 0.29, (0, 29)), (100, 0, 0, (0, 0)), (100, None, None, (0, 100)), (100, 0.29, 0.57, (29, 57)),
      (10, 1 - 0.9, 0.1 + 0.2, (1, 3)), (3, 1 / 3, 2 / 3, (1, 2)), (11, 0.25, 0.75, (2, 8)), (0, 0.1, 0.9, (0, 0)),
      (100, np.float32(0.29), np.float64(0.58), (29, 58)), (10**12, 0.29, 1, (29 * 10**10, 10**12)),
-     (7, Fraction(1, 7), 1, (1, 7))],
+     (7, Fraction(1, 7), 1, (1, 7)), (4, np.longdouble(0.25), 1, (1, 4))],
 )  # fmt: skip
 def test_percent_boundaries(length, start, stop, expected):
     assert filters.percent_range(length, start, stop) == expected

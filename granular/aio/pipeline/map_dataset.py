@@ -3,7 +3,7 @@
 import abc
 import builtins
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, TypeVar, cast, overload
 
 import numpy as np
@@ -300,6 +300,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     def select(self, fields: Sequence[str]) -> Self:
         """Keep some fields of each element, a dict. A reader reads only these fields."""
+        if not isinstance(fields, Iterable):
+            raise InvalidArgumentError(f'fields: expected a sequence of keys, got {fields!r:.100}')
         fields = [fields] if isinstance(fields, str) else list(fields)
         return self._of(elements.selected(self._node, fields))
 

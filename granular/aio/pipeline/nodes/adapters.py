@@ -108,7 +108,7 @@ class _Adapter(Source):
         if known is None:
             with contextlib.suppress(ClosedError):  # a reader that is not open yet
                 known = getattr(self.root, 'spec', None)
-        if isinstance(known, Mapping | Sequence) and (unknown := sorted(set(fields) - set(known))):
+        if isinstance(known, Mapping | Sequence) and (unknown := sorted({*fields} - {*known}, key=str)):
             owner = 'the spec' if self._mask is None else 'an earlier select'
             raise UnknownKeyError(f'{self.root!r}: unknown fields {unknown}: {owner} has {list(known)}')
         return type(self)(self.root, self._method, tuple(fields))
