@@ -1,10 +1,12 @@
 """Answers to the names that arguments and methods have in other libraries, or in another place of this one."""
 
+import difflib
 import functools
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, UnknownArgumentError
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
@@ -34,7 +36,9 @@ _STORE_OPTIONS: Final = {
 
 
 def answering(**answers: str) -> Callable[[Function], Function]:
-    """Make a function, or a constructor, answer names of arguments that it does not have by what to pass instead."""
+    """Make a function, or a constructor, answer names of arguments that it does not have by what to pass instead: by
+    the given answers, or else by names that it has.
+    """
 
     def decorate(function: Function) -> Function:
         if isinstance(function, type):
@@ -43,15 +47,45 @@ def answering(**answers: str) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if unknown := [name for name in kwargs if name in answers]:
-                parts = '; '.join(f'for {name}, pass {answers[name]}' for name in unknown)
-                owner = function.__qualname__.removesuffix('.__init__').replace('MapOperations', 'MapDataset')
-                raise InvalidArgumentError(f'{owner}: no arguments {unknown}: {parts}')
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except UnknownArgumentError:
+                raise
+            except TypeError:
+                refuse_unknown(function, args, kwargs, answers)
+                raise
 
         return cast(Function, call)
 
     return decorate
+
+
+def refuse_unknown(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Iterable[str], answers: Mapping[str, str]
+) -> None:
+    """Raise an ``UnknownArgumentError`` if a function has not all of some arguments, with answers to the others."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.name not in ('self', 'cls')]
+    unknown = [name for name in kwargs if name not in known]
+    if not unknown or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    owner = function.__qualname__.replace('MapOperations', 'MapDataset')
+    if owner.endswith('.__init__'):
+        owner = type(args[0]).__name__
+    parts = []
+    for name in unknown:
+        ours = answers.get(name) or ' or '.join(difflib.get_close_matches(name, known, 2))
+        parts.append(f'for {name}, pass {ours}' if ours else f'expected some of {known}')
+    raise UnknownArgumentError(f'{owner}: no arguments {unknown}: {"; ".join(dict.fromkeys(parts))}') from None
+
+
+class Answering:
+    """Base of classes whose constructors answer names of arguments that they do not have."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if '__init__' in vars(cls):
+            cls.__init__ = answering()(cls.__init__)  # type: ignore[method-assign]
 
 
 def store_options(others: Iterable[str], known: Iterable[str]) -> str:

@@ -16,6 +16,7 @@
     ├── ClosedError              ValueError          a reader, writer or loader used after it was closed
     ├── OutOfRangeError          IndexError          an index, range or mask out of bounds
     ├── InvalidArgumentError     ValueError          an invalid argument
+    │   └── UnknownArgumentError TypeError           a name of an argument that there is not
     ├── MissingExtraError        ImportError         an optional dependency is not installed
     ├── SpecError                ValueError          a spec that cannot be written or read
     │   ├── UnknownKeyError      KeyError            a key that the spec does not have
@@ -130,6 +131,10 @@ class OutOfRangeError(GranularError, IndexError):
 
 class InvalidArgumentError(GranularError, ValueError):
     """An argument is invalid."""
+
+
+class UnknownArgumentError(InvalidArgumentError, TypeError):
+    """A function was called with the name of an argument that it does not have."""
 
 
 class MissingExtraError(GranularError, ImportError):

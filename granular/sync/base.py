@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from granular._other_names import refuse_unknown
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
 
@@ -51,7 +52,11 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        coroutine: Coroutine[Any, Any, R] = getattr(self.aio, name)(*args, **kwargs)
+        try:
+            coroutine: Coroutine[Any, Any, R] = getattr(self.aio, name)(*args, **kwargs)
+        except TypeError:
+            refuse_unknown(method, args, kwargs, {})
+            raise
         return run(coroutine)
 
     call.__doc__ = sync_doc(method)

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
 
+from granular._other_names import answering
 from granular.aio.conversion import convert as conversion
 from granular.aio.conversion.convert import Conversion
 from granular.aio.datasets import build_index as indexing
@@ -46,6 +47,7 @@ R = TypeVar('R')
 def _blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     """Make a sync function of an async one, with its types, signature and docstring."""
 
+    @answering()
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return run(function(*args, **kwargs))
@@ -63,6 +65,7 @@ load_state: Final = _blocking(checkpoints.load_state)
 verify: Final = _blocking(verification.verify)
 
 
+@answering()
 @documented_by(checkpoints.save_state)
 def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
     return Path(run(checkpoints.save_state(directory, state, process)))

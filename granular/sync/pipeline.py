@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overl
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import answering
 from granular._typing import Element_co
 from granular.aio.execution.failures import without_failures
 from granular.aio.pipeline import map_dataset as core
@@ -99,9 +100,11 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
         return without_failures(run(self._node.fetch(integers_of(indices, 'fetch'))))
 
+    @answering()
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:
         return self._of(run(selection.filtered(self._node, field, valid_classes, invalid_classes)))
 
+    @answering()
     def oversample(
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
+from granular._other_names import answering
 from granular._words import counted
 from granular.aio.loader.loader import LoaderHandle, remaining_batches
 from granular.aio.pipeline.describe import times
@@ -20,6 +21,7 @@ T = TypeVar('T')
 _PERIOD: Final = 0.25  # seconds between two lines in a notebook
 
 
+@answering()
 def progress(items: Iterable[T], total: int | None = None, summary: bool = False) -> Iterator[T]:
     """Yield the items unchanged, with a bar that shows their rate.
 

@@ -22,6 +22,7 @@ from granular.errors import (
     InvalidArgumentError,
     OutOfRangeError,
     StateError,
+    UnknownArgumentError,
     UnknownKeyError,
     UnknownSchemeError,
     UnknownTypeError,
@@ -253,8 +254,8 @@ def test_arguments_of_torch_are_answered_with_ours(cls, name):
     arguments = {'source': [1], 'batch': 2} if cls is not granular.DataLoader else {'data_source': [1], 'sampler': 1}
     with pytest.raises(InvalidArgumentError, match=rf"Loader: no arguments \['{name}'\]: for {name}, pass \w+"):
         cls(**arguments, **{name: 4})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
-        cls(**arguments, bach=4)
+    with pytest.raises(UnknownArgumentError, match=rf"Loader: no arguments \['{name[:-1]}_'\]"):
+        cls(**arguments, **{f'{name[:-1]}_': 4})
 
 
 @pytest.mark.parametrize('cls', [granular.ShardedDatasetWriter, granular.aio.ShardedDatasetWriter])
@@ -303,8 +304,8 @@ def test_arguments_of_other_libraries_are_answered_by_operations(kind, method, n
             InvalidArgumentError, match=rf"Dataset\.{method}: no .* \['{name}'\]: for {name}, pass {ours}"
         ):
             getattr(one, method)(*positional, **{name: 2})
-        with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
-            getattr(one, method)(*positional, bach=4)
+        with pytest.raises(UnknownArgumentError, match=rf"Dataset\.{method}: no arguments \['zz'\]: expected some of"):
+            getattr(one, method)(*positional, zz=4)
 
 
 SHARD = r'shard_options=granular.ShardOptions\(rank, world_size\), or'
@@ -357,8 +358,54 @@ def test_arguments_of_other_libraries_are_answered_by_options_and_samplers(name)
             InvalidArgumentError, match=rf"^{name}: no .* \['{argument}'\]: for {argument}, pass {ours}"
         ):
             make(**{argument: 2})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
-        make(bach=4)
+    with pytest.raises(UnknownArgumentError, match=rf"^{name}: no arguments \['zz'\]: expected some of \['"):
+        make(zz=4)
+
+
+# Results, base classes, and datasets that have constructors of other names.
+MADE = {
+    'Conversion', 'LocalCopy', 'RecordMetadata', 'ShapeDtypeStruct', 'FieldWrapper', 'DatasetIterator', 'IterDataset',
+    'MapDataset',
+}  # fmt: skip
+PUBLIC = {
+    **{name: getattr(granular, name) for name in granular.__all__ if name not in MADE},
+    **{f'MapDataset.{name}': getattr(dataset, name) for name in ('percent', 'filter_classes', 'oversample', 'batch')},
+    **{f'IterDataset.{name}': getattr(granular.IterDataset, name) for name in ('interleave', 'zip', 'mix')},
+    'IterDataset.pack': dataset.to_iter_dataset().pack,
+    'Path.mkdir': granular.Path('x').mkdir,
+    'Path.read_range': granular.Path('x').read_range,
+}
+
+
+def arguments_of(function):
+    """Return the names of the arguments of a function, those of a class and its constructor; none if it takes any."""
+    if not callable(function) or (isinstance(function, type) and issubclass(function, Exception)):
+        return []
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    takes_any = any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters)
+    return [] if takes_any else [parameter.name for parameter in parameters]
+
+
+@pytest.mark.parametrize('name', [name for name, one in PUBLIC.items() if arguments_of(one)])
+def test_misspelt_arguments_of_public_names_are_answered_with_their_names(name):
+    for argument in arguments_of(PUBLIC[name])[-2:]:
+        misspelt = f'{argument}s'
+        if misspelt in arguments_of(PUBLIC[name]):
+            continue
+        with pytest.raises(
+            UnknownArgumentError, match=rf"^{name}: no .* \['{misspelt}'\]: for {misspelt}, pass {argument}"
+        ):
+            PUBLIC[name](**{misspelt: 1})
+    assert issubclass(UnknownArgumentError, InvalidArgumentError) and issubclass(UnknownArgumentError, TypeError)
+
+
+def test_type_error_of_a_function_is_not_taken_for_an_unknown_argument():
+    with pytest.raises(TypeError, match='missing 1 required positional argument') as caught:
+        granular.Loader(source=[1])
+    assert not isinstance(caught.value, granular.GranularError)
 
 
 def test_number_alone_is_the_seed_of_a_shuffle_of_all_elements():

@@ -10,6 +10,7 @@ from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
+from granular._other_names import answering
 from granular.aio.caches.segments import Segment, attach, create, path_of
 from granular.aio.runtime.tasks import HeldError
 from granular.aio.stores.errors import translated
@@ -52,6 +53,7 @@ class InMemoryDataSource:
       StoreError: if there is not enough space.
     """
 
+    @answering()
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
         if elements is None and name is None:
             raise InvalidArgumentError('expected elements, or the name of existing ones')

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
+from granular._other_names import Answering
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.threads import call_or_await
 from granular.errors import InvalidArgumentError, UnknownKeyError
@@ -95,7 +96,7 @@ class Nested:
         raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
 
 
-class Disposable(Nested):
+class Disposable(Answering, Nested):
     """A dataset of fields whose end is that of the datasets that it wraps."""
 
     async def dispose(self) -> None:

@@ -176,6 +176,7 @@ def dataset_of(loader: DataLoader) -> IterDataset[Any]:
     return loader._dataset
 
 
+@answering()
 def load(
     source: Any,
     *,

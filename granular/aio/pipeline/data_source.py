@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
 
-from granular._other_names import Awaited
+from granular._other_names import Answering, Awaited
 from granular._typing import Datapoint_co
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.readahead import pages
@@ -15,7 +15,7 @@ from granular.indexing import check_integer
 R = TypeVar('R')
 
 
-class DataSource:
+class DataSource(Answering):
     """What a source may tell of itself beside its length and its datapoints. Pipelines, loaders and caches ask for it.
 
     It is the base of all readers and data sources, and may be that of yours. Each attribute and method has a default::

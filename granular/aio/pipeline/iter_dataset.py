@@ -133,6 +133,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         return cls._of(Mixed(unnamed, proportions(len(unnamed), weights)))
 
     @classmethod
+    @answering()
     def interleave(
         cls,
         datasets: Any,
@@ -172,6 +173,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         return cls._of(stage)
 
     @classmethod
+    @answering()
     def zip(cls, datasets: Sequence[Any], *, strict: bool = True) -> 'IterDataset[tuple[Any, ...]]':
         """Combine streams: each element is a tuple of their next elements.
 
@@ -282,6 +284,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         seed = check_integer('seed', seed, 0, MAX_SEED)
         return self._of(WindowShuffled(self._stream, window_size, seed))
 
+    @answering()
     def pack(
         self,
         length: Mapping[str, Any],

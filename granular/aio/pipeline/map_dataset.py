@@ -189,6 +189,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         """Select elements by indices, in that order. They may repeat; negative ones count from the end."""
         return self.slice(indices)
 
+    @answering()
     def percent(self, from_percent: float | None = None, to_percent: float | None = None) -> Self:
         """Select a contiguous part of the dataset. Adjacent ranges neither share nor omit elements.
 

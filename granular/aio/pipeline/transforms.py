@@ -25,6 +25,7 @@ BATCH_ARGUMENTS: Final = {
     **dict.fromkeys(('batch', 'size', 'n'), 'batch_size'),
     'drop_last': 'drop_remainder',
     'collate_fn': 'batch_fn',
+    'on_error': "on_error='skip' to to_iter_dataset",
     'shuffle': 'nothing, and call shuffle(seed=0) of a MapDataset before batch',
 }
 FUNCTION_ARGUMENTS: Final = dict.fromkeys(
@@ -204,6 +205,7 @@ class ReadOptions:
             object.__setattr__(self, name, check_integer(name, getattr(self, name), 0))
 
 
+@answering()
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
     """Options of a stream, for ``IterDataset.with_options``.
@@ -341,6 +343,7 @@ class ShardByJaxProcess(ShardOptions):
         stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
     """
 
+    @answering()
     def __init__(self, drop_remainder: bool = False) -> None:
         jax = import_extra('jax', 'jax', 'ShardByJaxProcess needs jax')
         super().__init__(jax.process_index(), jax.process_count(), drop_remainder)
@@ -354,6 +357,7 @@ class ShardByTorchRank(ShardOptions):
         stream = dataset.to_iter_dataset(shard_options=granular.ShardByTorchRank(drop_remainder=True))
     """
 
+    @answering()
     def __init__(self, drop_remainder: bool = False) -> None:
         group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')
         ready = group.is_available() and group.is_initialized()
@@ -401,6 +405,7 @@ class RangeDataSource:
         dataset = granular.MapDataset.source(granular.RangeDataSource(0, 100, 2))  # 0, 2, 4, ...
     """
 
+    @answering()
     def __init__(self, start: int, stop: int, step: int) -> None:
         self._range = range_between(start, stop, step)
 

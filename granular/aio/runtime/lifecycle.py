@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from granular._lazy import at_exit
+from granular._other_names import Answering
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
@@ -26,7 +27,7 @@ logger: Final = logging.getLogger('granular')
 T = TypeVar('T')
 
 
-class AsyncResource(abc.ABC):
+class AsyncResource(Answering, abc.ABC):
     """A resource that is opened once, by ``await X.open(...)``, ``async with X(...)`` or its first use, and closed."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._other_names import answering
 from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.datasources.parquet.row_groups import distinct
 from granular.aio.datasources.parquet.source import ParquetDataSource, part_of, row_groups_of
@@ -385,6 +386,7 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
       on_error: policy for a row that fails to be read, as in ``MapDataset.to_iter_dataset``.
     """
 
+    @answering()
     def __init__(
         self,
         path: PurePath | str | os.PathLike[str] | Sequence[Any],

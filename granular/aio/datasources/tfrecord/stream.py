@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
+from granular._other_names import answering
 from granular._words import counted
 from granular.aio.datasources.arguments import Paths, as_paths, name_of
 from granular.aio.datasources.scanning import read_measured
@@ -62,6 +63,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
         number of the record in it.
     """
 
+    @answering()
     def __init__(self, path: Paths) -> None:
         super().__init__(_Files(as_paths(path)))
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._lazy import is_masked
+from granular._other_names import answering
 from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.buffers import uninitialised
@@ -185,6 +186,7 @@ def concatenate(arrays: Sequence[NDArray[Any]]) -> Any:
     return checked(out, arrays)
 
 
+@answering()
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
     """Stack elements to a batch of a fixed size, padded at its end: a ``batch_fn`` that keeps a smaller last batch.
 
