@@ -67,6 +67,34 @@ def test_classes_that_have_the_names_of_splits_are_a_warning(tmp_path, caplog):
     assert len(caplog.messages) == 1
 
 
+def test_names_of_files_are_kept_in_a_key_that_the_spec_names(tmp_path):
+    image_folder(tmp_path / 'images', 12, {4: b'<html>'})
+    done = granular.convert(tmp_path / 'images', tmp_path / 'out', spec={'file': 'utf8'}, on_error='skip', shardlen=5)
+    assert done.spec['file'] == 'utf8'
+    with granular.open(tmp_path / 'out') as reader:
+        for datapoint in reader:
+            file = tmp_path / 'images' / datapoint['file']
+            assert granular.decoders['png'](file.read_bytes()).tolist() == datapoint['image'].tolist()
+            assert file.parent.name == datapoint['class']
+        assert len({datapoint['file'] for datapoint in reader}) == 11
+    assert granular.convert(tmp_path / 'images', tmp_path / 'none', on_error='skip').spec.keys() == {
+        'image', 'label', 'class',
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(('kind', 'values'), [('utf8', [b'\xc3\xa4', 'b']), ('utf8[]', [[b'a', 'b'], ()])])
+def test_bytes_are_text_where_the_spec_says_so(kind, values, tmp_path):
+    records = [{'name': value} for value in values]
+    granular.convert(records, tmp_path / 'out', spec={'name': kind})
+    with granular.open(tmp_path / 'out') as reader:
+        assert [datapoint['name'] for datapoint in reader] == (['ä', 'b'] if kind == 'utf8' else [['a', 'b'], []])
+    bad = b'\xff' if kind == 'utf8' else [b'\xff']
+    with pytest.raises(
+        EncodeError, match=r'datapoint 2.*or pass name=bytes(\[\])? for bytes that are not UTF-8 \(spec'
+    ):
+        granular.convert([*records, {'name': bad}], tmp_path / 'bad', spec={'name': kind})
+
+
 def test_names_of_files_and_majorities_decide_about_images(tmp_path):
     image_folder(tmp_path / 'images', 4, {0: b'a', 1: b'b', 2: b'c'})
     done = granular.convert(tmp_path / 'images', tmp_path / 'named', on_error='skip')

@@ -128,7 +128,8 @@ async def convert(
         async iterable, which must yield the same records again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion.
       format: the format of the source, if its name does not tell.
-      spec: types of some keys, or fields of the source, which override the inferred ones.
+      spec: types of some keys, or fields of the source, which override the inferred ones. ``utf8`` takes bytes, too.
+        ``{'file': 'utf8'}`` adds the names of the files of images, within their folder.
       encoders: encoders of custom types.
       shardlen: datapoints per shard; None for one dataset without shards.
       layout, checksums: as for ``DatasetWriter``.

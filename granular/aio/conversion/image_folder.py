@@ -29,7 +29,7 @@ class ImageFolder:
     """
 
     def __init__(self, folder: Path, entries: Sequence[Entry]) -> None:
-        base = len(folder.key.rstrip('/')) + 1 if folder.key not in ('', '.') else 0
+        base = self._base = len(folder.key.rstrip('/')) + 1 if folder.key not in ('', '.') else 0
         images = [(entry.key[base:].partition('/')[0], entry) for entry in entries if '/' in entry.key[base:]]
         images.sort(key=lambda pair: (pair[0], pair[1].key))
         if images and (others := [entry.name for entry in entries if '/' not in entry.key[base:]]):
@@ -83,5 +83,5 @@ class ImageFolder:
 
     def _record(self, data: bytes, name: str, key: str) -> FileRecord:
         record = FileRecord(image=data, label=self._labels[name])
-        record['class'], record.path = name, self._folder.store.url(key)
+        record['class'], record.path, record.file = name, self._folder.store.url(key), key[self._base :]
         return record

@@ -1,6 +1,7 @@
 """Infer a spec, with a type for each key, from a sample of records."""
 
 import collections
+import contextlib
 import datetime
 import decimal
 import io
@@ -15,7 +16,7 @@ from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.base import outline_of
 from granular.formats.codecs.images import image_type
-from granular.formats.layout import Layout, Spec, check_spec
+from granular.formats.layout import Layout, Spec, check_spec, element
 
 _PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
@@ -43,9 +44,15 @@ class NumpyFile(bytes):
 
 
 class FileRecord(dict[str, Any]):
-    """A record that is a file, which errors name by its path."""
+    """A record that is a file, which errors name by its path.
+
+    Attributes:
+      path: its address.
+      file: its path in the folder that is converted.
+    """
 
     path: str
+    file: str
 
 
 class RecordMapping:
@@ -58,6 +65,9 @@ class RecordMapping:
       spec: types that override the inferred ones, by key.
       name: the source, for errors.
       images: fields that are images by the names of their files.
+
+    With the type of a key ``file``, it has the names of the files of images. A type ``utf8`` that is given is also that
+    of bytes.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class RecordMapping:
         images: Sequence[str] = (),
     ) -> None:
         self._name = name
+        self._names_files = 'file' in (spec or ())
         records = [self._mapping(record) for record in sample if not isinstance(record, Failure)]
         names = list(dict.fromkeys(field for record in records for field in record))
         self._keys = {field: _key_of(field, layout) for field in names}
@@ -106,6 +117,7 @@ class RecordMapping:
         }
         # The remedy for a value that does not fit its type, by key.
         self.hints: dict[str, str] = {key: _hint(key, kind, key in given) for key, kind in self.spec.items()}
+        self._texts = {key for key, kind in given.items() if element(kind) == 'utf8'}
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         # The mean size of a record in bytes.
         self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
@@ -152,12 +164,16 @@ class RecordMapping:
             raise DatapointError(
                 f'{self._name}: fields {key!r} and {field!r} would both be key {key!r}: rename one in the source'
             )
+        for key in self._texts.intersection(out):
+            out[key] = _as_text(out[key])
         for key in self._optional:
             value = out.get(key)  # missing values become None
             out[key] = value.item() if isinstance(value, np.generic) else value
         return out
 
     def _mapping(self, record: Any) -> Mapping[str, Any]:
+        if self._names_files and isinstance(record, FileRecord):
+            return {**record, 'file': record.file}
         if isinstance(record, Mapping):
             return record
         if isinstance(record, bytes | bytearray | memoryview | str | int | float | np.ndarray | np.generic):
@@ -240,6 +256,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _as_text(value: Any) -> Any:
+    """Convert bytes, also in a list, to the text that they are in UTF-8; leave other bytes and values as they are."""
+    if isinstance(value, list | tuple):
+        return [_as_text(item) for item in value]
+    if isinstance(value, bytes):
+        with contextlib.suppress(UnicodeDecodeError):
+            return value.decode()
+    return value
+
+
 def _is_pil(value: Any) -> bool:
     return type(value).__module__.startswith('PIL.')
 
@@ -295,6 +321,8 @@ def _listed(counts: Mapping[str, int]) -> str:
 def _hint(key: str, kind: str, is_given: bool) -> str:
     reason = '' if is_given else f': {kind!r} was inferred from a sample'
     other = f'{key}=bytes' if kind in ('jpg', 'png') else 'another type'
+    if is_given and element(kind) == 'utf8':
+        other = f'{key}={kind.replace("utf8", "bytes")} for bytes that are not UTF-8'
     return f"{reason}: repair or remove it, skip it (on_error='skip', or --on-error skip), or pass {other} (spec)"
 
 
