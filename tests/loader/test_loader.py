@@ -513,10 +513,7 @@ def test_failed_datapoints_are_summarised_by_reason(kind, end, caplog):
 
     length = 20 if end == 'read to its end' else 40
     dataset = granular.MapDataset.range(length).map(lambda x: {'x': x}).map(broken)
-    expected = [
-        'on_error skipped 4 datapoints: ValueError: s3://data: … is bad',
-        'on_error skipped 1 datapoint: TypeError: the last one',
-    ]
+    expected = ['on_error skipped 4 datapoints: ValueError: s3://data: … is bad']  # and one that was logged already
     with SKIPPING[kind](dataset) as batches:
         if end == 'read to its end':
             assert list(batches)
@@ -537,18 +534,18 @@ def test_log_of_a_skipped_datapoint_does_not_advise_to_skip_it(kind, tmp_path, c
     with SKIPPING[kind](dataset) as batches:
         assert list(batches)
     lines = [record.getMessage() for record in caplog.records]
-    assert [line.partition(' ')[0] for line in lines if 'not decoded' in line] == ['the', 'on_error']
+    assert [line.partition(' ')[0] for line in lines if 'not decoded' in line] == ['the']
     assert not [line for line in lines if 'pipeline' in line]
 
 
 def test_summary_tells_a_bounded_number_of_reasons_apart(caplog):
     def fail(x):
-        raise ValueError('bad' * x)
+        raise ValueError('bad' * (x % 120))
 
-    with iter(granular.MapDataset.range(120).map(fail).to_iter_dataset(on_error=lambda step, error: step)) as stream:
-        assert len(list(stream)) == 120
+    with iter(granular.MapDataset.range(240).map(fail).to_iter_dataset(on_error=lambda step, error: step)) as stream:
+        assert len(list(stream)) == 240
     summary = [record.getMessage() for record in caplog.records if record.getMessage().startswith('on_error')]
-    assert summary[0] == 'on_error skipped or replaced 20 datapoints: other reasons'
+    assert summary[0] == 'on_error skipped or replaced 40 datapoints: other reasons'
     assert len(summary) == 101
 
 

@@ -27,6 +27,7 @@ OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 
 RECENT: Final = 1000
 _REASONS: Final = 100  # reasons that a summary tells apart
+_OTHER: Final = 'other reasons'
 _VALUE: Final = re.compile(r"""\bb'[^']*'|\bb"[^"]*"|\d+(?!\d*://)""")  # what differs between errors of one reason
 
 
@@ -205,12 +206,14 @@ class Errors:
             known = reason in self._reasons or len(self._reasons) < _REASONS
             level = logging.WARNING if known and reason not in self._reasons else logging.DEBUG
             logger.log(level, 'the datapoint at %s %d failed: %s', self._unit, number, message)
-            self._reasons[reason if known else 'other reasons'] += 1
+            self._reasons[reason if known else _OTHER] += 1
 
     def summarise(self) -> None:
-        """Log how many datapoints failed since the last summary, one line for each reason."""
+        """Log how many datapoints failed since the last summary, one line for each reason that several had."""
         reasons, self._reasons = self._reasons, collections.Counter()
         for reason, count in reasons.most_common():
+            if count == 1 and reason != _OTHER:  # it was logged when it failed
+                continue
             replaced = '' if self.on_error == 'skip' else ' or replaced'
             logger.warning('on_error skipped%s %s: %s', replaced, counted(count, 'datapoint'), reason)
 
