@@ -5,6 +5,7 @@ import pytest
 
 import granular
 from granular import MapDataset, MultiprocessingOptions
+from granular.errors import StateError
 from tests.pipeline.test_iter_dataset import STREAMS
 from tests.support.states import check_each_state, plain
 
@@ -218,6 +219,22 @@ def test_batch_of_unequal_shapes_is_skipped_whatever_its_size(size):
     with iter(dataset.to_iter_dataset(on_error='skip')) as batches:
         assert [batch.shape for batch in batches] == [(2, 3)]
         assert [index for index, _ in batches.errors] == [0]
+
+
+def test_state_that_is_refused_on_other_hosts_names_on_error():
+    def stream(host, hosts):
+        shard = granular.ShardOptions(host, hosts)
+        return iter(MapDataset.range(LENGTH).map(fail).to_iter_dataset(shard_options=shard, on_error='skip'))
+
+    with stream(0, 2) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    for host, hosts in ((1, 2), (0, 3)):
+        with (
+            stream(host, hosts) as iterator,
+            pytest.raises(StateError, match='on_error leaves out elements that fail: '),
+        ):
+            iterator.set_state(state)
 
 
 @pytest.mark.parametrize('place', ['on_error', 'a later map'])

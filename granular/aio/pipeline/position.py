@@ -127,6 +127,7 @@ _CHOOSE: Final = 'keep dropped elements by allow_nones=True, or choose the other
 FITS: Final[Mapping[str, Fit]] = {
     'to_iter_dataset': Fit(),
     'to_iter_dataset, elements dropped': Fit(in_step=False, remedy=_CHOOSE),
+    'to_iter_dataset, on_error': Fit(in_step=False, remedy='choose the elements that do not fail by slice(indices)'),
     'map': Fit(),
     'filter': Fit(in_step=False, remedy=_CHOOSE),
     'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset'),

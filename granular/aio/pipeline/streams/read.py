@@ -330,8 +330,10 @@ class Reading(Flow):
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         if self._drops:
-            stage = _filters_of(self._read.source) if self._read.on_error == 'raise' else 'on_error'
-            terms = terms.of(f'to_iter_dataset, after {stage}', 'to_iter_dataset, elements dropped', False)
+            stage, kind = f'after {_filters_of(self._read.source)}', 'elements dropped'
+            if self._read.on_error != 'raise':
+                stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
+            terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
         position = self.turns.at(state, terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
