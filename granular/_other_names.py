@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
 from granular.errors import InvalidArgumentError, UnknownArgumentError
 
@@ -65,18 +65,26 @@ def refuse_unknown(
 ) -> None:
     """Raise an ``UnknownArgumentError`` if a function has not all of some arguments, with answers to the others."""
     parameters = inspect.signature(function).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.name not in ('self', 'cls')]
-    unknown = [name for name in kwargs if name not in known]
-    if not unknown or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters):
         return
-    owner = function.__qualname__.replace('MapOperations', 'MapDataset')
-    if owner.endswith('.__init__'):
-        owner = type(args[0]).__name__
+    by_name = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    by_position = [parameter.name for parameter in parameters if parameter.name not in by_name]
+    count, owner = len(args), function.__qualname__
+    if by_position and by_position[0] in ('self', 'cls'):
+        kind = args[0] if by_position.pop(0) == 'cls' else type(args[0])
+        count, owner = count - 1, f'{kind.__name__}.{function.__name__}'.removesuffix('.__init__')
+    known = by_position + by_name
     parts = []
-    for name in unknown:
-        ours = answers.get(name) or ' or '.join(difflib.get_close_matches(name, known, 2))
-        parts.append(f'for {name}, pass {ours}' if ours else f'expected some of {known}')
-    raise UnknownArgumentError(f'{owner}: no arguments {unknown}: {"; ".join(dict.fromkeys(parts))}') from None
+    if unknown := [name for name in kwargs if name not in known]:
+        for name in unknown:
+            ours = answers.get(name) or ' or '.join(difflib.get_close_matches(name, known, 2))
+            parts.append(f'for {name}, pass {ours}' if ours else f'expected some of {known}')
+        raise UnknownArgumentError(f'{owner}: no arguments {unknown}: {"; ".join(dict.fromkeys(parts))}') from None
+    if count > len(by_position):
+        others = f', and {", ".join(by_name)} by name' if by_name else ''
+        raise UnknownArgumentError(
+            f'{owner}: expected {", ".join(by_position)}{others}, got {count} by position'
+        ) from None
 
 
 class Answering:
@@ -114,13 +122,15 @@ class Unindexed:
     by which a stream would be an ``Iterator``.
     """
 
+    _no_index: ClassVar = (
+        'a stream has no indices, only `for`: index the MapDataset, before to_iter_dataset(); for torch, pass '
+        'granular.integrations.torch.IterableDataset(stream)'
+    )
+
     if not TYPE_CHECKING:
 
         def __getitem__(self, index):
-            raise InvalidArgumentError(
-                f'{type(self).__name__}: a stream has no indices, only `for`: index the MapDataset, before '
-                f'to_iter_dataset(); for torch, pass granular.integrations.torch.IterableDataset(stream)'
-            )
+            raise InvalidArgumentError(f'{type(self).__name__}: {self._no_index}')
 
 
 class Elementless:

@@ -55,7 +55,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
         try:
             coroutine: Coroutine[Any, Any, R] = getattr(self.aio, name)(*args, **kwargs)
         except TypeError:
-            refuse_unknown(method, args, kwargs, {})
+            refuse_unknown(method, (self, *args), kwargs, {})
             raise
         return run(coroutine)
 

@@ -1,8 +1,9 @@
 """The sync API of :mod:`granular.aio.loader.loader`."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+from granular._other_names import Unindexed
 from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
@@ -12,10 +13,14 @@ from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
 
 
-class Loader(core.LoaderHandle, Closing):
+class Loader(Unindexed, core.LoaderHandle, Closing):
     __doc__ = sync_doc(core.Loader)
 
     aio: core.Loader
+    _no_index: ClassVar = (
+        'batches have no indices, only `for`: for torch, pass it to granular.integrations.torch.Batches, or its source '
+        'to a DataLoader'
+    )
 
     @constructing(core.Loader)
     def __init__(self) -> None: ...

@@ -105,6 +105,19 @@ MISTAKES = {
         r'expected either valid_classes or invalid_classes, such as valid_classes=\[0, 3\]$',
     ),
     'one_dataset_to_mix': (lambda: MapDataset.mix(dataset), 'expected a list of MapDatasets, got <MapDataset of 10'),
+    'no_list_to_zip': (lambda: MapDataset.zip(None), 'expected a list of MapDatasets, got None$'),
+    'no_list_of_streams_to_zip': (
+        lambda: granular.IterDataset.zip(5),
+        'expected a list of streams or MapDatasets, got 5$',
+    ),
+    'datasets_to_zip_without_a_list': (
+        lambda: MapDataset.zip(dataset, dataset),
+        '^MapDataset.zip: expected datasets, got 2 by position$',
+    ),
+    'option_by_position': (
+        lambda: dataset.batch(2, True),
+        '^MapDataset.batch: expected batch_size, and drop_remainder, batch_fn by name, got 2 by position$',
+    ),
     'names_to_mix': (
         lambda: MapDataset.mix({'web': dataset}),
         r"expected a list of MapDatasets, got names \['web'\]: IterDataset.mix takes them$",
@@ -406,6 +419,13 @@ def test_type_error_of_a_function_is_not_taken_for_an_unknown_argument():
     with pytest.raises(TypeError, match='missing 1 required positional argument') as caught:
         granular.Loader(source=[1])
     assert not isinstance(caught.value, granular.GranularError)
+
+    class Rows(granular.DataSource):
+        def __init__(self, *rows):
+            sum(rows)
+
+    with pytest.raises(TypeError, match='unsupported operand'):
+        Rows('a', 'b')
 
 
 def test_number_alone_is_the_seed_of_a_shuffle_of_all_elements():

@@ -605,6 +605,24 @@ def test_failing_datapoints_are_skipped_with_one_summary_for_each_process(road, 
     assert sum(int(line.split('datapoints')[0].split()[-1]) for line in summaries) == 4
 
 
+def test_sources_that_a_dataloader_cannot_read_are_answered_with_the_adapter():
+    from torch.utils.data import DataLoader
+
+    from granular.integrations.torch import Batches, Dataset
+
+    dataset = MapDataset.range(8).map(lambda i: {'i': i})
+    with granular.Loader(dataset, 2) as loader:
+        with pytest.raises(InvalidArgumentError, match=r'^Loader: batches have no indices.*torch.Batches, or its'):
+            next(iter(DataLoader(loader)))
+        assert granular.convert(loader, 'memory://loader').datapoints == 4  # an iterable, as before
+        assert [batch['i'].tolist() for batch in Batches(loader)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    odd = dataset.filter(lambda one: one['i'] % 2)
+    with pytest.warns(UserWarning, match='filtered out, as None: pass granular.integrations.torch.Dataset'):
+        with pytest.raises(TypeError, match='NoneType'):
+            next(iter(DataLoader(odd, batch_size=4)))
+    assert [batch['i'].tolist() for batch in DataLoader(Dataset(odd), batch_size=4)] == [[1, 3], [5, 7]]
+
+
 def test_failures_before_a_fork_are_not_those_of_the_workers(tmp_path):
     from torch.utils.data import DataLoader
 

@@ -102,7 +102,7 @@ class RecordMapping:
             raise InvalidArgumentError(
                 f'{name}: spec names a field twice, by its name and by its key: {dict(spec or {})}'
             )
-        if records and (unknown := sorted(set(given) - set(types))):
+        if records and (unknown := sorted(set(given) - set(types), key=str)):
             raise InvalidArgumentError(f'{name}: spec names keys {unknown}, the records have {sorted(types)}')
         types.update(given)
         if unfit := sorted(key for key, kind in types.items() if not kind):

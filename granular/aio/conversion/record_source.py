@@ -15,6 +15,7 @@ import numpy as np
 
 from granular import formats
 from granular._lazy import import_extra
+from granular._other_names import Unindexed
 from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
 from granular.aio.conversion.infer import JSONText, NumpyFile
 from granular.aio.datasources.arguments import refuse_gaps
@@ -185,7 +186,8 @@ async def _open_object(source: Any) -> RecordSource:
     if isinstance(source, dict | bytes):
         raise InvalidArgumentError(f'{kind.__name__} cannot be converted: expected records, such as a list of dicts')
     is_source = isinstance(source, Source) or isinstance(getattr(source, 'node', None), Source)
-    if is_source or (hasattr(source, '__len__') and hasattr(source, '__getitem__')) or hasattr(source, 'fetch'):
+    is_indexed = hasattr(source, '__len__') and hasattr(source, '__getitem__') and not isinstance(source, Unindexed)
+    if is_source or is_indexed or hasattr(source, 'fetch'):
         await ensure_open(source)
         node = adapters.convert(source)
         if node.endless or len(node) > _LONGEST:

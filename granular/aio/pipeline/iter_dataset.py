@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast, overload
 
 from granular._other_names import Unindexed, answering
@@ -462,6 +462,8 @@ def _rebuilt(dataset: IterDataset[Any], parents: Sequence[Stream]) -> Iterated:
 
 
 def _streams(datasets: Sequence[Any]) -> list[Stream]:
+    if isinstance(datasets, IterDataset) or not isinstance(datasets, Iterable):
+        raise InvalidArgumentError(f'expected a list of streams or MapDatasets, got {datasets!r:.100}')
     if not datasets:
         raise InvalidArgumentError('expected one dataset or more, got none')
     return [_stream(i, dataset) for i, dataset in enumerate(datasets)]

@@ -138,11 +138,13 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         return cls._of(combinations.Selection(_nodes(datasets), selection_map.__getitem__, len(selection_map)))
 
     @classmethod
+    @answering()
     def concatenate(cls, datasets: Sequence['MapOperations']) -> Any:
         """Concatenate datasets; each epoch of the result contains one epoch of each of them."""
         return cls._of(combinations.Concatenate(_nodes(datasets)))
 
     @classmethod
+    @answering()
     def zip(cls, datasets: Sequence['MapOperations']) -> Any:
         """Combine datasets of equal length: each element is a tuple of their elements at the same index."""
         return cls._of(combinations.Zip(_nodes(datasets)))
@@ -448,7 +450,7 @@ def _nodes(datasets: Sequence[MapOperations]) -> list[Source]:
         raise InvalidArgumentError(
             f'expected a list of MapDatasets, got names {list(datasets)!r:.100}: IterDataset.mix takes them'
         )
-    if isinstance(datasets, MapOperations):
+    if isinstance(datasets, MapOperations) or not isinstance(datasets, Iterable):
         raise InvalidArgumentError(f'expected a list of MapDatasets, got {datasets!r:.100}')
     for i, dataset in enumerate(datasets):
         if not isinstance(dataset, MapOperations):
