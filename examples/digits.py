@@ -46,6 +46,19 @@ def write(path: granular.Path, selected: Callable[[int], bool] = lambda i: True)
             writer.append({'image': images[i], 'label': int(digits.target[i])}, flush=False)
 
 
+def write_images(folder: granular.Path) -> granular.Path:
+    """Write the digits as files with a border, in a folder per class, unless they are there. Returns the folder."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    if not (folder / str(digits.target[-1]) / f'{len(digits.target) - 1}.png').exists():
+        for i, image in enumerate((digits.images * 255 / 16).astype(np.uint8)):
+            file = folder / str(digits.target[i]) / f'{i}.png'
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(granular.encoders['png'](np.pad(image, 1)))
+    return folder
+
+
 def prepare(datapoint: dict) -> dict:
     """Convert a datapoint for a model: floats of shape (1, 8, 8), and the label."""
     return {'image': datapoint['image'][None].astype(np.float32) / 255, 'label': np.int32(datapoint['label'])}

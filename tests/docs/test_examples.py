@@ -1,7 +1,9 @@
 """Each example runs as a program, unchanged, against the server that it starts, and reaches its result."""
 
+import fcntl
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -57,6 +59,48 @@ def test_train_jax(output):
     assert number(r'accuracy on the test set: ([\d.]+)', output) > 0.9
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_train_images(ranks, learning_interpreter, tmp_path):
+    program = [str(EXAMPLES / 'train_images.py'), '--epochs', '2']
+    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
+
+    def start(*arguments):
+        if ranks == 1:
+            return learning_interpreter.start(PROGRAM, *program, *arguments, cwd=tmp_path, env=environment)
+        pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
+        command = [sys.executable, *torchrun, *program, *arguments]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes)
+
+    def run_to_the_end(*arguments):
+        with start(*arguments) as process:
+            output, errors = process.communicate()
+            assert process.wait() == 0, errors
+        return output
+
+    def losses(output):
+        return re.findall(r'step (\d+): loss (\S+)$', output, re.MULTILINE)
+
+    whole = losses(run_to_the_end('--out', 'whole'))
+    assert [int(step) for step, _ in whole] == list(range(1, 2 * 1797 // 32 + 1))
+
+    again = '--out', 'run', '--images', 'whole/images'
+    with start(*again) as process:
+        # The process cannot come to its end before it is killed: its pipe is full before.
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        killed = ''
+        while ' step 13:' not in killed:
+            killed += os.read(process.stdout.fileno(), 64).decode()
+        os.kill(int(re.search(r'process (\d+)', killed)[1]), signal.SIGKILL)
+        rest, errors = process.communicate()
+        assert process.wait() == (-signal.SIGKILL if ranks == 1 else 1), errors
+    assert set(losses(rest)) < set(whole[13:-1])
+    rest = losses(run_to_the_end(*again))
+    assert 10 <= len(whole) - len(rest) < len(whole)
+    assert rest == whole[-len(rest) :]
+
+
 @pytest.mark.xdist_group('ray')
 @pytest.mark.timeout(900)
 def test_train_ray():
@@ -89,5 +133,5 @@ def test_every_example_has_a_test_and_a_description():
     assert {f'test_{name}' for name in NAMES} < set(globals())
     for name in NAMES:
         text = (EXAMPLES / f'{name}.py').read_text()
-        assert 'argparse.ArgumentParser(description=__doc__)' in text
+        assert 'argparse.ArgumentParser(description=__doc__' in text
         assert len(text.splitlines()) < 110
