@@ -19,6 +19,7 @@ from granular.cli.model import UNKNOWN, Limit, Prices, Rates, readable_size
 from granular.cli.options import Address, Json, OpenPath, with_store_options
 from granular.config import GiB, MiB
 from granular.errors import InvalidArgumentError
+from granular.formats.base import parse_json
 
 _WIDTH: Final = 120
 
@@ -149,7 +150,7 @@ def _rates(file: pathlib.Path | None) -> Rates:
         return UNKNOWN
     names = ('bytes_per_second', 'requests_per_second', 'first_byte_p50')
     try:
-        result: Any = json.loads(file.read_text())
+        result: Any = parse_json(file.read_bytes())
         return Rates(*(float(result[name] or 0.0) or None for name in names))  # null and 0 if it was not measured
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidArgumentError(

@@ -1,5 +1,6 @@
 """The parts of a codec, for the modules that define some."""
 
+import json
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +30,14 @@ def as_array(value: Any) -> NDArray[Any]:
     if is_masked(type(value)):
         raise EncodeError('expected an array without a mask: call its filled(), or encode the mask as another array')
     return np.asarray(value)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON document; raise ``ValueError`` for any other text, and for one that nests too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f'{error}') from None
 
 
 def checked_file(value: Buffer, format: str, expected: str, fits: bool) -> bytes:

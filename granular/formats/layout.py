@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from granular.errors import CorruptBagError, CorruptDatasetError, InvalidArgumentError, SpecError
+from granular.formats.base import parse_json
 from granular.formats.checksums import SUFFIX as CHECKSUMS
 from granular.indexing import Ints
 
@@ -177,10 +178,10 @@ def parse_spec(content: bytes, name: str) -> Spec:
     valid spec.
     """
     try:
-        return _sorted_spec(json.loads(content))
+        return _sorted_spec(parse_json(content))
     except SpecError as error:
         raise CorruptDatasetError(f'{name}: {error}') from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CorruptDatasetError(f'{name}: is not JSON: {error}') from error
 
 

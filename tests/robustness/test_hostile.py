@@ -20,11 +20,13 @@ import granular
 from granular import cli, formats
 from granular.config import MiB
 from granular.errors import (
+    AlreadyExistsError,
     CorruptBagError,
     CorruptDatasetError,
     CorruptError,
     DecodeError,
     GranularError,
+    NotFoundError,
     StoreError,
 )
 from granular.formats import layout
@@ -134,6 +136,43 @@ def test_invalid_specs_are_refused(tmp_path, content):
     (tmp_path / 'spec.json').write_bytes(content)
     with pytest.raises(CorruptDatasetError):
         granular.DatasetReader(tmp_path, None)
+
+
+RECORDS = [
+    b'', b'[' * 100_000, b'{"a":' * 100_000, b'\xff', b'5', b'null', b'[]', b'{}', b'[["shards", 1]]', b'9' * 9999,
+    b'{"shards": null, "sample": null}', b'{"shards": 1%b, "sample": 5}' % bytes(b'0' * 4000),
+    b'{"shards": 1000000000000, "sample": [1]}', b'{"shards": -1, "sample": "x"}', b'{"shards": 1e300, "sample": true}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('content', RECORDS, ids=lambda content: repr(content[:20]))
+def test_damaged_records_beside_a_dataset_are_refused(tmp_path, fakegcs, content):
+    def write(folder):
+        with granular.ShardedDatasetWriter(folder, {'n': 'int'}, granular.encoders, shardlen=2) as writer:
+            for number in range(writer.found, 6):
+                writer.append({'n': number})
+
+    write(tmp_path / 'appended')
+    (tmp_path / 'appended/000002/spec.json').unlink()
+    (tmp_path / 'appended/000000/.granular-append').write_bytes(content)
+    with Peak() as peak, pytest.raises(NotFoundError, match='000002: has no spec'):
+        granular.open(tmp_path / 'appended')
+    assert peak.bytes < 4 * MiB
+
+    (tmp_path / 'copied').mkdir()
+    (tmp_path / 'copied/.granular-copy.json').write_bytes(content)
+    with pytest.raises(AlreadyExistsError, match='was not written by copy_to_local'):
+        granular.copy_to_local(tmp_path / 'appended', tmp_path / 'copied')
+
+    granular.convert([{'n': number} for number in range(6)], tmp_path / 'converted', shardlen=2)
+    (tmp_path / 'converted/000000/.granular-conversion').write_bytes(content)
+    with pytest.raises((CorruptDatasetError, AlreadyExistsError), match='convert|conversion'):
+        granular.convert([{'n': number} for number in range(6)], tmp_path / 'converted', shardlen=2)
+
+    folder = fakegcs.new_bucket() / 'claimed'
+    (folder / '.writer.0.1.json').write_bytes(content)
+    with pytest.raises(AlreadyExistsError, match='another writer'):
+        write(folder)
 
 
 # --- memory

@@ -28,6 +28,7 @@ from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError
+from granular.formats.base import parse_json
 from granular.formats.layout import Layout, shard_name
 from granular.indexing import check_integer
 
@@ -284,7 +285,9 @@ class _Work:
         }  # fmt: skip
         existing_path = former if await former.exists() else self._plan_path
         try:
-            existing = dict(json.loads(await existing_path.read_bytes()))
+            content = parse_json(await existing_path.read_bytes())
+            existing = {'files': plan['files'], 'sample': {}, **content}  # which granular 1.0.0a1 did not record
+            sample = {**existing['sample']}
         except NotFoundError:
             if numbers and 0 not in numbers:
                 rest = f'record of the conversion: remove the other {len(numbers)} shards, and convert again'
@@ -298,14 +301,13 @@ class _Work:
             return plan
         except (ValueError, TypeError) as error:
             raise CorruptDatasetError(f'{existing_path}: was not written by convert') from error
-        existing.setdefault('files', plan['files'])  # granular 1.0.0a1 recorded neither them nor a sample
         if differ := [name for name in plan if existing.get(name) != plan[name]]:
             differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
             raise AlreadyExistsError(
                 f'{self._directory}: was begun as another conversion, with {differences}: pass the same, choose '
                 f'another folder, or remove this one'
             )
-        plan['sample'] = existing.get('sample', {})
+        plan['sample'] = sample
         if existing_path == former:
             await self._write_plan(plan)
             await former.unlink()

@@ -15,6 +15,7 @@ from typing import Final
 from granular.aio.datasets.shards import described, shards_in
 from granular.aio.paths.path import Path
 from granular.errors import NotFoundError
+from granular.formats.base import parse_json
 from granular.formats.layout import shard_name
 
 NAME: Final = '.granular-append'
@@ -42,14 +43,12 @@ async def finished_shards(directory: Path) -> int | None:
     None if the dataset is not being appended to, or is not finished itself.
     """
     try:
-        content = json.loads(await marker_path(directory).read_bytes())
+        content = parse_json(await marker_path(directory).read_bytes())
     except (NotFoundError, ValueError):
         return None
     shards = content.get('shards') if isinstance(content, dict) else None
-    if not isinstance(shards, int) or shards < 1:
-        return None
     numbers = await shards_in(directory)
-    if numbers[:shards] != list(range(shards)):
+    if not isinstance(shards, int) or not 1 <= shards <= len(numbers) or numbers[shards - 1] != shards - 1:
         return None
     return shards + await _finished(directory, numbers[shards:], shards)
 

@@ -21,6 +21,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.stores import Entry
 from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError
+from granular.formats.base import parse_json
 
 _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
 _RENEWED: Final = 300.0  # seconds
@@ -157,7 +158,7 @@ class Claim:
 
     async def _read(self, path: Path) -> dict[str, Any] | None:
         try:
-            content = json.loads(await path.read_bytes())
+            content = parse_json(await path.read_bytes())
         except NotFoundError:
             return None
         except ValueError:

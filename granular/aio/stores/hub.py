@@ -6,7 +6,6 @@ files to a content server: each file is looked up once in some minutes, and its 
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import urllib.parse
@@ -33,6 +32,7 @@ from granular.errors import (
     NotFoundError,
     OutOfRangeError,
 )
+from granular.formats.base import parse_json
 
 _ADDRESS: Final = re.compile(
     r'(?:(?P<kind>datasets|spaces|models)/)?(?P<id>[\w.-]+/[\w.-]+)'
@@ -377,8 +377,8 @@ class HubClient(Client):
 def _parsed(answer: Answer, kind: type, name: str) -> Any:
     """Return the JSON of an answer, which must be of the given type."""
     try:
-        value = json.loads(answer.body)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(answer.body)
+    except ValueError as error:
         raise BadReplyError(f'{name}: expected JSON from the Hub, got {len(answer.body)} other bytes') from error
     if not isinstance(value, kind):
         raise BadReplyError(f'{name}: expected a {kind.__name__} from the Hub, got a {type(value).__name__}')

@@ -34,6 +34,7 @@ from granular.errors import (
     ObjectChangedError,
     StoreError,
 )
+from granular.formats.base import parse_json
 from granular.formats.layout import shard_name
 
 logger: Final = logging.getLogger('granular')
@@ -229,7 +230,7 @@ async def _state(target: Path) -> dict[str, Any] | None:
     if not await marker.exists():
         marker = target / _SHARD / MARKER
     try:
-        content = json.loads(await marker.read_bytes())
+        content = parse_json(await marker.read_bytes())
         return {**content, 'source': str(content['source']), 'state': str(content['state'])}
     except NotFoundError:
         return None

@@ -7,7 +7,6 @@ field is what the API documents (BadReplyError): https://cloud.google.com/storag
 import base64
 import datetime
 import hashlib
-import json
 import re
 import urllib.parse
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from granular.aio.stores.base import Entry
 from granular.aio.stores.errors import quote_body
 from granular.aio.stores.listing import Listing, Page
 from granular.errors import BadReplyError
+from granular.formats.base import parse_json
 
 WRITER: Final = 'granular-writer'
 """Key of an object's metadata that identifies its writer."""
@@ -59,8 +59,8 @@ class Rewrite(NamedTuple):
 def document(answer: Answer, name: str) -> Mapping[str, Any]:
     """Return the JSON object in the body of an answer, which must not be an error document."""
     try:
-        value = json.loads(answer.body)
-    except (ValueError, RecursionError):
+        value = parse_json(answer.body)
+    except ValueError:
         raise BadReplyError(f'{name}: expected JSON, got {quote_body(answer.body)}') from None
     if not isinstance(value, dict) or 'error' in value:
         raise BadReplyError(f'{name}: expected a JSON object without an error, got {quote_body(answer.body)}')
