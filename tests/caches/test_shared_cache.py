@@ -504,6 +504,23 @@ def test_named_cache_lives_until_its_last_process_ends(source, program):
     assert not [path for path in unheld_memory() if RUN in path]
 
 
+@pytest.mark.parametrize('position', [2, 9_990, 10_000, 2**31, 2**62, 2**64 - 1])
+def test_value_at_a_damaged_position_is_read_from_its_source(source, position):
+    from granular.aio.caches.segments import path_of
+
+    name = f'test-{uuid.uuid4().hex}'
+    with granular.SharedMemoryCache(source, label, name=name, max_bytes=10_000) as cache:
+        assert cache.fetch([1, 2]) == [1, 2]
+        with open(path_of('cache', name), 'r+b') as opened:
+            content = opened.read()
+            places = np.flatnonzero(np.frombuffer(content[: 8 * (16 + 4000 + len(source))], '<u8'))[-2:]
+            for place in places.tolist():
+                opened.seek(8 * place)
+                opened.write(position.to_bytes(8, 'little'))
+        assert cache.fetch([1, 2]) == [1, 2]
+        assert len(source.fetched) == 2
+
+
 def test_invalid_cache_file_is_replaced(source):
     from granular.aio.caches.segments import path_of
 

@@ -147,6 +147,8 @@ class Table:
             length, owner = _HEAD.unpack_from(self._data, slot - 1)
         except ValueError:
             raise ClosedError(_MEANWHILE) from None
+        except (struct.error, OverflowError):  # a damaged position, beyond the memory
+            return None
         start = slot - 1 + _HEAD.size
         return range(start, start + length) if owner == index and start + length <= self.room else None
 
