@@ -86,6 +86,7 @@ def test_bucket_root_is_its_own_parent():
 def test_as_uri_quotes_the_path():
     assert granular.Path('s3://b/a b').as_uri() == 's3://b/a%20b'
     assert granular.Path('/tmp/a b').as_uri() == 'file:///tmp/a%20b'
+    assert granular.Path(os.fsdecode(b'/tmp/\xff')).as_uri() == 'file:///tmp/%FF'
     assert str(granular.Path('file:///tmp/x')) == '/tmp/x'
 
 

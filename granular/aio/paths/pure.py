@@ -219,7 +219,7 @@ class PurePath:
     def as_uri(self) -> str:
         """Return the address as a percent-encoded URI, with ``file://`` for a local path."""
         if self._store.local:
-            return 'file://' + urllib.parse.quote(os.path.abspath(self._key))
+            return 'file://' + urllib.parse.quote(os.fsencode(os.path.abspath(self._key)))
         root = self._store.address('')
         path, mark, query = str(self)[len(root) :].partition('?' if root.startswith('http') else '\0')
         return root + urllib.parse.quote(path) + mark + query
