@@ -126,6 +126,9 @@ def test_names_that_no_file_can_have_are_refused(tmp_path):
     refused = {
         'null': lambda: disk.with_name('a\0').exists(),
         'dot': lambda: disk.with_name('.'),
+        'null in a home': lambda: granular.Path('~\0/x'),
+        'surrogate in a home': lambda: granular.Path('~\ud800'),
+        'account': lambda: granular.Path('az://container@a[]/x'),
         'surrogate': lambda: bucket.with_name('\ud800'),
         'suffix': lambda: bucket.with_suffix('.\ud800'),
         'pattern': lambda: list(bucket.glob('\ud800*')),

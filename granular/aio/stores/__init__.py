@@ -124,7 +124,10 @@ def _expand_user(path: str) -> str:
     """Expand a leading ``~`` or ``~user`` of a local path, as shells do."""
     if not path.startswith('~'):
         return path
-    expanded = os.path.expanduser(path)
+    try:
+        expanded = os.path.expanduser(path)
+    except ValueError:  # a null or a surrogate, which no name of a user has
+        expanded = path
     if expanded == path:
         name = path.partition('/')[0]
         raise InvalidArgumentError(f'{path}: no home folder {name}: for a name that begins with ~, write ./{path}')

@@ -9,6 +9,7 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from granular.aio.stores.endpoints import check
 from granular.aio.stores.lent import LENT
 from granular.errors import InvalidArgumentError
 
@@ -74,6 +75,7 @@ def find_account(root: str, options: Mapping[str, Any]) -> Account:
     endpoint = next(iter(named), '') or _of_name(environment['account_name'])
     if not endpoint:
         return Account('', {}, 'expected account_name, connection_string or AZURE_STORAGE_ACCOUNT_NAME, got none')
+    endpoint = check(root, endpoint)
     if LENT in options:
         return Account(endpoint, {LENT: options[LENT]})
     kind = next(iter(login), '')
