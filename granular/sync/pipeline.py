@@ -1,7 +1,6 @@
 """The sync API of MapDataset."""
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
@@ -110,17 +109,6 @@ class MapDataset(core.MapOperations[Element_co], Batched):
         self, field: str = 'label', strategy: Strategy = 'multiply', unlabeled: int | str | None = -1
     ) -> Self:
         return self._of(run(selection.oversampled(self._node, field, strategy, unlabeled)))
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        elements = super().__getitems__(indices)
-        if self._node.sparse and any(element is None for element in elements):
-            warnings.warn(
-                'a batch of DataLoader has elements that were filtered out, as None: pass '
-                'granular.integrations.torch.Dataset(dataset), which leaves them out',
-                UserWarning,
-                stacklevel=2,
-            )
-        return elements
 
     def __iter__(self) -> DatasetIterator[Element_co]:
         return iter(self.to_iter_dataset())

@@ -39,6 +39,7 @@ def point(i, layout, text='x'):
 
 def write(folder, numbers, layout='refs', text='x', **options):
     with granular.ShardedDatasetWriter(folder, SPECS[layout], granular.encoders, layout=layout, **options) as writer:
+        assert writer.found >= 0  # so that it does not warn of appending
         for i in numbers:
             writer.append(point(i, layout, text))
 
@@ -49,6 +50,7 @@ def rewrite(shard, numbers, layout='refs', text='x'):
         if path.name != NAME:
             path.unlink()
     with granular.DatasetWriter(shard, SPECS[layout], granular.encoders, layout=layout) as writer:
+        assert writer.found >= 0  # so that it does not warn of appending
         for i in numbers:
             writer.append(point(i, layout, text))
 
@@ -308,6 +310,33 @@ def test_index_that_is_replaced_while_it_is_read_page_by_page(bucket, monkeypatc
         assert reader[0] == point(0, 'refs')
         write(bucket / 'ds', range(40, 50), shardlen=10, index=True)
         assert reader.fetch(range(40)) == [point(i, 'refs') for i in range(40)]
+
+
+@pytest.mark.parametrize('bucket', ['fakegcs'], indirect=True)
+@pytest.mark.parametrize('listed', [True, False])
+@pytest.mark.parametrize('blocks', [True, False])
+@pytest.mark.parametrize('change', ['dataset', 'dataset without an index', 'shard'])
+def test_dataset_that_is_replaced_while_it_is_open_is_not_mixed(bucket, listed, blocks, change, monkeypatch, tmp_path):
+    if not listed:
+        monkeypatch.setattr('granular.aio.datasets.index._LISTED', 0)
+    write(bucket / 'ds', range(40), shardlen=10, index=True)
+    config = granular.IOConfig(cache_dir=str(tmp_path) if blocks else '')
+    folder = granular.Path(str(bucket / 'ds'), config=config, **bucket.aio.store.options)
+    with granular.ShardedDatasetReader(folder, granular.decoders) as reader:
+        copy = pickle.loads(pickle.dumps(reader))
+        assert reader[0] == point(0, 'refs')
+        if change == 'shard':
+            rewrite(bucket / 'ds' / '000000', range(10), text='other')
+            wrong, right = range(10), range(10, 40)
+        else:
+            (bucket / 'ds').rmtree()
+            write(bucket / 'ds', range(40), shardlen=10, index=change == 'dataset', text='other')
+            wrong, right = range(10, 40), ()
+        for one in (reader, copy) if listed or change != 'shard' else (reader,):
+            with pytest.raises(ObjectChangedError):
+                one.fetch(wrong)
+        assert reader.fetch(right) == [point(i, 'refs') for i in right]
+        copy.close()
 
 
 @pytest.fixture

@@ -103,6 +103,17 @@ def test_missing_files_of_several_are_named(files_of_several, suffix, names, tmp
         assert numbers_in(reader) == [0, 1, 20, 21]
 
 
+def test_missing_files_are_those_of_one_of_several_folders(tmp_path):
+    for name in ('a/x-00000-of-00002', 'a/x-00001-of-00002', 'b/x-00000-of-00002'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f'{name}.tfrecord').write_bytes(FILES['tfrecord']([1]))
+    for pattern in ('*/x-*', '{b,a}/*'):
+        with pytest.raises(NotFoundError, match='has 1 of 2 files: x-00001-of-00002.tfrecord missing'):
+            granular.open(tmp_path / pattern)
+    with granular.open(tmp_path / 'a*/x-*') as reader:
+        assert len(reader) == 2
+
+
 def test_many_missing_files_are_counted(tmp_path):
     (tmp_path / 'x.tfrecord-00007-of-00500').write_bytes(FILES['tfrecord']([1]))
     with pytest.raises(NotFoundError, match=r'x\.tfrecord-00002-of-00500 and 496 more missing: copy all of them'):

@@ -169,7 +169,7 @@ def test_further_shards_of_a_dataset_without_checksums_are_logged(tmp_path, capl
     (message,) = caplog.messages
     assert message.startswith(f'{tmp_path}/000002: was written without checksums and is left so')
     with granular.ShardedDatasetWriter(tmp_path, SPEC, shardlen=2) as writer:
-        writer.append(make_datapoint(8))
+        writer.append(make_datapoint(writer.found))
     assert len(caplog.messages) == 1
     with pytest.raises(CorruptBagError, match='000000/.*no checksums.*checksums=False'):
         granular.ShardedDatasetReader(tmp_path, verify=True)

@@ -337,11 +337,11 @@ def test_operations_and_states_are_the_same_wherever_a_filter_is(filtered):
 
 
 def test_samplers_may_have_a_shard_as_those_of_grain():
-    class Sampler(list):
-        pass
-
-    sampler = Sampler(granular.RecordMetadata(i, 6 - i) for i in range(7))
     for index in range(2):
-        sampler._shard_options = types.SimpleNamespace(shard_index=index, shard_count=2, drop_remainder=False)
+
+        class Sampler(list):
+            _shard_options = types.SimpleNamespace(shard_index=index, shard_count=2, drop_remainder=False)
+
+        sampler = Sampler(granular.RecordMetadata(i, 6 - i) for i in range(7))
         loader = DataLoader(data_source=list(range(7)), sampler=sampler, worker_buffer_size=0)
         assert list(loader) == [6, 5, 4, 3, 2, 1, 0][index::2]

@@ -322,6 +322,19 @@ def test_every_window_is_a_permutation():
     assert dataset.fetch(range(10)) != dataset.fetch(range(10, 20))
 
 
+def test_function_may_change_elements_of_a_flat_map_that_are_chosen_twice():
+    def add(array):
+        array += 1
+        return array
+
+    dataset = MapDataset.range(3).flat_map(lambda x: [np.full(1, x), np.full(1, 10 * x)], max_fan_out=2)
+    dataset = dataset.subset([0, 3, 3, 3, 2, 2]).map(add)
+    expected = [1, 11, 11, 11, 2, 2]
+    assert [int(dataset[i][0]) for i in range(6)] == expected
+    assert [int(array[0]) for array in dataset.fetch(range(6))] == expected
+    assert [int(array[0]) for array in dataset.to_iter_dataset()] == expected
+
+
 def test_flat_map_of_failing_and_long_elements():
     def split(x):
         if x == 2:

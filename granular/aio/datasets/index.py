@@ -292,8 +292,8 @@ class DatasetIndex(PackedTables):
     # --- comparison with the shards
 
     async def is_replaced(self) -> bool:
-        """Return whether pages can no longer be read, because the index file was replaced or removed."""
-        if self._words is not None or self._pin is None:
+        """Return whether the index file was replaced or removed since it was opened."""
+        if self._pin is None:
             return False
         try:
             await self.path.store.check_version(self.path.key, self._pin)

@@ -49,9 +49,8 @@ class IndexedShards:
         self.index, self._numbers, self._fields, self._create = index, numbers, fields, create
         self.own: dict[int, Dataset] = {}
         self._made: dict[int, Dataset] = {}
-        # Shards of which a record was read, or a file compared: a later replacement is an error, as without an index.
-        self._confirmed: NDArray[np.bool_] = np.zeros(len(numbers), np.bool_)
-        # Shards that may have been replaced since the index was built: all of them, until they are compared.
+        # Shards that may have been replaced since the index was built: all of them, until they are compared. A later
+        # replacement is an error, as without an index.
         self.unchecked: NDArray[np.bool_] = np.ones(len(numbers), np.bool_)
         self._warned = False
 
@@ -61,7 +60,7 @@ class IndexedShards:
         shards.own = {i: dataset.copy() for i, dataset in self.own.items()}
         shards._made = {i: dataset.copy() for i, dataset in self._made.items()}
         # A shard that one of them reads by its own tables from now on may be the indexed one in the other.
-        shards._confirmed, shards.unchecked = self._confirmed.copy(), self.unchecked.copy()
+        shards.unchecked = self.unchecked.copy()
         return shards
 
     def close(self) -> None:
@@ -103,10 +102,6 @@ class IndexedShards:
     async def check_unchanged(self) -> None:
         """Check that the shards which were opened by their own tables were not replaced meanwhile."""
         await gather([dataset.check_unchanged() for dataset in self.own.values()])
-
-    def confirm(self, positions: Any = slice(None)) -> None:
-        """Mark shards as those in the index, whose replacement is an error from now on."""
-        self._confirmed[positions] = True
 
     def _check_spec(self, dataset: Dataset) -> None:
         expected = self.index.directory
@@ -156,10 +151,8 @@ class IndexedShards:
         if self.unchecked[positions].any():
             both: list[Any] = await gather([reading, self._check(positions.tolist())])
             values: T = both[0]
-        else:
-            values = await reading
-        self.confirm(positions)
-        return values
+            return values
+        return await reading
 
     # --- shards that were replaced
 
@@ -195,15 +188,23 @@ class IndexedShards:
         return await self.index.is_shard_replaced(self._directory, int(self._numbers[position]))
 
     async def replace(self, positions: Sequence[int]) -> bool:
-        """Open shards by their own tables if they are not those in the index, or if the index was replaced. Return
-        whether there were any; raise ``ObjectChangedError`` if such a shard has another number of datapoints, or was
-        replaced since it was read.
+        """Open shards by their own tables if they are not those in the index, or if its pages can no longer be read.
+        Return whether there were any.
+
+        Raises:
+          ObjectChangedError: if such a shard has another number of datapoints, or was replaced since it was compared,
+            or if the index was replaced, too: other shards would be those of the former dataset.
         """
         indexed = [i for i in positions if i not in self.own]
         changed = await gather([self._is_replaced(i) for i in indexed])
-        stale = [i for i, is_replaced in zip(indexed, changed, strict=True) if is_replaced and not self._confirmed[i]]
-        if not stale and (any(changed) or not await self.index.is_replaced()):
+        stale = [i for i, is_replaced in zip(indexed, changed, strict=True) if is_replaced and self.unchecked[i]]
+        if not stale and (any(changed) or self.index.in_memory or not await self.index.is_replaced()):
             return False
+        if stale and await self.index.is_replaced():
+            raise ObjectChangedError(
+                f'{self._name}: was written anew since it was opened, or its index was: shard '
+                f'{self._shard_name(stale[0])} is not the one that was opened: open a new reader'
+            )
         stale = stale or indexed
         for i, dataset in zip(stale, await gather([self._open(i) for i in stale]), strict=True):
             self.own[i] = dataset
@@ -229,7 +230,7 @@ class IndexedShards:
                 f'{dataset.name}: was replaced since the index of {self._name} was built: expected {expected} '
                 f'datapoints, got {actual}: {_REMEDY}'
             )
-        if self._confirmed[position]:
+        if not self.unchecked[position]:
             before = self.index.file_identities(number)
             # The limits were compared by the times of their files, as not every reader holds them.
             if any(not before[name]._replace(table='').is_same(file) for name, file in dataset.files().items()):

@@ -260,8 +260,6 @@ class ShardOpener:
             if len(stale) or existing != len(index):
                 shards.warn(f'{len(stale)} of its {len(index)} shards were replaced, and there are {existing} now')
             await shards.open_own(own)
-            if self._directory.store.local:
-                shards.confirm()
         else:
             shards.unchecked[:] = shared.unchecked
             await shards.open_own(shared.states, shared.states)

@@ -180,12 +180,6 @@ class ShardedDatasetWriter(DatapointWriter):
         # Last, as a writer that fails to open may be opened again; without calls, so that Ctrl-C does not divide it.
         self._writer, self._resumed = writer, resumed
         self._next, self._found = own[-1] + self._step, finished + resumed
-        if self._readable:
-            logger.warning(
-                '%s: an earlier run finished it, with %s: further ones are appended; skip the first writer.found of '
-                'them to write none twice',
-                self._name, counted(self._found, 'datapoint'),
-            )  # fmt: skip
 
     async def _compare_checksums(self, finished: list[int]) -> None:
         """Log if the last of the finished shards, which are never changed, has no checksums, but the next ones do."""
@@ -252,6 +246,12 @@ class ShardedDatasetWriter(DatapointWriter):
 
     async def _begin(self) -> DatasetWriter:
         if self._readable:
+            if not self._told:
+                logger.warning(
+                    '%s: an earlier run finished it, with %s: further ones are appended; skip the first writer.found '
+                    'of them to write none twice',
+                    self._name, counted(self._found, 'datapoint'),
+                )  # fmt: skip
             await mark(self.directory, self._readable)
             self._readable = 0
         await ensure_uninterrupted()

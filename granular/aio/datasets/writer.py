@@ -38,7 +38,7 @@ class DatapointWriter(Publishing):
         super().__init__()
         self.directory, self._name, self._layout = directory, f'{directory}', layout
         self._spec = check_spec(spec, layout)
-        self._found = 0
+        self._found, self._told = 0, False  # datapoints that existed, and whether the caller was told
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -50,10 +50,8 @@ class DatapointWriter(Publishing):
 
     @property
     def found(self) -> int:
-        """Datapoints that existed when the writer was opened: continue with the next one.
-
-        Of a sharded dataset, those in the shards of this writer.
-        """
+        """Datapoints that existed when it was opened, of a sharded dataset in its shards: continue after them."""
+        self._told = True
         return self._found
 
     async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:

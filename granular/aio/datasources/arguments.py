@@ -33,12 +33,12 @@ def as_paths(paths: Any) -> tuple[Path, ...]:
 
 def refuse_gaps(paths: Iterable[Path], name: str, pattern: str = '*') -> None:
     """Raise ``NotFoundError`` if files that were found are named ``...-00000-of-00003``, and others of these are
-    missing, unless they do not match the pattern by which they were found; errors begin with the name.
+    missing in their folder, unless they do not match the pattern by which they were found; errors begin with the name.
     """
-    groups: dict[tuple[str | None, ...], dict[int, re.Match[str]]] = {}
+    groups: dict[tuple[Any, ...], dict[int, re.Match[str]]] = {}
     for path in paths:
         if match := _NUMBERED.fullmatch(path.name):
-            groups.setdefault(match.group(1, 3, 4), {})[int(match[2])] = match
+            groups.setdefault((path.parent, *match.group(1, 3, 4)), {})[int(match[2])] = match
     regex = glob_regex(pattern)
     for files in groups.values():
         match = next(iter(files.values()))

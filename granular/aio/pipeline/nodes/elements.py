@@ -185,7 +185,13 @@ class FlatMap(Node):
         return min(sys.maxsize, self._fan_out * len(self.parents[0]))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        steps, positions = np.divmod(np.asarray(indices, np.int64), self._fan_out)
+        chosen = np.asarray(indices, np.int64)
+        _, firsts = np.unique(chosen, return_index=True)
+        if len(firsts) < len(chosen):  # each element is an object of its own, which functions may change
+            order = [*firsts.tolist(), *(again := np.delete(np.arange(len(chosen)), firsts)).tolist()]
+            elements = [*await self.fetch(chosen[firsts]), *await self.fetch(chosen[again])]
+            return [element for _, element in sorted(zip(order, elements, strict=True), key=lambda pair: pair[0])]
+        steps, positions = np.divmod(chosen, self._fan_out)
         unique, inverse = np.unique(steps, return_inverse=True)
         datapoints = await self.parents[0].fetch(unique)
         parts = await map_in_threads([timed(self, self._call)], datapoints, 'splitting', unique.tolist())

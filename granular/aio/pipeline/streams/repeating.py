@@ -174,10 +174,10 @@ class Caching(Holding):
             if element is END:
                 self._complete = True
             else:
-                self._cached.append(_kept(element))
+                self._cached.append(element)
+        element = _protected(self._cached[self._next_index])
         self._next_index += 1
-        element = self._cached[self._next_index - 1]
-        return element.copy() if type(element) is dict else element
+        return element
 
     def state(self) -> Any:
         held = self._held
@@ -207,18 +207,19 @@ class Caching(Holding):
         if self._after is None or not (self._held.holds and (exact or rewinds)):
             cached, self._after = state.get('cached'), None
             await self._held.restore({**state, 'held': cached}, place > 0 or (terms.held and cached is not None), terms)
-            again, self._complete = self._held.take_again()
-            self._cached = [_kept(element) for element in again]
+            self._cached, self._complete = self._held.take_again()
             self._after, self._astray = self._held.place(), False
         self._next_index = place
 
 
-def _kept(value: Any) -> Any:
-    """Return a value with arrays that are read-only: a function that changes its element must not change the cache."""
+def _protected(value: Any) -> Any:
+    """Return a value with dicts of its own and read-only arrays: a function that changes its element must not change
+    the cache.
+    """
     if type(value) is dict:
-        return {key: _kept(part) for key, part in value.items()}
+        return {key: _protected(part) for key, part in value.items()}
     if type(value) is tuple:
-        return tuple(_kept(part) for part in value)
+        return tuple(_protected(part) for part in value)
     if isinstance(value, np.ndarray):
         value = value.view()
         value.flags.writeable = False
