@@ -60,3 +60,9 @@ def test_page_of_many_parts(part):
         server.script.append(page(body=body))
         names = {path.name for path in granular.Path(f'{server.endpoint}/folder').iterdir()}
     assert names == {'a', 'b'} if part == '<a href=b>' else names == {'a'}
+
+
+@pytest.mark.parametrize('pattern', ['*a' * 30 + 'b', '*a*?' * 20 + '[!a]*'])
+def test_pattern_of_many_stars(pattern, tmp_path):
+    (tmp_path / ('a' * 250)).touch()
+    assert list(granular.Path(tmp_path).glob(pattern)) == []

@@ -228,20 +228,22 @@ class PurePath:
 @lru_cache(maxsize=256)
 def glob_regex(pattern: str) -> re.Pattern[str]:
     """Return the regular expression for one component of a glob pattern: ``*``, ``?``, ``[ab]``, ``[!ab]``."""
-    out, i = '', 0
+    parts, i = [''], 0  # between the stars
     while i < len(pattern):
         char = pattern[i]
         i += 1
         if char == '*':
-            out += '[^/]*'
+            parts.append('')
         elif char == '?':
-            out += '[^/]'
+            parts[-1] += '[^/]'
         elif char == '[' and (end := pattern.find(']', i + 1 + (pattern[i : i + 1] == '!'))) > 0:
-            out += '(?!/)' + fnmatch.translate(pattern[i - 1 : end + 1])[len('(?s:') : -len(r')\Z')]
+            parts[-1] += '(?!/)' + fnmatch.translate(pattern[i - 1 : end + 1])[len('(?s:') : -len(r')\Z')]
             i = end + 1
         else:
-            out += re.escape(char)
-    return re.compile(out, re.DOTALL)
+            parts[-1] += re.escape(char)
+    if len(parts) > 1:  # a part is taken where it comes first, and not tried elsewhere, which may take hours
+        parts[1:] = [*(f'(?>[^/]*?{part})' for part in parts[1:-1]), f'[^/]*{parts[-1]}']
+    return re.compile(''.join(parts), re.DOTALL)
 
 
 AnyPath = PurePath | str | os.PathLike[str] | ForeignPath
