@@ -1,8 +1,6 @@
 """Answers to the names that arguments and methods have in other libraries, or in another place of this one."""
 
-import difflib
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
@@ -64,6 +62,9 @@ def refuse_unknown(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Iterable[str], answers: Mapping[str, str]
 ) -> None:
     """Raise an ``UnknownArgumentError`` if a function has not all of some arguments, with answers to the others."""
+    import difflib  # here, as importing both takes longer than importing granular
+    import inspect
+
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters):
         return
