@@ -91,7 +91,8 @@ def test_train_images(ranks, learning_interpreter, tmp_path):
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
         killed = ''
         while ' step 13:' not in killed:
-            killed += os.read(process.stdout.fileno(), 64).decode()
+            assert (read := os.read(process.stdout.fileno(), 64)), process.communicate()[1]
+            killed += read.decode()
         os.kill(int(re.search(r'process (\d+)', killed)[1]), signal.SIGKILL)
         rest, errors = process.communicate()
         assert process.wait() == (-signal.SIGKILL if ranks == 1 else 1), errors
