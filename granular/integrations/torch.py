@@ -219,10 +219,11 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
     pin = (device is not None if pin_memory is None else pin_memory) and has_accelerator()
 
     def place(path: str, value: Any) -> Any:
-        if isinstance(value, np.ndarray) and not value.flags.writeable:  # no tensor is read-only
+        has_numbers = _has_numbers(value)
+        if has_numbers and isinstance(value, np.ndarray) and not value.flags.writeable:  # no tensor is read-only
             value = value.copy()
         try:
-            tensor = torch.as_tensor(value) if _has_numbers(value) else value
+            tensor = torch.as_tensor(value) if has_numbers else value
         except (TypeError, ValueError) as error:
             raise DatapointError(
                 f'{path}: {value.dtype} of shape {value.shape} cannot be a tensor: {error}: convert it in a map, or '

@@ -198,9 +198,12 @@ class IndexedShards:
         indexed = [i for i in positions if i not in self.own]
         changed = await gather([self._is_replaced(i) for i in indexed])
         stale = [i for i, is_replaced in zip(indexed, changed, strict=True) if is_replaced and self.unchecked[i]]
-        if not stale and (any(changed) or self.index.in_memory or not await self.index.is_replaced()):
+        if not stale and (any(changed) or self.index.in_memory):
             return False
-        if stale and await self.index.is_replaced():
+        is_replaced = await self.index.is_replaced()
+        if not stale and not is_replaced:
+            return False
+        if stale and is_replaced:
             raise ObjectChangedError(
                 f'{self._name}: was written anew since it was opened, or its index was: shard '
                 f'{self._shard_name(stale[0])} is not the one that was opened: open a new reader'

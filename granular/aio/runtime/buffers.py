@@ -124,3 +124,10 @@ class _Block:
 
 
 _freed: Final[collections.deque[_Freed]] = collections.deque(maxlen=2)
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a view of an array that cannot be changed: a function that changes its element would change the array."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

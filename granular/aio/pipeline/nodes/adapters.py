@@ -17,6 +17,7 @@ from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.data_source import as_data_source, file_bytes
 from granular.aio.pipeline.nodes.source import Source, length_of, map_in_threads
+from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
@@ -221,9 +222,8 @@ class _InMemory(_Adapter):
 
     async def _fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = self.root, np.asarray(indices).tolist()
-        if isinstance(source, np.ndarray):  # a function that changes its element must not change the source
-            source = source.view()
-            source.flags.writeable = False
+        if isinstance(source, np.ndarray):
+            source = read_only(source)
         try:
             return [source[step] for step in steps]
         except IndexError:

@@ -188,9 +188,9 @@ class FlatMap(Node):
         chosen = np.asarray(indices, np.int64)
         _, firsts = np.unique(chosen, return_index=True)
         if len(firsts) < len(chosen):  # each element is an object of its own, which functions may change
-            order = [*firsts.tolist(), *(again := np.delete(np.arange(len(chosen)), firsts)).tolist()]
+            again = np.delete(np.arange(len(chosen)), firsts)
             elements = [*await self.fetch(chosen[firsts]), *await self.fetch(chosen[again])]
-            return [element for _, element in sorted(zip(order, elements, strict=True), key=lambda pair: pair[0])]
+            return [elements[i] for i in np.argsort(np.concatenate((firsts, again))).tolist()]
         steps, positions = np.divmod(chosen, self._fan_out)
         unique, inverse = np.unique(steps, return_inverse=True)
         datapoints = await self.parents[0].fetch(unique)

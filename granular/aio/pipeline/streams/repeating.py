@@ -10,6 +10,7 @@ from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, sam
 from granular.aio.pipeline.streams.flow import Flow, flag_of, mixes_ended, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.runtime.buffers import read_only
 from granular.errors import StateError
 
 
@@ -220,7 +221,4 @@ def _protected(value: Any) -> Any:
         return {key: _protected(part) for key, part in value.items()}
     if type(value) is tuple:
         return tuple(_protected(part) for part in value)
-    if isinstance(value, np.ndarray):
-        value = value.view()
-        value.flags.writeable = False
-    return value
+    return read_only(value) if isinstance(value, np.ndarray) else value
