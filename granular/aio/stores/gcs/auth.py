@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ from granular._redact import hidden
 from granular.aio.stores.errors import translated
 from granular.aio.stores.lent import LENT
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, StoreError
+from granular.formats.base import parse_json
 
 _SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
 _RENEW_BEFORE: Final = 300.0  # seconds before the expiry of a token in which it is renewed
@@ -162,8 +162,8 @@ def _content(root: str, token: str | os.PathLike[str]) -> Any:
         return None
     try:
         with open(path, 'rb') as file:
-            content = json.load(file)
-    except (OSError, ValueError, RecursionError) as error:
+            content = parse_json(file.read())
+    except (OSError, ValueError) as error:
         raise InvalidArgumentError(f'{root}: {path} is not a readable file of credentials: {error}') from error
     if not isinstance(content, dict):
         raise InvalidArgumentError(
