@@ -168,7 +168,7 @@ class Plane(NamedTuple):
     """
 
     dtype: np.dtype[Any]
-    shape: list[int]
+    shape: tuple[int, ...]
     rows: int
     columns: int
     channels: int

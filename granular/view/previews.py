@@ -4,14 +4,14 @@ Numbers are sent as text, as JavaScript would round integers from 2**53 on.
 """
 
 import json
+import math
 from typing import Any, Final
 
-import msgpack
 import numpy as np
 
 from granular.errors import DecodeError
 from granular.formats import decode_json, decode_tree, decoders
-from granular.formats.codecs.arrays import UNPACKING, array_of, dtype_text
+from granular.formats.codecs.arrays import UNPACKING, array_of, dtype_text, parse_array_head
 from granular.view.kinds import MAGIC, family_of
 from granular.view.sources import Value, reason
 
@@ -129,29 +129,16 @@ def _number(item: Any) -> str:
     return f'{item:.5g}' if isinstance(item, float) else str(item)
 
 
-def array_head(head: bytes, size: int) -> tuple[np.dtype[Any], list[int], int]:
-    """Return the dtype and shape of an encoded array, and where its data begins, from its first bytes.
-
-    Raises:
-      DecodeError: if these do not begin an array of this size.
+def array_head(head: bytes, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return the dtype and shape of an encoded array, and where its data begins, from its first bytes; raise
+    ``DecodeError`` if these do not begin an array of this size.
     """
     try:
-        unpacker = msgpack.Unpacker(max_array_len=64, max_map_len=0, max_ext_len=0)
-        unpacker.feed(head)
-        if unpacker.read_array_header() != 3:
-            raise ValueError('expected three parts')
-        name, shape = unpacker.unpack(), unpacker.unpack()
-        tag = unpacker.tell()
-        start = tag + {0xC4: 2, 0xC5: 3, 0xC6: 5}[head[tag]]
-        dtype = array_of(name, [0], b'').dtype
-        count = 1
-        for side in shape:
-            if type(side) is not int or side < 0:
-                raise ValueError(f'a shape of {shape!r:.80}')
-            count *= side
-        if start + count * dtype.itemsize != size:
-            raise ValueError(f'shape {shape!r:.80} of {name!r} does not match {size} bytes')
-    except (*UNPACKING, msgpack.OutOfData, KeyError, IndexError) as error:
+        dtype, shape, end = parse_array_head(head)
+        start = end + {0xC4: 2, 0xC5: 3, 0xC6: 5}[head[end]]
+        if start + math.prod(shape) * dtype.itemsize != size:
+            raise ValueError(f'shape {list(shape)!r:.80} of {dtype.str!r} does not match {size} bytes')
+    except (*UNPACKING, KeyError, IndexError) as error:
         raise DecodeError(f'{size} bytes are not an array: {str(error) or type(error).__name__}') from error
     return dtype, shape, start
 

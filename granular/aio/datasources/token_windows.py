@@ -23,14 +23,13 @@ from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.stores.fanout import OnceMore
 from granular.errors import (
     CorruptDatasetError,
-    DecodeError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
     UnknownKeyError,
     UnsupportedError,
 )
-from granular.formats.codecs.arrays import array_counts, array_head, parse_array_head
+from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
 from granular.indexing import Ints, check_integer
 
 _HEAD = 64  # bytes; at least those before the data of an array
@@ -178,9 +177,10 @@ class TokenWindows(SequenceSource[Window]):
         """Return the dtype and the shape of an array."""
         (head,) = await self._read(np.array([datapoint]), np.array([start]), np.array([start + min(_HEAD, size)]))
         try:
-            return parse_array_head(head)
-        except DecodeError as error:
-            raise CorruptDatasetError(f'{self._describe(datapoint)}: {error}') from error
+            return parse_array_head(head)[:2]
+        except UNPACKING as error:
+            problem = f'{head!r:.100} does not begin an array: {type(error).__name__}'
+            raise CorruptDatasetError(f'{self._describe(datapoint)}: {problem}') from error
 
     async def _check_array(self, datapoint: int, start: Any, size: Any) -> None:
         """Raise ``InvalidArgumentError`` if a record is an array of another dtype, or of other dimensions."""

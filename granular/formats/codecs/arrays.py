@@ -103,20 +103,17 @@ def array_head(dtype: np.dtype[Any], count: int) -> bytes:
     return head + tag + size.to_bytes(width, 'big')
 
 
-def parse_array_head(start: Buffer) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the dtype and the shape of an encoded array, from its first bytes; raise ``DecodeError`` if these are not
-    the first bytes of an array.
+def parse_array_head(start: Buffer) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return the dtype and the shape of an encoded array, from its first bytes, and how many of these they take; raise
+    an error of ``UNPACKING`` if these are not the first bytes of an array.
     """
     unpacker = msgpack.Unpacker(max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
-    try:
-        unpacker.feed(start)
-        parts = unpacker.read_array_header()
-        dtype, shape = _dtype(unpacker.unpack()), unpacker.unpack()
-        if parts != 3 or not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(shape)
-    except (*UNPACKING, msgpack.OutOfData) as error:
-        raise DecodeError(f'{bytes(start)!r:.100} does not begin an array: {type(error).__name__}') from error
-    return dtype, tuple(shape)
+    unpacker.feed(start)
+    parts = unpacker.read_array_header()
+    dtype, shape = _dtype(unpacker.unpack()), unpacker.unpack()
+    if parts != 3 or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f'it has {parts} parts and the shape {shape!r:.80}')
+    return dtype, tuple(shape), unpacker.tell()
 
 
 def array_counts(sizes: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[np.int64]:
