@@ -30,14 +30,10 @@ _LOOPBACK: Final = ('127.0.0.1', 'localhost', '::1')
 
 
 class Guard:
-    """Decides who may ask. One per server.
-
-    Attributes:
-      token: the secret of the link.
-    """
+    """Decides who may ask. One per server."""
 
     def __init__(self) -> None:
-        self.token = secrets.token_urlsafe(24)
+        self.token = secrets.token_urlsafe(24)  # of the link
         # Cookies belong to a host and not to a port: servers side by side need different names.
         self._cookie = f'granular-view-{secrets.token_hex(4)}'
 

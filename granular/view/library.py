@@ -52,11 +52,7 @@ class Library:
         self._holders: collections.OrderedDict[str, _Holder] = collections.OrderedDict()
 
     def path(self, relative: str) -> Path:
-        """Return the path of a name under the root.
-
-        Raises:
-          InvalidArgumentError: if the name leads out of the root.
-        """
+        """Return the path of a name under the root; raise ``InvalidArgumentError`` if it leads out of the root."""
         parts = relative.split('/') if relative else []
         if any(part in ('', '.', '..') or '\0' in part or '\\' in part for part in parts):
             raise InvalidArgumentError(f'expected a path below {self.root}, got {relative!r:.200}')
@@ -66,11 +62,8 @@ class Library:
         return path
 
     async def check(self) -> None:
-        """Check that there is something at the root, and if it is a dataset or file, that it has the keys with names.
-
-        Raises:
-          NotFoundError: if there is nothing.
-          UnknownKeyError: if it lacks a key.
+        """Raise ``NotFoundError`` if there is nothing at the root, and ``UnknownKeyError`` if it is a dataset or file
+        that lacks a key with names.
         """
         keys = self._names.classes.keys() | self._names.tokenizers.keys()
         if (await self.folder(''))['kind'] == 'folder' or not keys:  # a folder may hold datasets with these keys
@@ -80,11 +73,7 @@ class Library:
                 raise UnknownKeyError(f'{self.root}: names were given for {unknown}, the keys are {list(source.spec)}')
 
     async def folder(self, relative: str) -> dict[str, Any]:
-        """List a folder: its first entries by name, and whether it is a dataset.
-
-        Raises:
-          NotFoundError: if there is nothing.
-        """
+        """List a folder: its first entries by name, and whether it is a dataset."""
         path = self.path(relative)
         names: list[dict[str, Any]] = []
         more = False
@@ -152,11 +141,7 @@ def _format(name: str) -> str:
 
 
 async def _is_file(path: Path) -> bool:
-    """Return whether a path is a file that has a reader.
-
-    Raises:
-      NotFoundError: if it ends like one, and there is nothing.
-    """
+    """Return whether a path is a file that has a reader; raise ``NotFoundError`` if it only has the name of one."""
     return bool(_format(path.name)) and not (await path.stat()).is_dir
 
 

@@ -20,14 +20,11 @@ _MANY: Final = 100_000  # classes
 
 
 class Names:
-    """Shows values, with the names that the user gave.
+    """Shows values, with the names that the user gave; raise ``InvalidArgumentError`` if a file or function is missing.
 
     Args:
       classes: by key, a file with the name of a class in each line: the first is class 0.
       tokenizers: by key, ``MODULE:FUNCTION``, which returns the text of a list of tokens.
-
-    Raises:
-      InvalidArgumentError: if a file or function is not there.
     """
 
     def __init__(self, classes: dict[str, str] | None = None, tokenizers: dict[str, str] | None = None) -> None:
@@ -69,10 +66,8 @@ class Names:
         return out
 
     def text(self, key: str, head: bytes, size: int) -> str:
-        """Return the text of an encoded array of tokens, or of those in its first bytes.
-
-        Raises:
-          DecodeError: if it is no array of integers.
+        """Return the text of an encoded array of tokens, or of those in its first bytes; raise ``DecodeError`` if it is
+        no array of integers.
         """
         dtype, _, start = array_head(head, size)
         if dtype.kind not in 'iu':

@@ -38,28 +38,18 @@ _COLOURS: Final = (
 
 
 class Picture(NamedTuple):
-    """A picture as a file.
+    """A picture as a file."""
 
-    Attributes:
-      media: its media type.
-      data: the file.
-      width, height: pixels of the original.
-      note: duration of a video, or dtype and shape of an array.
-    """
-
-    media: str
+    media: str  # its media type
     data: bytes
-    width: int
+    width: int  # pixels of the original, as the height
     height: int
-    note: str = ''
+    note: str = ''  # duration of a video, or dtype and shape of an array
 
 
 def picture(kind: str, data: bytes, side: int) -> Picture:
-    """Return a picture of a value whose sides are at most ``side`` pixels.
-
-    Raises:
-      DecodeError: if the value is damaged.
-      UnsupportedError: if values of this type have no picture.
+    """Return a picture of a value whose sides are at most ``side`` pixels; raise ``DecodeError`` if the value is
+    damaged, and ``UnsupportedError`` if values of this type have no picture.
     """
     family = family_of(kind, data[:MAGIC], len(data))
     if family == 'image':
@@ -89,9 +79,7 @@ def _image(data: bytes, side: int) -> Picture:
 
 def as_decoded(data: bytes) -> bytes | None:
     """Return the file of an image in RGB, as decoders return it, if a browser shows other colours: of CMYK; else None.
-
-    Raises:
-      DecodeError: if the image is damaged.
+    Raise ``DecodeError`` if the image is damaged.
     """
     pil = import_extra('PIL.Image', 'formats', 'images need Pillow')
     try:
@@ -106,11 +94,7 @@ def as_decoded(data: bytes) -> bytes | None:
 
 
 def _turn(width: int, height: int, most: int) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which an image may be decoded.
-
-    Raises:
-      UnsupportedError: if it has too many pixels.
-    """
+    """Return a context in which an image may be decoded; raise ``UnsupportedError`` if it has too many pixels."""
     if width * height > most:
         raise UnsupportedError(f'{width} x {height} pixels are too many for a thumbnail')
     return _alone if width * height > _LARGE else contextlib.nullcontext()
@@ -156,32 +140,21 @@ def _video(data: bytes, side: int) -> Picture:
 
 
 class Plane(NamedTuple):
-    """A plane of an array: its last two axes, at a position of the others.
-
-    Attributes:
-      dtype: its type.
-      shape: the shape of the array.
-      rows, columns: of the plane; of colours, a plane has three or four channels more.
-      channels: 1, or the channels of an image.
-      planes: the number of planes.
-      start, stop: its bytes in the record.
-    """
+    """A plane of an array: its last two axes, at a position of the others; of colours, also their channels."""
 
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of the array
     rows: int
     columns: int
-    channels: int
-    planes: int
-    start: int
+    channels: int  # of an image, otherwise 1
+    planes: int  # their number
+    start: int  # its first byte in the record
     stop: int
 
 
 def plane_of(head: bytes, size: int, number: int) -> Plane:
     """Return a plane of an encoded array, by its first bytes and its size; a number past the last plane is the last.
-
-    Raises:
-      DecodeError: if it is not an array.
+    Raise ``DecodeError`` if it is not an array.
     """
     dtype, shape, start = array_head(head, size)
     channels = shape[-1] if dtype == np.uint8 and len(shape) >= 3 and shape[-1] in (3, 4) else 1

@@ -42,18 +42,13 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class Condition(NamedTuple):
-    """A condition on the values of a key.
+    """A condition on the values of a key."""
 
-    Attributes:
-      key: the key; empty for any key, of which one is damaged.
-      relation: ``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``; ``has`` for a part of a text, in any case; a comparison
-        behind ``bytes`` or ``length``, for the size of a value or the length of a sequence; or ``damaged``.
-      text: what it is compared with.
-    """
-
-    key: str
+    key: str  # empty for any key, of which one is damaged
+    # A comparison such as ``!=``; one behind ``bytes`` or ``length``, for the size of a value or the length of a
+    # sequence; ``has`` for a part of a text, in any case; or ``damaged``.
     relation: str
-    text: str
+    text: str  # what it is compared with
 
 
 class _Scan:

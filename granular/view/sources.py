@@ -35,35 +35,21 @@ _FEW: Final = 16  # rows of a foreign file that are read before their sizes are 
 
 
 class Value(NamedTuple):
-    """One value: a record of a bag, or the bytes of a value of another file.
+    """One value: a record of a bag, or the bytes of a value of another file."""
 
-    Attributes:
-      size: its bytes.
-      bag: the bag that holds it; None if ``data`` holds it.
-      start: its first byte in the bag.
-      kind: its type.
-      data: its bytes, if they are in memory, or the first of them that ``locate`` was asked to keep.
-      error: why it cannot be read; '' if it can.
-    """
-
-    size: int
-    bag: Bag | None
-    start: int
-    kind: str
-    data: bytes = b''
-    error: str = ''
+    size: int  # its bytes
+    bag: Bag | None  # that holds it; None if ``data`` holds it
+    start: int  # its first byte in the bag
+    kind: str  # its type
+    data: bytes = b''  # its bytes, if they are in memory, or the first of them that ``locate`` was asked to keep
+    error: str = ''  # why it cannot be read
 
 
 class Located(NamedTuple):
-    """The values of a datapoint under one key.
+    """The values of a datapoint under one key."""
 
-    Attributes:
-      length: the length of the sequence; None if the key has a single value.
-      values: those that were asked for.
-    """
-
-    length: int | None
-    values: list[Value]
+    length: int | None  # of the sequence; None if the key has a single value
+    values: list[Value]  # those that were asked for
 
 
 Part = tuple[Value, int, int]
