@@ -42,6 +42,9 @@ class ClientStore(Store, Generic[C]):
     def server(self) -> str:
         return str(self._endpoint_options().get('endpoint_url', '')).rstrip('/')
 
+    def _space(self) -> str:
+        return str(self.endpoint).rstrip('/')
+
     def _find_endpoint(self) -> Any:
         """Return the server that the options and the current environment select."""
         return self.root

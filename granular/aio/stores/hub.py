@@ -93,9 +93,6 @@ class HubStore(RemoteStore['HubClient']):
     def _endpoint_options(self) -> dict[str, Any]:
         return {'endpoint_url': self.endpoint}
 
-    def _space(self) -> str:
-        return str(self.endpoint)
-
     async def make_client(self) -> 'HubClient':
         return HubClient(self, await offload(self._find_token))
 

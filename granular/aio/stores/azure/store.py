@@ -75,9 +75,6 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
     def _endpoint_options(self) -> dict[str, Any]:
         return {'endpoint_url': self.endpoint} if self.endpoint else {}
 
-    def _space(self) -> str:
-        return str(self.endpoint)
-
     async def _open_client(self, opened: Scope) -> AzureClient:
         # Importing adlfs and logging in is slow: keep both off the event loop.
         return await offload(AzureClient, self, self._container, self._account)

@@ -43,9 +43,6 @@ class GCSStore(Bucket, RemoteStore[GCSClient]):
     def _endpoint_options(self) -> dict[str, Any]:
         return {} if self.endpoint == endpoints.GOOGLE else {'endpoint_url': without_user(self.endpoint)}
 
-    def _space(self) -> str:
-        return self.endpoint.rstrip('/')
-
     async def make_client(self) -> GCSClient:
         # Importing google-auth and finding credentials is slow: keep both off the event loop.
         return await offload(GCSClient, self)
