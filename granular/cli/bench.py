@@ -35,71 +35,46 @@ Limit = Literal['latency', 'bandwidth', 'this core', 'the store', 'unknown']
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Reads of one size with one number of requests in flight.
-
-    Attributes:
-      in_flight: requests in flight.
-      size: bytes of a request.
-      requests: requests that ended.
-      requests_per_second, bytes_per_second: the rates.
-      cpu: share of the time in which the thread that reads computed; 0 if no request ended.
-      cpu_per_request: seconds of that for one request; 0 if none ended.
-    """
+    """Reads of one size with one number of requests in flight."""
 
     in_flight: int
-    size: int
-    requests: int
+    size: int  # bytes of a request
+    requests: int  # that ended
     requests_per_second: float
     bytes_per_second: float
-    cpu: float
-    cpu_per_request: float
+    cpu: float  # share of the time in which the thread that reads computed; 0 if no request ended
+    cpu_per_request: float  # seconds of that for one request; 0 if none ended
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The measurements of a store.
-
-    Attributes:
-      url: what was read.
-      tls: True if connections are encrypted.
-      objects, seconds, requests, bytes: what was read, and the time that it took.
-      first_byte_p50, first_byte_p99: seconds until a reply of 4 KiB is complete, with one request in flight; None if
-        the time was too short for any.
-      by_in_flight: reads of 4 KiB by requests in flight: large ones use up the bandwidth with few in flight.
-      by_size: reads with the best number of requests in flight, by size; with fewer of a size of which the bounds of
-        bytes and seconds allow less than two for each.
-      connection_bytes_per_second: the rate of one connection with the largest size.
-      bytes_per_second: the rate of bytes that a host can receive, by the reads of large ranges; see ``bandwidth``.
-      requests_per_second: the rate of requests that a host can send: that of the best number in flight; if latency
-        limits that, which more requests in flight outweigh, as many as the processor time permits.
-      throttled: replies that asked for fewer requests (429, 503).
-      retries, hedges: requests sent again, and twice.
-      limit: what limits the rate; ``unknown`` if the bounds permitted too few requests to tell.
-      settings: settings that follow, as keyword arguments of ``IOConfig``.
-      advice: sentences with reasons.
-      complete: False if the bound of seconds or bytes ended the measurements early.
-    """
+    """The measurements of a store."""
 
     url: str
-    tls: bool
-    objects: int
-    seconds: float
+    tls: bool  # True if connections are encrypted
+    objects: int  # that were read, as the requests and bytes
+    seconds: float  # that it took
     requests: int
     bytes: int
+    # Seconds until a reply of 4 KiB is complete, with one request in flight; None if the time was too short for any.
     first_byte_p50: float | None
     first_byte_p99: float | None
-    by_in_flight: list[Measurement]
+    by_in_flight: list[Measurement]  # of 4 KiB: large ones use up the bandwidth with few in flight
+    # With the best number of requests in flight; with fewer of a size of which the bounds of bytes and seconds allow
+    # less than two for each.
     by_size: list[Measurement]
-    connection_bytes_per_second: float
-    bytes_per_second: float
+    connection_bytes_per_second: float  # of one connection with the largest size
+    bytes_per_second: float  # that a host can receive, by the reads of large ranges; see ``bandwidth``
+    # That a host can send: the rate of the best number in flight; if latency limits that, which more requests in flight
+    # outweigh, as many as the processor time permits.
     requests_per_second: float
-    throttled: int
-    retries: int
-    hedges: int
-    limit: Limit
-    settings: dict[str, int]
-    advice: list[str]
-    complete: bool
+    throttled: int  # replies that asked for fewer requests (429, 503)
+    retries: int  # requests sent again
+    hedges: int  # requests sent twice
+    limit: Limit  # ``unknown`` if the bounds permitted too few requests to tell
+    settings: dict[str, int]  # that follow, as keyword arguments of ``IOConfig``
+    advice: list[str]  # sentences with reasons
+    complete: bool  # False if the bound of seconds or bytes ended the measurements early
 
 
 def bench(path: granular.Path, seconds: float = 20.0, nbytes: float = 1 << 30) -> Result:

@@ -25,11 +25,7 @@ EPOCHS: Final = 2
 
 
 def run(store: str, keep: bool, out: 'Console', err: 'Console') -> None:
-    """Write the digits, stream two epochs with a stop in the middle, check them, and print the figures.
-
-    Raises:
-      GranularError: if an epoch lacks or repeats a datapoint, or both epochs have the same order.
-    """
+    """Write the digits, stream two epochs with a stop in the middle, check them, and print the figures."""
     with contextlib.ExitStack() as stack:
         bucket = stack.enter_context(_store(store, keep))
         path = bucket / 'digits'

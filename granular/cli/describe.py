@@ -22,11 +22,7 @@ _DEPTH: Final = 64  # limit on the nesting of lists and maps
 
 
 def refuse_other_formats(path: Path) -> None:
-    """Raise an error for a file of another format.
-
-    Raises:
-      InvalidArgumentError: if it is one.
-    """
+    """Raise ``InvalidArgumentError`` for a file of another format."""
     if (kind := format_of(path.name)) and path.is_file():
         raise InvalidArgumentError(
             f'{path}: is a file of the format {kind}, expected a dataset: `granular view` shows such files, '
@@ -35,10 +31,8 @@ def refuse_other_formats(path: Path) -> None:
 
 
 def open_any(path: Path, decoders: Decoders) -> Any:
-    """Open what is at a path, as ``granular.open`` does, but read only the ends of the tables of a dataset.
-
-    Raises:
-      NotFoundError: if there is nothing that has a reader; it says so if a conversion has not finished.
+    """Open what is at a path, as ``granular.open`` does, but read only the ends of the tables of a dataset; the error
+    says so if a conversion has not finished.
     """
     try:
         try:
@@ -64,9 +58,6 @@ def describe(path: Path) -> dict[str, Any]:
     """Describe what is at a path. Of a dataset, only the ends of tables are read, never records.
 
     Facts that files of its format do not have are left out.
-
-    Raises:
-      NotFoundError: if there is nothing that has a reader.
     """
     with open_any(path, None) as reader:
         facts = source_of(reader.aio).describe()

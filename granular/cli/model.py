@@ -23,21 +23,13 @@ def stores() -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Prices:
-    """Prices of a store in dollars.
+    """Prices of a store in dollars."""
 
-    Attributes:
-      name: the store, its storage class and region.
-      date: the date of the prices.
-      read: for 1,000 requests that read.
-      egress: for 1 GB (10**9 bytes) that leaves the store; 0 for machines in its region.
-      source: the address of the price list.
-    """
-
-    name: str
-    date: str
-    read: float
-    egress: float
-    source: str
+    name: str  # the store, its storage class and region
+    date: str  # of the prices
+    read: float  # for 1,000 requests that read
+    egress: float  # for 1 GB (10**9 bytes) that leaves the store; 0 for machines in its region
+    source: str  # the address of the price list
 
     def __post_init__(self) -> None:
         check('price of 1,000 reads', self.read, at_least=0)
@@ -60,21 +52,13 @@ class Prices:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """The requests that a store answers; it refuses more.
+    """The requests that a store answers; it refuses more."""
 
-    Attributes:
-      rate: requests a second for each of these parts; None if unknown.
-      per: the part of a store that has this limit: a prefix or a bucket.
-      growth: a sentence on limits that grow.
-      source: where the store documents it.
-      prefixes: the number of these parts, over which the data is spread.
-    """
-
-    rate: float | None = None
-    per: str = 'prefix'
-    growth: str = ''
-    source: str = ''
-    prefixes: int = 1
+    rate: float | None = None  # requests a second for each of these parts; None if unknown
+    per: str = 'prefix'  # the part of a store that has this limit: a prefix or a bucket
+    growth: str = ''  # a sentence on limits that grow
+    source: str = ''  # where the store documents it
+    prefixes: int = 1  # the number of these parts, over which the data is spread
 
     @property
     def parts(self) -> str:
@@ -97,16 +81,11 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What one host can read; None if unknown.
-
-    Attributes:
-      bytes_per_second, requests_per_second: the highest rates.
-      latency: seconds until a small reply is complete.
-    """
+    """What one host can read, at most; None if unknown."""
 
     bytes_per_second: float | None = None
     requests_per_second: float | None = None
-    latency: float | None = None
+    latency: float | None = None  # seconds until a small reply is complete
 
     def __post_init__(self) -> None:
         for name, rate in (
@@ -188,21 +167,13 @@ def _in_turns(units: float, ahead: float, wait: float, transfer: float) -> float
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The requests of hosts that share the limit of a store.
+    """The requests of hosts that share the limit of a store."""
 
-    Attributes:
-      wanted: requests a second of all hosts if none was refused; None if the rates of a host are unknown.
-      refused: requests that are refused, at most, and sent again; 0 if that is unknown.
-      goodput: requests a second that are answered for each host, at most.
-      prefixes: over which the data must be spread so that no request is refused; None if that is unknown.
-      seconds: the time that the limit demands.
-    """
-
-    wanted: float | None
-    refused: int
-    goodput: float
-    prefixes: int | None
-    seconds: float
+    wanted: float | None  # requests a second of all hosts if none was refused; None if the rates of a host are unknown
+    refused: int  # requests that are refused, at most, and sent again; 0 if that is unknown
+    goodput: float  # requests a second that are answered for each host, at most
+    prefixes: int | None  # over which the data must be spread so that no request is refused; None if that is unknown
+    seconds: float  # the time that the limit demands
 
 
 def share(limit: Limit, hosts: int, requests: float, seconds: float | None) -> Share | None:
@@ -221,11 +192,7 @@ def share(limit: Limit, hosts: int, requests: float, seconds: float | None) -> S
 
 
 def check(name: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> None:
-    """Check that a number is finite and within bounds.
-
-    Raises:
-      InvalidArgumentError: if not.
-    """
+    """Raise ``InvalidArgumentError`` unless a number is finite and within bounds."""
     if not math.isfinite(value) or value <= above or value < at_least:
         bound = f'more than {above:g}' if math.isfinite(above) else f'{at_least:g} or more'
         raise InvalidArgumentError(f'{name}: expected a number, {bound}, got {value:g}')

@@ -25,23 +25,14 @@ _SEED: Final = 0  # of the orders
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A training run.
+    """A training run."""
 
-    Attributes:
-      batch: datapoints in a batch of one host.
-      epochs: passes over the dataset.
-      hosts: machines that share each epoch.
-      memory: bytes that the data may take on a host.
-      disk: bytes that a block cache may take on a host.
-      prefetch: batches that a Loader reads ahead.
-    """
-
-    batch: int
-    epochs: int = 1
-    hosts: int = 1
-    memory: float = GiB
-    disk: float = 10 * GiB
-    prefetch: int = 8
+    batch: int  # datapoints in a batch of one host
+    epochs: int = 1  # passes over the dataset
+    hosts: int = 1  # machines that share each epoch
+    memory: float = GiB  # bytes that the data may take on a host
+    disk: float = 10 * GiB  # bytes that a block cache may take on a host
+    prefetch: int = 8  # batches that a Loader reads ahead
 
     def __post_init__(self) -> None:
         for name in ('batch', 'epochs', 'hosts'):
@@ -53,65 +44,39 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The cost of a run in one order, of all hosts and epochs.
+    """The cost of a run in one order, of all hosts and epochs."""
 
-    Attributes:
-      order: the order, as in Python; with ``own shards``, each host reads every ``hosts``-th shard only.
-      requests: requests that read data and references, without those of opening; see ``exact``.
-      bytes: bytes of their replies.
-      opening: requests that open the dataset on all hosts, and read one datapoint, of whose spec a Loader learns.
-      dollars: the price of all requests and bytes.
-      seconds: time to open the dataset and for the reads, by the given rates and the limit of the store; None if there
-        are no rates.
-      limits: what limits it: latency, bandwidth, requests, concurrency, processor, or the store; empty if unknown.
-      prefetch: batches to read ahead, from which on latency does not limit it; None if that is unknown, or depends on
-        the order alone.
-      share: what the hosts get of the limit of the store; None if that is unknown.
-      memory: bytes in the memory of a host, at most.
-      disk: bytes on the disk of a host.
-      mixing: labels in a batch of a dataset that is sorted by 100 labels / labels in a batch drawn at random.
-      exact: ``exact`` if every request was planned, ``estimate`` if a part of them was, ``at most`` for an upper bound.
-        Retries and hedged requests come on top of each.
-      obstacle: why the order is out of the question; empty if it is not.
-    """
-
-    order: str
-    requests: int
-    bytes: int
-    opening: int
-    dollars: float
-    seconds: float | None
-    limits: str
+    order: str  # as in Python; with ``own shards``, each host reads every ``hosts``-th shard only
+    requests: int  # that read data and references, without those of opening; see ``exact``
+    bytes: int  # of their replies
+    opening: int  # requests that open the dataset on all hosts, and read one datapoint, of whose spec a Loader learns
+    dollars: float  # the price of all requests and bytes
+    seconds: float | None  # to open and read, by the given rates and the limit of the store; None without rates
+    limits: str  # latency, bandwidth, requests, concurrency, processor, or the store; empty if unknown
+    # Batches to read ahead, from which on latency does not limit it; None if unknown, or for the order alone to decide.
     prefetch: int | None
-    share: Share | None
-    memory: int
-    disk: int
-    mixing: float
+    share: Share | None  # what the hosts get of the limit of the store; None if that is unknown
+    memory: int  # bytes in the memory of a host, at most
+    disk: int  # bytes on the disk of a host
+    mixing: float  # labels in a batch of a dataset that is sorted by 100 labels / labels in a batch drawn at random
+    # ``exact`` if every request was planned, ``estimate`` if a part was, ``at most`` for an upper bound; retries
+    # and hedged requests come on top of each.
     exact: str
-    obstacle: str = ''
+    obstacle: str = ''  # why the order is out of the question
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The plans of a run, and the one to choose.
-
-    Attributes:
-      datapoints, bytes: of the dataset.
-      prices, limit: of the store.
-      plans: one for each order.
-      choice: the order to choose; None if each has an obstacle.
-      reason: why.
-      advice: sentences on settings, and on the limit of the store.
-    """
+    """The plans of a run over a dataset, and the one to choose."""
 
     datapoints: int
     bytes: int
     prices: Prices
     limit: Limit
-    plans: list[Plan]
-    choice: str | None
-    reason: str
-    advice: list[str]
+    plans: list[Plan]  # one for each order
+    choice: str | None  # the order to choose; None if each has an obstacle
+    reason: str  # of the choice
+    advice: list[str]  # sentences on settings, and on the limit of the store
 
 
 def plan(
