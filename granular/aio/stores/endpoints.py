@@ -24,16 +24,12 @@ GOOGLE: Final = 'https://storage.googleapis.com'
 
 
 class S3Endpoint(NamedTuple):
-    """The server of an S3 bucket.
+    """The server of an S3 bucket."""
 
-    Attributes:
-      url: its URL; None for Amazon's own, which follows from the region and the bucket's name.
-      account: digest of the settings that select the credentials, because servers of other vendors may have a bucket of
-        the same name for each account; empty for Amazon's own.
-    """
-
-    url: str | None
+    url: str | None  # None for Amazon's own, which follows from the region and the bucket's name
     region: str
+    # Digest of the settings that select the credentials, because servers of other vendors may have a bucket of the same
+    # name for each account; empty for Amazon's own.
     account: str
 
     @property

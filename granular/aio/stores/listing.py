@@ -10,17 +10,11 @@ _EMPTY_PAGES: Final = 10_000  # in a row: a bucket of S3 has empty pages where m
 
 
 class Page(NamedTuple):
-    """A page of a listing.
+    """A page of a listing."""
 
-    Attributes:
-      items: the objects; folders among them are objects that mark a folder, whose keys may end in a slash.
-      folders: the beginnings of keys up to and including the delimiter.
-      token: requests the next page; empty on the last one.
-    """
-
-    items: Sequence[Entry]
-    folders: Sequence[str]
-    token: str
+    items: Sequence[Entry]  # the objects; folders are objects that mark a folder, whose keys may end in a slash
+    folders: Sequence[str]  # the beginnings of keys up to and including the delimiter
+    token: str  # requests the next page; empty on the last one
 
 
 class Listing:

@@ -19,10 +19,8 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
 
     A new folder has mode 0700. An existing folder of this user that others may enter is restricted to this user, unless
     it also holds other things than a cache: then the modes of the cache's own files and folders protect them. A path
-    relative to the folder ``dir_fd`` must not be a symbolic link.
-
-    Raises:
-      AccessDeniedError: if the folder, or a symbolic link that leads to it, belongs to another user.
+    relative to the folder ``dir_fd`` must not be a symbolic link. Raise ``AccessDeniedError`` if it is one, or if the
+    folder, or a symbolic link that leads to it, belongs to another user.
     """
     if dir_fd is None:
         os.makedirs(os.path.dirname(path) or '.', exist_ok=True)
@@ -47,10 +45,8 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
 
 
 def open_file(path: str, flags: int, dir_fd: int) -> int:
-    """Open a cache file, which must be a regular file of this user with one link, and set its mode to 0600.
-
-    Raises:
-      AccessDeniedError: if it is a link or not a regular file, or belongs to another user.
+    """Open a cache file, and set its mode to 0600; raise ``AccessDeniedError`` unless it is a regular file of this user
+    with one link.
     """
     try:
         # O_NONBLOCK, because opening a FIFO would wait for its other end.

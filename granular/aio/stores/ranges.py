@@ -17,20 +17,13 @@ from granular.indexing import Ints
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """The spans to read, and the location of each requested range in them.
+    """The spans to read, ascending and disjoint, and the location of each requested range in them."""
 
-    Attributes:
-      starts, stops: the spans to read, ascending and disjoint, shape (spans,).
-      span: for each requested range that is not empty, the index of the span that contains it, shape (ranges,).
-      offset: for each requested range, its first byte within the span, shape (ranges,).
-      length: for each requested range, its bytes, shape (ranges,).
-    """
-
-    starts: Ints
+    starts: Ints  # of the spans
     stops: Ints
-    span: Ints
-    offset: Ints
-    length: Ints
+    span: Ints  # for each range that is not empty, the index of the span that contains it
+    offset: Ints  # for each range, its first byte within the span
+    length: Ints  # for each range, its bytes
 
 
 def check(starts: ArrayLike, stops: ArrayLike) -> tuple[Ints, Ints]:

@@ -35,17 +35,11 @@ _FALSE: Final = ('', '0', 'f', 'false')
 
 
 class Account(NamedTuple):
-    """A storage account.
+    """A storage account."""
 
-    Attributes:
-      endpoint: the URL of its blobs; empty if neither options, address nor environment name an account.
-      login: the arguments of ``adlfs.AzureBlobFileSystem``, which may hold secrets; or one that was given, as ``LENT``.
-      problem: the reason why a login is not possible, if there is one.
-    """
-
-    endpoint: str
-    login: Mapping[str, Any]
-    problem: str = ''
+    endpoint: str  # the URL of its blobs; empty if neither options, address nor environment name an account
+    login: Mapping[str, Any]  # arguments of ``adlfs.AzureBlobFileSystem``, with secrets; or a given one, as ``LENT``
+    problem: str = ''  # why a login is not possible
 
 
 def find_account(root: str, options: Mapping[str, Any]) -> Account:

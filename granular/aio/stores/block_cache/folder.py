@@ -29,16 +29,14 @@ logger: Final = logging.getLogger('granular')
 
 
 class CacheFolder:
-    """The open files of a block cache in a folder, which is created if it does not exist.
+    """The open files of a block cache in a folder, which is created if it does not exist; raise ``AccessDeniedError``
+    if the folder belongs to another user, or contains symbolic links.
 
     Attributes:
       path: the folder of this version of the format.
       objects, packs: descriptors of the folders of object records and of packs.
       table, words: the mapped table, and its words.
       block_locks: one byte lock for each block in flight.
-
-    Raises:
-      AccessDeniedError: if the folder belongs to another user, or contains symbolic links.
     """
 
     def __init__(self, path: str) -> None:
@@ -86,10 +84,8 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Exclude other threads and processes from registering objects, and from creating or removing packs.
-
-        Raises:
-          StoreTimeoutError: if another process keeps the lock, such as one that was stopped.
+        """Exclude other threads and processes from registering objects, and from creating or removing packs; raise
+        ``StoreTimeoutError`` if another process keeps the lock, such as one that was stopped.
         """
         deadline = time.monotonic() + _LOCK_TIMEOUT
         # Not by a call of acquire, after which an interrupt may come.

@@ -87,10 +87,8 @@ class GCSClient(Client):
         body: bytes = b'',
         headers: Mapping[str, str] = {},
     ) -> T:
-        """Send a request, and return what ``check`` makes of its answer (``Transport.call``).
-
-        Raises:
-          BucketNotFoundError: if the store answers with status 404, and ``statuses`` does not include it.
+        """Send a request, and return what ``check`` makes of its answer (``Transport.call``); raise
+        ``BucketNotFoundError`` if the store answers with status 404, and ``statuses`` does not include it.
         """
 
         def checked(answer: Answer) -> T:

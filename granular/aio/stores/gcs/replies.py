@@ -31,21 +31,14 @@ _NOT_FOUND: Final = re.compile(rb'\s*\{.*"code"\s*:\s*404\b', re.DOTALL)
 
 
 class Resource(NamedTuple):
-    """Description of an object.
-
-    Attributes:
-      generation: its version.
-      modified: the time of its last change in seconds since the epoch; None if the answer does not report it.
-      digests: its checksums in hexadecimal, by kind (:mod:`granular.aio.http.digests`).
-      writer: the token of this library's writer that wrote it; empty if it has none.
-    """
+    """Description of an object."""
 
     name: str
     size: int
-    generation: str
-    modified: float | None
-    digests: Mapping[str, str]
-    writer: str
+    generation: str  # its version
+    modified: float | None  # seconds since the epoch; None if the answer does not report it
+    digests: Mapping[str, str]  # in hexadecimal, by kind (:mod:`granular.aio.http.digests`)
+    writer: str  # the token of this library's writer that wrote it; empty if it has none
 
 
 class Rewrite(NamedTuple):

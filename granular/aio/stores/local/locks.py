@@ -66,13 +66,10 @@ class RangeLocks:
 
 
 class FolderLock:
-    """Exclusive right to write in a folder, as long as it is held. A second lock of the same folder is refused.
+    """Exclusive right to write in a folder, as long as it is held; raise ``AlreadyExistsError`` if another one has it.
 
     Attributes:
       sure: True if no other writer can hold it; False if the file system has no such locks.
-
-    Raises:
-      AlreadyExistsError: if another writer holds it.
     """
 
     def __init__(self, folder: str) -> None:

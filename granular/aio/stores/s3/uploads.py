@@ -74,10 +74,8 @@ async def abort(client: S3Client, key: str, upload: str) -> None:
 def uploads_page(
     answer: Answer, name: str, prefix: str, before: Collection[Markers]
 ) -> tuple[list[Upload], Markers | None]:
-    """Parse a page of unfinished uploads. Return them, without the size of their parts, and the next page's markers.
-
-    Args:
-      before: the markers by which this page and those before it were requested.
+    """Parse a page of unfinished uploads, where ``before`` has the markers by which this page and those before it were
+    requested. Return the uploads, without the size of their parts, and the next page's markers.
     """
     root = parse(answer.body, name, 'ListMultipartUploadsResult')
     decode, truncated, uploads = name_decoder(root, name), is_truncated(root, name), []
@@ -95,13 +93,8 @@ def uploads_page(
 
 
 def parts_page(answer: Answer, name: str, before: int) -> tuple[int, float, int | None] | None:
-    """Parse a page of the parts of an upload.
-
-    Args:
-      before: the marker by which this page was requested; 0 for the first one.
-
-    Returns:
-      The bytes of the parts, the time of the last one, and the next page's marker; None if the upload does not exist.
+    """Parse a page of the parts of an upload, requested by the marker ``before``, 0 for the first one. Return the bytes
+    of the parts, the time of the last one, and the next page's marker; None if the upload does not exist.
     """
     if answer.head.status == 404 and code_of(answer.body) == 'NoSuchUpload':
         return None

@@ -240,12 +240,10 @@ class S3Writer(PartWriter):
         raise StoreError(f'{self._name}: not published: the store reports a conflict each time, but no object exists')
 
     async def _succeeded(self, error: GranularError) -> bool:
-        """Return whether this writer has published the object although its last attempt failed.
+        """Return whether this writer has published the object although its last attempt failed; raise
+        ``AlreadyExistsError`` if the object must be new, and another writer has published it.
 
         The reply to an earlier attempt may be lost: the object in the store shows if that attempt succeeded.
-
-        Raises:
-          AlreadyExistsError: if the object must be new, and another writer has published it.
         """
         try:
             metadata = await self._client.find(self._key)
