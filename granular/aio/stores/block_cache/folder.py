@@ -41,28 +41,23 @@ class CacheFolder:
 
     def __init__(self, path: str) -> None:
         self.path: str = os.path.join(path, VERSION)
-        self._descriptors: list[Descriptor] = []
-        outer = self._track(open_folder(path))
-        self._top = self._track(open_folder(VERSION, outer))
-        self.objects: int = self._track(open_folder('objects', self._top))
-        self.packs: int = self._track(open_folder('packs', self._top))
+        outer = Descriptor(open_folder(path))
+        self._top = Descriptor(open_folder(VERSION, outer.fd))
+        self.objects: Descriptor = Descriptor(open_folder('objects', self._top.fd))
+        self.packs: Descriptor = Descriptor(open_folder('packs', self._top.fd))
         with contextlib.suppress(OSError):
-            shutil.rmtree(_OLD_VERSION, dir_fd=outer)  # it would take its own limit in addition to this one's
+            shutil.rmtree(_OLD_VERSION, dir_fd=outer.fd)  # it would take its own limit in addition to this one's
         self._reserved: set[int] = set()  # the pages of the table that have disk space
-        self._table_fd = self._track(open_file('table', os.O_RDWR | os.O_CREAT, self._top))
-        if os.fstat(self._table_fd).st_size < _TABLE:
-            os.ftruncate(self._table_fd, _TABLE)  # a sparse file
+        self._table = Descriptor(open_file('table', os.O_RDWR | os.O_CREAT, self._top.fd))
+        if os.fstat(self._table.fd).st_size < _TABLE:
+            os.ftruncate(self._table.fd, _TABLE)  # a sparse file
         self.reserve(0, HEAD // 8)
-        self.table: mmap.mmap = mmap.mmap(self._table_fd, _TABLE)
+        self.table: mmap.mmap = mmap.mmap(self._table.fd, _TABLE)
         self.words: memoryview[int] = memoryview(self.table).cast('Q')
-        self.block_locks: RangeLocks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top))
-        os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top))  # rejects a planted link now
+        self.block_locks: RangeLocks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top.fd))
+        os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top.fd))  # rejects a planted link now
         self._thread_lock = threading.RLock()  # a thread whose interrupt left it locked may take it nevertheless
         self._last_warning = -_LOG_INTERVAL
-
-    def _track(self, fd: int) -> int:
-        self._descriptors.append(Descriptor(fd))
-        return fd
 
     def reserve(self, start: int, count: int) -> None:
         """Reserve disk space for the pages of some words of the table, once, where the file system can.
@@ -74,7 +69,7 @@ class CacheFolder:
         if not pages:
             return
         try:
-            os.posix_fallocate(self._table_fd, pages[0] * mmap.PAGESIZE, (last + 1 - pages[0]) * mmap.PAGESIZE)
+            os.posix_fallocate(self._table.fd, pages[0] * mmap.PAGESIZE, (last + 1 - pages[0]) * mmap.PAGESIZE)
         except AttributeError:
             pass  # a system without posix_fallocate
         except OSError as error:
@@ -90,7 +85,7 @@ class CacheFolder:
         deadline = time.monotonic() + _LOCK_TIMEOUT
         # Not by a call of acquire, after which an interrupt may come.
         with self._thread_lock, contextlib.ExitStack() as stack:
-            fd = open_file('lock', os.O_RDWR | os.O_CREAT, self._top)
+            fd = open_file('lock', os.O_RDWR | os.O_CREAT, self._top.fd)
             stack.callback(os.close, fd)
             self._acquire(fd, deadline)
             # Closing is not enough: a child that was forked meanwhile has the file open as well.

@@ -89,7 +89,7 @@ class Objects:
 
     def _read(self, name: str) -> ObjectRecord:
         """Read an object record; raise ValueError if the file has none."""
-        file = Descriptor(open_file(name, os.O_RDONLY, self._folder.objects))
+        file = Descriptor(open_file(name, os.O_RDONLY, self._folder.objects.fd))
         content = os.read(file.fd, _RECORD)
         try:
             values: Any = msgpack.unpackb(content)
@@ -130,7 +130,7 @@ class Objects:
             return cached
 
     def _write(self, name: str, record: ObjectRecord) -> None:
-        folder, content = self._folder.objects, msgpack.packb(record)
+        folder, content = self._folder.objects.fd, msgpack.packb(record)
         file = Descriptor(open_file('draft', os.O_WRONLY | os.O_CREAT | os.O_TRUNC, folder))
         if os.write(file.fd, content) != len(content):
             raise OSError(f'{self._folder.path}: an object record was not written')

@@ -105,7 +105,7 @@ class Packs:
 
     def _open_to_read(self, number: int) -> Pack | None:
         try:
-            pack = Pack(open_file(_file_name(number), os.O_RDONLY, self._folder.packs), number)
+            pack = Pack(open_file(_file_name(number), os.O_RDONLY, self._folder.packs.fd), number)
         except FileNotFoundError:
             pack = None
         except OSError as error:  # such as too many open files, which may pass: not cached
@@ -155,13 +155,13 @@ class Packs:
     def _create(self) -> Pack:
         number = 1 + secrets.randbelow(_NUMBERS - 1)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        pack = Pack(open_file(_file_name(number), flags, self._folder.packs), number)
+        pack = Pack(open_file(_file_name(number), flags, self._folder.packs.fd), number)
         lock(pack.fd)
         return pack
 
     def _open_to_append(self, number: int) -> Pack | None:
         try:
-            pack = Pack(open_file(_file_name(number), os.O_RDWR, self._folder.packs), number)
+            pack = Pack(open_file(_file_name(number), os.O_RDWR, self._folder.packs.fd), number)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 self._folder.log_damage(_file_name(number), error)
@@ -193,7 +193,7 @@ class Packs:
             if total <= limit:
                 break
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(_file_name(file.number), dir_fd=self._folder.packs)
+                os.unlink(_file_name(file.number), dir_fd=self._folder.packs.fd)
             self._open.pop(file.number, None)
             total, removed = total - full, removed + file.size
         return removed
