@@ -56,10 +56,7 @@ class Library:
         parts = relative.split('/') if relative else []
         if any(part in ('', '.', '..') or '\0' in part or '\\' in part for part in parts):
             raise InvalidArgumentError(f'expected a path below {self.root}, got {relative!r:.200}')
-        path = self.root
-        for part in parts:
-            path = path / part
-        return path
+        return self.root / relative
 
     async def check(self) -> None:
         """Raise ``NotFoundError`` if there is nothing at the root, and ``UnknownKeyError`` if it is a dataset or file
