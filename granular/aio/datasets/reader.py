@@ -58,10 +58,18 @@ class DatapointReader(PinnedSource[Datapoint_co]):
     def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
         """Return the values of datapoints by field, given by indices that are sorted by shard."""
 
-    @property
     @abc.abstractmethod
+    def _size(self, mask: Mask) -> int:
+        """Return the bytes of the bags that a mask selects, tables included."""
+
+    @property
     def size(self) -> int:
         """Bytes of all bags that are read, tables included."""
+        self._check_open()
+        return self._size(None)
+
+    def nbytes(self, mask: Mask = None) -> int | None:
+        return self._size(mask) if self._state == 'open' else None
 
     @property
     def spec(self) -> dict[str, str]:
@@ -225,14 +233,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     # --- properties
 
-    @property
-    def size(self) -> int:
-        """Bytes of all bags, tables included."""
-        self._check_open()
-        return self._columns.size_of()
-
-    def nbytes(self, mask: Mask = None) -> int | None:
-        return self._columns.size_of(mask) if self._state == 'open' else None
+    def _size(self, mask: Mask) -> int:
+        return self._columns.size_of(mask)
 
     @property
     def bags(self) -> dict[str, BagReader]:

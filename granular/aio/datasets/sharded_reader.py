@@ -98,14 +98,8 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     # --- properties
 
-    @property
-    def size(self) -> int:
-        """Bytes of all bags of the shards that are read, tables included."""
-        self._check_open()
-        return self._shards.size()
-
-    def nbytes(self, mask: Mask = None) -> int | None:
-        return self._shards.size(mask) if self._state == 'open' else None
+    def _size(self, mask: Mask) -> int:
+        return self._shards.size(mask)
 
     def _file_bytes(self, mask: Any) -> int | None:
         # A state fits every series of equal length, of which each host may have its own.
