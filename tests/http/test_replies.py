@@ -14,7 +14,7 @@ import trustme
 
 import granular
 from granular.aio.http.limits import Pauses
-from granular.errors import BadReplyError, GranularError, ObjectChangedError, StoreError
+from granular.errors import BadReplyError, GranularError, ObjectChangedError, OutOfRangeError, StoreError
 from tests.support.event_loops import LOOPS, run_on
 from tests.support.faults import DATA, FaultServer, md5_etag
 from tests.support.tables import cover, pairwise
@@ -103,6 +103,19 @@ def test_wrong_reply_is_never_accepted(server, store, read, fault):
 
 
 # --- full objects
+
+
+@pytest.mark.parametrize('start', [3999, 4000, 4001])
+@pytest.mark.parametrize('store', STORES)
+def test_range_behind_an_object_is_an_error_also_of_a_server_without_ranges(server, store, start):
+    path = folder(server, store) / 'a'
+    for line in ('good', 'whole'):
+        server.script.append(line)
+        if start < 4000:
+            assert path.read_range(start) == FILES['data/a'][start:]
+        else:
+            with pytest.raises(OutOfRangeError):
+                path.read_range(start)
 
 
 @pytest.mark.parametrize('read', WHOLE)

@@ -339,9 +339,9 @@ class Download(Exchange):
             raise changed(self.name, self.version, version)
         if self._enough is None and len(data) != size:
             raise BadReplyError(f'{self.name}: {len(data)} bytes came instead of {size}')
-        if self._stop is not None and size < self._stop:
+        if size < (self._start + (self._start > 0) if self._stop is None else self._stop):
             raise self._beyond(size)
-        first = max(0, size + self._start) if self._start < 0 else min(self._start, size)
+        first = max(0, size + self._start) if self._start < 0 else self._start
         data = data[first : self._stop]
         if self._into is not None:
             self._into.view[:] = data

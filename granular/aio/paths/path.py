@@ -73,7 +73,8 @@ class Path(PurePath):
         """Return the bytes from ``start`` up to but not including ``end``, or up to the end of the file.
 
         Raises:
-          OutOfRangeError: if the file ends before the range.
+          OutOfRangeError: if the file ends before the range does; without an ``end``, if it has no byte at a ``start``
+            above 0.
         """
         start = check_integer(f'{self}: start', start, 0)
         end = None if end is None else check_integer(f'{self}: end', end, start)

@@ -239,7 +239,7 @@ class Store(abc.ABC):
         """Read one byte range, by default the whole object. A negative ``start`` reads that many bytes from the end.
 
         Raises:
-          OutOfRangeError: if the object ends before ``stop``.
+          OutOfRangeError: if the object ends before ``stop``, or, without one, has no byte at a ``start`` above 0.
           ObjectChangedError: if the object does not have the given version.
         """
 
@@ -289,7 +289,7 @@ class Store(abc.ABC):
         """Return the first byte of a read and the one after its last, or raise OutOfRangeError."""
         first = max(0, size + start) if start < 0 else start
         end = size if stop is None else stop
-        if first > size or end > size:
+        if size < (start + (start > 0) if stop is None else stop):
             raise OutOfRangeError(
                 f'{self.url(key)}: bytes {start} to {stop} were requested, but it has {size}', path=self.url(key)
             )
