@@ -22,6 +22,8 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
+from tests.support.files import FILES as NUMBERED
+from tests.support.files import FORMATS, numbers_in
 
 TOKEN = 'hf_permitted'
 CONFIG = granular.IOConfig(attempts=3, backoff=0.001)
@@ -177,6 +179,18 @@ def test_everything_is_read_at_one_commit(server, tmp_path, caches):
         with granular.DatasetReader(f'hf://datasets/me/moving{revision}') as reader:
             assert reader[0]['label'] == first
         assert any('/revision/' in call for call in server.calls()) == (not revision)
+
+
+@pytest.mark.parametrize('suffix', FORMATS)
+def test_files_of_two_commits_are_two_files(server, suffix):
+    name, paths = f'x.{suffix}', []
+    for numbers in ([1, 2, 3], [4, 5, 6]):
+        server.commit('me/twice', {name: NUMBERED[suffix](numbers)})
+        paths.append(granular.Path(f'hf://datasets/me/twice/{name}'))
+        paths[-1].read_bytes()  # looks up the commit
+    for files in (paths, paths[::-1]):
+        with getattr(granular, FORMATS[suffix].source)(files) as source:
+            assert sorted(numbers_in(source)) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize('branch', ['dev', 'refs/convert/parquet', 'refs/pr/1'])

@@ -86,6 +86,15 @@ class HubStore(RemoteStore['HubClient']):
     def __reduce__(self) -> tuple[Any, ...]:
         return *super().__reduce__(), {'_commit': self._commit}  # other processes read the same commit
 
+    __hash__ = RemoteStore.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same repository, not read at another commit already."""
+        if not super().__eq__(other):
+            return False
+        commits = {self._commit, other._commit}  # type: ignore[attr-defined]
+        return len(commits - {None}) < 2
+
     def _find_endpoint(self) -> str:
         endpoint = self.options.get('endpoint_url') or os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
         return str(endpoint).rstrip('/')
@@ -186,6 +195,7 @@ class HubStore(RemoteStore['HubClient']):
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
         """Read a byte range, of an object of the size that the Hub states: a proxy may answer with a page instead."""
+        await self._pin()  # before, as another commit has another client
         client, name = await self.client(), self.url(key)
         with self._explained(client):
             for _ in range(2):  # as the transport repeats a request whose reply is wrong
