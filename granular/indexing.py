@@ -124,6 +124,8 @@ def _array_of_integers(values: Any, name: str) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError:  # lists of different lengths
         raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got {values!r:.100}') from None
+    except MemoryError:
+        raise InvalidArgumentError(f'{name}: expected indices that fit into memory, got {values!r:.100}') from None
     if isinstance(values, list | tuple) and array.dtype.kind == 'i' and _BOOLEANS.intersection(map(type, values)):
         raise InvalidArgumentError(f'{name}: expected a 1-D sequence of integers, got booleans in {values!r:.100}')
     if array.ndim != 1 or (array.size and array.dtype.kind not in 'iu'):

@@ -575,6 +575,8 @@ def test_more_indices_than_memory_are_refused_by_the_first_that_is_wrong(tmp_pat
         for indices, first in ((range(10**15), 1), (range(0, -(10**15), -1), -2)):
             with pytest.raises(OutOfRangeError, match=f'index {first} is out of range'):
                 reader.fetch(indices)
+    with pytest.raises(InvalidArgumentError, match=r'expected indices that fit into memory, got range\(0, 10{15}\)'):
+        dataset.repeat().fetch(range(10**15))
 
 
 def test_stage_that_does_not_pickle_is_named():
