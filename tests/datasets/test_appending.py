@@ -57,12 +57,22 @@ def test_dataset_stays_readable_while_shards_are_appended(root, layout):
     assert not marker(folder).exists()
 
 
-def test_writer_that_appends_to_a_finished_dataset_logs_its_length(tmp_path, caplog):
-    write(tmp_path / 'ds', 12)
-    assert not caplog.records
-    with open_writer(tmp_path / 'ds') as writer:
-        writer.append(point(0))
-    assert 'an earlier run finished it, with 12 datapoints: further ones are appended; skip the' in caplog.text
+@pytest.mark.parametrize('asks', [False, True])
+@pytest.mark.parametrize(
+    'open_one',
+    [open_writer, lambda folder: open_writer(folder, 'columns'),
+     lambda folder: granular.DatasetWriter(folder, SPEC, layout='columns')],
+    ids=['refs', 'columns', 'one in columns'],
+)  # fmt: skip
+def test_writer_that_appends_to_a_finished_dataset_logs_its_length_unless_asked(tmp_path, caplog, open_one, asks):
+    said = 'an earlier run finished it, with 12 datapoints: further ones are appended; skip the'
+    for run in range(2):
+        with open_one(tmp_path) as writer:
+            assert not asks or writer.found == 12 * run
+            for i in range(12):
+                writer.append(point(i))
+                assert caplog.text.count(said) == (run and not asks)
+        assert len(caplog.records) == (run and not asks)
 
 
 def test_unfinished_shard_that_is_being_appended_is_logged(tmp_path, caplog):

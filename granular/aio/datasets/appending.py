@@ -9,9 +9,11 @@ take every name beside the shards for a shard.
 
 import itertools
 import json
+import logging
 from collections.abc import Iterable
 from typing import Final
 
+from granular._words import counted
 from granular.aio.datasets.shards import described, shards_in
 from granular.aio.paths.path import Path
 from granular.errors import NotFoundError
@@ -19,6 +21,17 @@ from granular.formats.base import parse_json
 from granular.formats.layout import shard_name
 
 NAME: Final = '.granular-append'
+
+logger: Final = logging.getLogger('granular')
+
+
+def warn_of_found(name: str, found: int) -> None:
+    """Log that a finished dataset is appended to, as a script does that is run twice by mistake."""
+    logger.warning(
+        '%s: an earlier run finished it, with %s: further ones are appended; skip the first writer.found of them to '
+        'write none twice',
+        name, counted(found, 'datapoint'),
+    )  # fmt: skip
 
 
 def marker_path(directory: Path) -> Path:

@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 
 from granular import formats
 from granular._other_names import answering
-from granular._words import counted
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.claims import Claim, is_claim
@@ -173,13 +172,14 @@ class ShardedDatasetWriter(DatapointWriter):
         writer, resumed, finished = None, 0, sum(length or 0 for length in lengths)
         if growing or lengths[-1] is None:
             writer = await self._open_shard(last)
-            resumed = len(writer)
+            resumed = writer.found  # which tells it that the caller asks this writer
             if self._full(writer):
                 await writer.aclose()
                 writer, resumed, finished = None, 0, finished + resumed
         # Last, as a writer that fails to open may be opened again; without calls, so that Ctrl-C does not divide it.
         self._writer, self._resumed = writer, resumed
         self._next, self._found = own[-1] + self._step, finished + resumed
+        self._untold = self._readable > 0
 
     async def _compare_checksums(self, finished: list[int]) -> None:
         """Log if the last of the finished shards, which are never changed, has no checksums, but the next ones do."""
@@ -246,12 +246,6 @@ class ShardedDatasetWriter(DatapointWriter):
 
     async def _begin(self) -> DatasetWriter:
         if self._readable:
-            if not self._told:
-                logger.warning(
-                    '%s: an earlier run finished it, with %s: further ones are appended; skip the first writer.found '
-                    'of them to write none twice',
-                    self._name, counted(self._found, 'datapoint'),
-                )  # fmt: skip
             await mark(self.directory, self._readable)
             self._readable = 0
         await ensure_uninterrupted()

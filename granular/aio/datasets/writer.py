@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
+from granular.aio.datasets.appending import warn_of_found
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.removal import explain, find_removal
 from granular.aio.paths.path import Path
@@ -38,7 +39,7 @@ class DatapointWriter(Publishing):
         super().__init__()
         self.directory, self._name, self._layout = directory, f'{directory}', layout
         self._spec = check_spec(spec, layout)
-        self._found, self._told = 0, False  # datapoints that existed, and whether the caller was told
+        self._found, self._untold = 0, False  # datapoints that existed; whether they are a dataset of which nobody knows
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
@@ -51,7 +52,7 @@ class DatapointWriter(Publishing):
     @property
     def found(self) -> int:
         """Datapoints that existed when it was opened, of a sharded dataset in its shards: continue after them."""
-        self._told = True
+        self._untold = False
         return self._found
 
     async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
@@ -72,6 +73,9 @@ class DatapointWriter(Publishing):
         if self._state != 'open':
             await self._ensure_open()
         async with self._turns.turn():
+            if self._untold:
+                self._untold = False
+                warn_of_found(self._name, self._found)
             return await self._append(datapoint, flush)
 
     async def flush(self) -> None:
@@ -132,8 +136,7 @@ class DatasetWriter(DatapointWriter):
         self._resume = resume
         version = 2 if layout == 'refs' else 3
         self._bags = {key: BagOutput(self.directory / f'{key}.bag', version, resume, checksums) for key in self._spec}
-        refs = self.directory / 'refs.bag'
-        self._refs = BagOutput(refs, 2, 'check', checksums) if layout == 'refs' else None
+        self._refs = BagOutput(self.directory / 'refs.bag', 2, 'check', checksums) if layout == 'refs' else None
         self._writers = [*self._bags.values(), *([] if self._refs is None else [self._refs])]
         for writer in self._writers:
             writer.alone = False  # all are verified together, right before the spec is published
@@ -142,11 +145,9 @@ class DatasetWriter(DatapointWriter):
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
-        self._has_copies = False  # see `expect_copies`
-        self._anew = False  # see `write_anew`
+        self._has_copies = self._anew = False  # see `expect_copies` and `write_anew`
         self._next_folder: Path | None = None  # see `precede`
-        self._failed = False
-        self._torn = False  # True while only some of the columns may have been flushed
+        self._failed = self._torn = False  # torn while only some of the columns may have been flushed
 
     def _loss(self) -> str:
         if self._length == self._found:
@@ -176,6 +177,7 @@ class DatasetWriter(DatapointWriter):
             raise
         # After a crash between two columns, some are longer: the next appends are checked against them.
         self._length = self._found = min(bag.length for bag in self._bags.values())
+        self._untold = self._described and self._found > 0
 
     async def _enter(self, exist_ok: bool) -> None:
         """Create and lock the folder. If two writers start at once, only one of them creates it or gets the lock."""
