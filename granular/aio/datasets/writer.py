@@ -39,7 +39,7 @@ class DatapointWriter(Publishing):
         super().__init__()
         self.directory, self._name, self._layout = directory, f'{directory}', layout
         self._spec = check_spec(spec, layout)
-        self._found, self._untold = 0, False  # datapoints that existed; whether they are a dataset of which nobody knows
+        self._found, self._untold = 0, False  # datapoints that existed; if they are a dataset, unknown to the caller
 
     def __repr__(self) -> str:
         return f'{type(self).__name__}({self._name!r})'
