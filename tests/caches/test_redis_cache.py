@@ -162,6 +162,14 @@ def defined(code, name, **names):
     return names[name]
 
 
+def adding(number):
+    class Adder:
+        def add(self, value):
+            return value + number
+
+    return lambda value: Adder().add(value)
+
+
 def looked_up(dataset):
     return lambda value: dataset[value]
 
@@ -196,6 +204,7 @@ def added(number):
         lambda i: NUMBERS.map([math.sqrt, cmath.sqrt][i]).map(str),
         lambda i: NUMBERS.map(defined(f'class f(int):\n  def __new__(cls, value): return value + {i}', 'f')),
         lambda i: NUMBERS.map(type('Scaled', (Scaled,), {'factor': i})),
+        lambda i: NUMBERS.map(adding(i)),
         lambda i: NUMBERS.filter(lambda value: value > i),
         lambda i: NUMBERS.batch(2, batch_fn=lambda values: values[i]),
         lambda i: NUMBERS.slice([i, 3]),

@@ -20,8 +20,9 @@ def identity_of(fn: Any) -> str:
 
     These are its default arguments, the variables of its closure, the constants that it reads by a global name, the
     arguments of a partial, and the attributes of an object whose method it is, also those of its class that are
-    constants; of a class, these and its constructor. The digest is the same in every process that runs the same release
-    of Python. Functions that it calls by a global name are not part of it.
+    constants; of a class, these and its constructor; of one that a function made, these and its methods. The digest is
+    the same in every process that runs the same release of Python. Functions that it calls by a global name are not
+    part of it.
 
     Raises:
       InvalidArgumentError: if one of the values cannot be described, such as a lock.
@@ -81,6 +82,9 @@ def _contents(value: Any) -> list[Any]:
     if isinstance(value, types.BuiltinFunctionType):  # of a module, or a method such as dict.get
         owner = value.__self__
         return [value.__qualname__, owner.__name__ if isinstance(owner, types.ModuleType) else owner]
+    if isinstance(value, type) and '<locals>' in value.__qualname__:  # others may have this name
+        parts = [part for _, member in sorted(vars(value).items()) for part in _accessors(member)]
+        return [value.__qualname__, value.__bases__, *_constants_of(value), *parts]
     if isinstance(value, type | types.ModuleType | np.ufunc):
         return [getattr(value, '__qualname__', value.__name__)]
     reduced = value.__reduce_ex__(4)
@@ -92,6 +96,12 @@ def _contents(value: Any) -> list[Any]:
     wrapped = getattr(value, '__wrapped__', None)
     called = [fn for fn in (*functions, wrapped) if isinstance(fn, types.FunctionType)]
     return [*state, *_constants_of(type(value)), *called]
+
+
+def _accessors(member: Any) -> list[types.FunctionType]:
+    """Return the functions of a method, also of a static or class method or a property."""
+    parts = (member, *(getattr(member, name, None) for name in ('__func__', 'fget', '__wrapped__')))
+    return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
 def _construction(fn: Any) -> list[Any]:
