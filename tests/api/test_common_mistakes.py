@@ -213,7 +213,8 @@ def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path)
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        ({'weights': [1, 0]}, r'expected 2 weights > 0, got \[1, 0\]: leave datasets out that are not to be read$'),
+        ({'weights': [1, 0]}, r'expected 2 weights > 0, .*, got \[1, 0\]: leave datasets out that are not to be read$'),
+        ({'weights': [1e308, 1]}, r'weights > 0, each below 1e300 times any other, got \[1e\+308, 1\]'),
         ({'probabilities': [1, 2]}, r"Dataset.mix: no arguments \['probabilities'\]: for probabilities, pass weights$"),
     ],
 )

@@ -1,6 +1,7 @@
 """Proxies of the environment, in front of web servers and buckets."""
 
 import asyncio
+import os
 import ssl
 
 import pytest
@@ -56,8 +57,9 @@ def test_web_server_is_read_through_a_proxy(proxy, server, monkeypatch):
     assert granular.Path(address, config=QUICK).read_range(1000, 1600) == EXPECTED
 
 
-def test_proxy_that_denies_access_is_an_error(proxy, server, monkeypatch):
-    monkeypatch.setenv('HTTP_PROXY', proxy.address.replace('se%3Acret', 'wrong'))
+@pytest.mark.parametrize('password', ['wrong', 'wrong%FF', os.fsdecode(b'wrong\xff')])
+def test_proxy_that_denies_access_is_an_error(proxy, server, monkeypatch, password):
+    monkeypatch.setenv('HTTP_PROXY', proxy.address.replace('se%3Acret', password))
     with pytest.raises(AccessDeniedError, match='proxy denied access') as caught:
         granular.Path(f'{away(server.endpoint)}/object', config=QUICK).read_range(1000, 1600)
     assert 'wrong' not in str(caught.value)

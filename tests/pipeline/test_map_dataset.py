@@ -31,6 +31,7 @@ SAME = [
     'M.range(10).batch(3, batch_fn=sum)',
     'M.mix([M.range(5), M.range(7, 10)])',
     'M.mix([M.range(50), M.range(70, 100)], weights=[0.3, 0.7])',
+    'M.mix([M.range(50), M.range(70, 100)], weights=[2**64, 2**65])',
     'M.mix([M.range(9).repeat(), M.range(10, 12).repeat(), M.range(20, 50)], weights=[1, 2, 3])',
     'M.concatenate([M.range(3), M.range(3, 8)])',
     'M.concatenate([M.range(3).shuffle(seed=1), M.range(3, 8).shuffle(seed=2)]).shuffle(seed=5)',

@@ -33,8 +33,9 @@ def basic_authorization(parts: urllib.parse.SplitResult) -> str | None:
     """Return the value of an authorization header for the user and password of a URL; None if it has none."""
     if parts.username is None:
         return None
-    pair = f'{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or "")}'
-    return 'Basic ' + base64.b64encode(pair.encode()).decode()
+    user, password = os.fsencode(parts.username), os.fsencode(parts.password or '')
+    pair = urllib.parse.unquote_to_bytes(user) + b':' + urllib.parse.unquote_to_bytes(password)
+    return 'Basic ' + base64.b64encode(pair).decode()
 
 
 def proxy_of(secure: bool, host: str, port: int) -> Proxy | None:

@@ -4,6 +4,7 @@ Mix and concatenate have the order and semantics that Google Grain documents.
 """
 
 import abc
+import math
 import operator
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -99,13 +100,14 @@ def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
     if weights is None:
         return (1,) * count
     try:
-        if len(weights) == count and all(np.isfinite(weight) and weight > 0 for weight in weights):
+        if len(weights) == count and all(math.isfinite(weight) and weight > 0 for weight in weights):
             scale = 100 / min(weights)
             return tuple(int(weight * scale) for weight in weights)
     except (TypeError, ValueError, OverflowError):  # no sequence, not of numbers, or too far apart
         pass
     raise InvalidArgumentError(
-        f'expected {count} weights > 0, got {weights!r:.200}: leave datasets out that are not to be read'
+        f'expected {count} weights > 0, each below 1e300 times any other, got {weights!r:.200}: leave datasets out '
+        f'that are not to be read'
     )
 
 
