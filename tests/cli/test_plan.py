@@ -177,12 +177,12 @@ def sized(tmp_path_factory):
     [(shuffle.Index(), 'full'), (shuffle.Sequential(), 'sequential'), (shuffle.Blocks(4, 8), 'blocks:4,8')],
 )
 def test_time_is_that_of_a_loader(sized, delay, rate, name, batch, order, name_of_order):
-    with HTTPServer(sized, delay, rate) as server:
-        path = granular.Path(f'{server.endpoint}/{name}', config=CALM)
+    with HTTPServer(sized, delay, rate) as server, HTTPServer(sized) as instant:
+        path, near = (granular.Path(f'{to.endpoint}/{name}', config=CALM) for to in (server, instant))
         rates = Rates(None if rate == math.inf else rate, 5000, delay)
         (one,) = plan(path, Run(batch, prefetch=3), [name_of_order], rates=rates).plans
 
-        def measured():
+        def measured(path):
             began = time.monotonic()
             with granular.ShardedDatasetReader(path, granular.decoders) as reader:
                 dataset = MapDataset.source(reader).shuffle(seed=0, order=order)
@@ -190,9 +190,12 @@ def test_time_is_that_of_a_loader(sized, delay, rate, name, batch, order, name_o
                     assert sum(len(found['x']) for found in loader) == len(reader)
             return time.monotonic() - began
 
-        # Latency and bandwidth of the server dominate; a busy machine adds to them, and is given five tries.
-        seconds = next((seconds for _ in range(4) if (seconds := measured()) < one.seconds * 1.5), 0) or measured()
-    assert one.seconds / 1.5 < seconds < one.seconds * 1.5
+        # A busy machine adds what the same reads take of it without latency and limits: before or after, as it varies.
+        for _ in range(5):
+            before, seconds, after = measured(near), measured(path), measured(near)
+            if seconds - max(before, after) < one.seconds * 1.5:
+                break
+    assert one.seconds / 1.5 < seconds < one.seconds * 1.5 + max(before, after)
     assert one.limits in ('latency', 'bandwidth')
 
 
