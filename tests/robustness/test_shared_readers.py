@@ -122,6 +122,19 @@ def test_async_iterator_belongs_to_one_loop(kind, path):
     assert (value_of(second) if kind == 'stream' else int(second['x'][0, 0])) == (1 if kind == 'stream' else 8)
 
 
+async def test_loader_on_a_loop_of_the_program_is_refused_where_that_loop_does_not_run(path):
+    with granular.DatasetReader(path / 'data', granular.decoders) as reader:
+        loader = granular.Loader(reader, 8)
+        firsts = [int((await anext(loader.aio))['x'][0, 0])]
+        for call in (asyncio.to_thread(next, loader), asyncio.sleep(0)):
+            with pytest.raises(GranularError, match='another event loop'):
+                await call
+                next(loader)
+            firsts.append(int((await anext(loader.aio))['x'][0, 0]))
+        assert firsts == [0, 8, 16]
+        await loader.aio.aclose()
+
+
 def test_reader_opens_after_a_cancelled_opening(path):
     reader = aio.DatasetReader(path.aio / 'data', granular.decoders)
 

@@ -177,6 +177,10 @@ class Bridge:
                     raise failure
             return self._running[0][0]
 
+    def runs(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether a loop is this one."""
+        return any(loop is running for running, _ in self._running)
+
     def is_current(self) -> bool:
         """Return whether this thread is that of the loop."""
         return any(threading.current_thread() is thread for _, thread in self._running)

@@ -13,6 +13,7 @@ from typing import Any, Final, Self, TypeVar
 
 from granular._lazy import at_exit
 from granular._other_names import Answering
+from granular.aio.runtime.bridge import bridge
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
@@ -259,14 +260,17 @@ class Running(abc.ABC):
         return _Computing(coro, self.token)
 
     def check(self) -> None:
-        """Raise an error if it is closed, or bound to another loop than the running one."""
+        """Raise an error if it is closed, or bound to another loop than that on which this thread would wait."""
         if self.closed:
             raise ClosedError('the iterator is closed')
         if self._inherited:
             raise GranularError(
                 'the iterator was started in the process that this one was forked from: start another one'
             )
-        if self._loop is not None and (loop := running_loop()) is not None and loop is not self._loop:
+        if (own := self._loop) is None:
+            return
+        loop = running_loop()
+        if not bridge.runs(own) if loop is None else loop is not own:  # without a loop, it would wait on the bridge's
             raise GranularError(
                 'the iterator was started under another event loop, where its tasks are: give each loop its own'
             )
