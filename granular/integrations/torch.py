@@ -277,7 +277,11 @@ class Batches(core.Batches):
     Args:
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
       device: the device to move them to; by default they stay in place and share the loader's memory.
-      buffer: number of batches to transfer to the device ahead. They count for a Loader's ``recycle_after``.
+      buffer: number of batches to transfer to the device ahead. They count for a Loader's ``recycle_after``,
+        which must be as large on the CPU.
+
+    Raises:
+      InvalidArgumentError: for a ``recycle_after`` that is smaller, and a GPU that torch does not find.
     """
 
     @answering(
@@ -293,6 +297,12 @@ class Batches(core.Batches):
             return
         if (kind := torch.device(device).type) == 'cuda' and not torch.cuda.is_available():
             raise InvalidArgumentError(f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'")
+        recycled = getattr(getattr(batches, 'aio', batches), 'recycle_after', False)
+        if kind == 'cpu' and 0 < recycled < buffer:
+            raise InvalidArgumentError(
+                f'Batches: tensors on the CPU share the memory of the loader, which uses it again after recycle_after='
+                f'{int(recycled)} batches, while buffer={buffer} are taken ahead: pass recycle_after={buffer} or more'
+            )
         self._device = torch.empty(0, device=device).device  # 'cuda' alone is another GPU in another thread
         if kind == 'cuda':
             self._stream = torch.cuda.Stream(self._device)

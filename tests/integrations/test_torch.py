@@ -690,6 +690,10 @@ def test_invalid_arguments_are_rejected():
             except InvalidArgumentError as error:
                 yield str(error)
 
+    with pytest.raises(InvalidArgumentError, match='recycle_after=1 batches, .* pass recycle_after=2 or more'):
+        Batches(granular.Loader(numbers(8), 4, recycle_after=True), 'cpu', 2)
+    with Batches(granular.Loader(numbers(400), 4, recycle_after=2), 'cpu', 2) as batches:
+        assert [next(batches)['i'].tolist() for _ in range(100)] == np.arange(400).reshape(100, 4).tolist()
     with pytest.raises(InvalidArgumentError, match='expected a MapDataset or an IterDataset, got list'):
         IterableDataset([1])
     with pytest.raises(InvalidArgumentError, match='has a shard already'):
