@@ -5,6 +5,7 @@ Tests of races look inside the pool: which connection it opens, keeps or watches
 
 import asyncio
 import contextlib
+import functools
 import gc
 import ssl
 import threading
@@ -117,12 +118,54 @@ def test_unsolicited_bytes_end_the_connection(server, reply):
     assert server.connections == 2
 
 
+def test_bytes_behind_a_reply_of_a_known_head_end_the_connection(server):
+    remote = path(server)
+    version = remote.stat().version
+    for at in (10, 200, 3000):
+        server.script.extend(['good', 'surplus'])
+        for _ in range(2):
+            read = functools.partial(remote.read_ranges, [at], [at + 900], version=version)
+            assert retries(read) == ([DATA[at : at + 900]], 0)
+    assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    'head',
+    [
+        b'HTTP/1.1 206 X\r\nConnection: close\r\nContent-Length: 3',
+        b'HTTP/1.1 206 X\r\nConnection: Close, x\r\nContent-Length: 3',
+        b'HTTP/1.0 206 X\r\nContent-Length: 3',
+    ],
+    ids=['close', 'list', 'HTTP/1.0'],
+)
+def test_connection_that_ends_with_its_reply_is_not_used_again(server, head):
+    server.script.append(('raw', head + b'\r\nContent-Range: bytes 10-12/100000\r\n\r\nabc'))
+    assert path(server).read_range(10, 13) == b'abc'
+    assert retries(lambda: path(server).read_range(10, 13)) == (DATA[10:13], 0)
+    assert server.connections == 2
+
+
+def test_head_that_comes_twice_is_not_that_of_the_next_reply(server):
+    head = b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nETag: x\r\n\r\n'
+    server.script.extend([('raw', head), ('raw', head + head + b'abcdefg'), ('raw', head + b'abcdefg')])
+    remote = path(server)
+    assert remote.stat().size == 7
+    assert remote.read_bytes() == b'abcdefg'
+
+
 def test_head_request_has_no_body(server):
     server.script.append(('raw', b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nETag: x\r\n\r\n'))
     assert path(server).stat().size == 7
     assert server.methods == ['HEAD']
     assert path(server).read_range(0, 5) == DATA[:5]
     assert server.connections == 1
+
+
+def test_head_request_with_a_body_ends_the_connection(server):
+    server.script.append(('raw', b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nETag: x\r\n\r\nabcdefg'))
+    assert path(server).stat().size == 7
+    assert retries(lambda: path(server).read_range(0, 5)) == (DATA[:5], 0)
+    assert server.connections == 2
 
 
 def test_empty_reason_and_http_1_0_are_accepted(server):
@@ -332,6 +375,16 @@ class HeldServer(FaultServer):
         await asyncio.to_thread(self.released.wait, 10)
         await getattr(self, line[0])(writer, request, *line[1:])
 
+    async def then_speak(self, writer, request):
+        await self.good(writer, request)
+        await asyncio.to_thread(self.released.wait, 10)
+        writer.write(b'HTTP')
+
+    async def held_within(self, writer, request):
+        writer.write(self._good_head(request, len(request.content)) + request.content[:1000])
+        await asyncio.to_thread(self.released.wait, 10)
+        writer.write(request.content[1000:])
+
 
 async def test_request_is_hedged_once_while_a_connection_is_opened_for_it():
     with HeldServer() as server:
@@ -356,6 +409,37 @@ async def test_request_is_hedged_once_while_a_connection_is_opened_for_it():
         opened.set()
         server.released.set()
         assert await read == DATA[10:50]
+        await granular.aio.aclose()
+
+
+async def test_connection_on_which_the_server_speaks_unasked_is_closed():
+    with HeldServer() as server:
+        server.script.append('then_speak')
+        remote = granular.aio.Path(f'{server.endpoint}/object')
+        pool = (await remote.store.client()).transport.pool
+        assert await remote.read_range(10, 50) == DATA[10:50]
+        server.released.set()
+        async with asyncio.timeout(10):
+            while pool.connections:
+                await asyncio.sleep(0.001)
+        await granular.aio.aclose()
+
+
+async def test_first_reply_to_a_hedged_request_ends_the_others():
+    with HeldServer() as server:
+        server.script.extend([('held', 'good'), 'held_within'])
+        remote = granular.aio.Path(f'{server.endpoint}/object', config=granular.IOConfig(hedge=0.0))
+        pool = (await remote.store.client()).transport.pool
+        read = asyncio.ensure_future(remote.read_range(10, 50_000))
+        while not server.ranges:
+            await asyncio.sleep(0.001)
+        (waiting,) = pool.connections
+        pool._hedge(waiting.exchange)
+        while not any(connection.begun for connection in pool.connections):
+            await asyncio.sleep(0.001)
+        assert [connection.exchange is not None for connection in pool.connections] == [True]
+        server.released.set()
+        assert await read == DATA[10:50_000]
         await granular.aio.aclose()
 
 

@@ -16,10 +16,15 @@ OK = b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok'
 
 
 class Server:
-    """A server of scripted replies that records request lines and body digests."""
+    """A server of scripted replies that records request lines and body digests.
 
-    def __init__(self, *replies: bytes, reading: bool = True) -> None:
-        self.replies, self.reading = list(replies), reading
+    Args:
+      reading: read the bodies of requests.
+      early: how many requests are answered before their bodies are read.
+    """
+
+    def __init__(self, *replies: bytes, reading: bool = True, early: int = 0) -> None:
+        self.replies, self.reading, self.early = list(replies), reading, early
         self.requests: list[str] = []
         self.bodies: list[str] = []
 
@@ -43,29 +48,47 @@ class Server:
                 lengths = [line[16:] for line in head.split('\r\n') if line.startswith('Content-Length: ')]
                 if not self.reading:
                     return
+                if early := self.early > 0:
+                    self.early -= 1
+                    await self._reply(writer)
                 if lengths:
                     digest, left = hashlib.sha256(), int(lengths[0])
                     while left:
-                        chunk = await reader.read(min(left, 1 << 20))
+                        chunk = await reader.readexactly(min(left, 1 << 20))
                         digest.update(chunk)
                         left -= len(chunk)
                     self.bodies.append(digest.hexdigest())
-                writer.write(self.replies.pop(0) if self.replies else OK)
-                await writer.drain()
+                if not early:
+                    await self._reply(writer)
+
+    async def _reply(self, writer):
+        writer.write(self.replies.pop(0) if self.replies else OK)
+        await writer.drain()
 
 
-async def send(server, method='GET', body=b'', path='/object', check=lambda answer: answer.body, **options):
-    async def make():
-        return Outgoing(Target.of(f'{server.url}{path}', {}), method, body)
+@contextlib.asynccontextmanager
+async def sender(server):
+    """Return a function that sends a request, all of them over the same connections."""
 
     async def recover(kind, detail):
         return False
 
+    async def call(method='GET', body=b'', path='/object', check=lambda answer: answer.body, **options):
+        async def make():
+            return Outgoing(Target.of(f'{server.url}{path}', {}), method, body)
+
+        return await transport.call(make, recover, 's3://bucket/object', check, **options)
+
     transport = Transport(QUICK, 'http://test', 'etag', bucket=True)
     try:
-        return await transport.call(make, recover, 's3://bucket/object', check, **options)
+        yield call
     finally:
         await transport.aclose()
+
+
+async def send(server, *args, **options):
+    async with sender(server) as call:
+        return await call(*args, **options)
 
 
 @pytest.mark.parametrize('size', [0, 1, 65_536, 65_537, 20_000_000])
@@ -132,3 +155,18 @@ async def test_servers_that_read_no_body_time_out():
         with pytest.raises(StoreTimeoutError):
             await send(server, 'PUT', bytes(50_000_000))
         assert len(server.requests) == QUICK.attempts
+
+
+async def test_connection_that_replied_before_it_took_the_body_is_not_used_again():
+    body = bytes(20_000_000)
+    async with Server(b'HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n', early=1) as server:
+        assert await send(server, 'PUT', body) == b'ok'
+        assert server.bodies == [hashlib.sha256(body).hexdigest()]
+
+
+@pytest.mark.parametrize('method', ['PUT', 'POST', 'DELETE'])
+async def test_requests_that_are_answered_alike_are_not_sent_twice(method):
+    async with Server() as server, sender(server) as call:
+        for path in ('/a', '/b', '/a'):
+            assert await call(method, path=path) == b'ok'
+        assert server.requests == [f'{method} {path}' for path in ('/a', '/b', '/a')]

@@ -232,6 +232,10 @@ class FaultServer(LoopServer):
             body = b'' if request.method == 'HEAD' else request.content[:cut]
             writer.write(self._good_head(request, len(request.content)) + body)
 
+    async def surplus(self, writer: asyncio.StreamWriter, request: Request) -> None:
+        """A correct reply, and bytes behind it."""
+        writer.write(self._good_head(request, len(request.content)) + request.content + b'HTTP')
+
     async def status(
         self,
         writer: asyncio.StreamWriter,
