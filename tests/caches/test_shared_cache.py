@@ -429,6 +429,27 @@ class Numbers:
         return self.first + index
 
 
+@pytest.mark.parametrize('cache_index', [True, False])
+def test_name_of_a_cache_belongs_to_the_limits_of_records_too(tmp_path, cache_index):
+    """Of a bag whose table is a file of its own: the same bytes may be divided into other records."""
+    for name, records in (('one', [b'ab', b'c']), ('two', [b'a', b'bc'])):
+        with granular.BagWriter(tmp_path / f'{name}.bag', 3) as bag:
+            for record in records:
+                bag.append(record)
+
+    def cached():
+        reader = granular.BagReader(tmp_path / 'one.bag', cache_index=cache_index)
+        return granular.SharedMemoryCache(reader, max_bytes=1 << 16, name=f'{RUN}-limits')
+
+    with cached() as cache:
+        assert cache.fetch([0, 1]) == [b'ab', b'c']
+        with cached() as same:
+            assert same.fetch([0, 1]) == [b'ab', b'c']
+        os.replace(tmp_path / 'two.idx', tmp_path / 'one.idx')
+        with pytest.raises(InvalidArgumentError, match='is of another source'):
+            cached()
+
+
 @pytest.mark.parametrize(
     'make',
     [

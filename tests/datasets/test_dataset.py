@@ -562,6 +562,20 @@ def test_missing_bag_is_corruption(tmp_path):
         granular.DatasetReader(tmp_path / 'ds', granular.decoders)
 
 
+def test_column_without_its_table_is_corruption(root):
+    """Also if its bytes are those of a bag that has its table at the end."""
+    with granular.BagWriter(root / 'single.bag') as bag:
+        bag.append(b'another')
+        bag.append(b'record')
+    with granular.DatasetWriter(root / 'ds', {'x': 'bytes'}, granular.encoders, layout='columns') as writer:
+        writer.append({'x': (root / 'single.bag').read_bytes()})
+    (root / 'ds' / 'x.idx').unlink()
+    with pytest.raises(CorruptDatasetError, match=r'x\.idx'):
+        granular.DatasetReader(root / 'ds', granular.decoders)
+    with pytest.raises(NotFoundError, match=r'x\.idx'):
+        granular.BagReader(root / 'ds' / 'x.bag', index=root / 'ds' / 'x.idx')
+
+
 @pytest.mark.parametrize('content', [b'', b'nonsense', b'[]', b'{"a": 1}', b'{"../x": "int"}'])
 def test_invalid_spec_is_corruption(tmp_path, content):
     write(tmp_path / 'ds')
