@@ -1,10 +1,12 @@
 """SharedMemoryCache: fetches, limits, worker processes, and caches with a name."""
 
 import asyncio
+import contextlib
 import fcntl
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import threading
 import time
@@ -429,25 +431,25 @@ class Numbers:
         return self.first + index
 
 
-@pytest.mark.parametrize('cache_index', [True, False])
-def test_name_of_a_cache_belongs_to_the_limits_of_records_too(tmp_path, cache_index):
+def test_name_of_a_cache_belongs_to_the_limits_of_records_too(tmp_path):
     """Of a bag whose table is a file of its own: the same bytes may be divided into other records."""
     for name, records in (('one', [b'ab', b'c']), ('two', [b'a', b'bc'])):
         with granular.BagWriter(tmp_path / f'{name}.bag', 3) as bag:
             for record in records:
                 bag.append(record)
 
-    def cached():
+    def cached(cache_index):
         reader = granular.BagReader(tmp_path / 'one.bag', cache_index=cache_index)
         return granular.SharedMemoryCache(reader, max_bytes=1 << 16, name=f'{RUN}-limits')
 
-    with cached() as cache:
+    with cached(True) as cache:
         assert cache.fetch([0, 1]) == [b'ab', b'c']
-        with cached() as same:
+        with cached(False) as same:
             assert same.fetch([0, 1]) == [b'ab', b'c']
         os.replace(tmp_path / 'two.idx', tmp_path / 'one.idx')
-        with pytest.raises(InvalidArgumentError, match='is of another source'):
-            cached()
+        for cache_index in (True, False):
+            with pytest.raises(InvalidArgumentError, match='is of another source'):
+                cached(cache_index)
 
 
 @pytest.mark.parametrize(
@@ -525,6 +527,12 @@ def test_named_cache_lives_until_its_last_process_ends(source, program):
     assert not [path for path in unheld_memory() if RUN in path]
 
 
+def places_of(content, count):
+    """Return where the positions of the records are in the file of a cache of so many indices."""
+    numbers = np.frombuffer(content[: 8 * (16 + 4000 + count)], '<u8')
+    return [8 * place for place in np.flatnonzero(numbers).tolist() if place >= 16 + 4000]
+
+
 @pytest.mark.parametrize('position', [2, 9_990, 10_000, 2**31, 2**62, 2**64 - 1])
 def test_value_at_a_damaged_position_is_read_from_its_source(source, position):
     from granular.aio.caches.segments import path_of
@@ -534,12 +542,56 @@ def test_value_at_a_damaged_position_is_read_from_its_source(source, position):
         assert cache.fetch([1, 2]) == [1, 2]
         with open(path_of('cache', name), 'r+b') as opened:
             content = opened.read()
-            places = np.flatnonzero(np.frombuffer(content[: 8 * (16 + 4000 + len(source))], '<u8'))[-2:]
-            for place in places.tolist():
-                opened.seek(8 * place)
+            for place in places_of(content, len(source)):
+                opened.seek(place)
                 opened.write(position.to_bytes(8, 'little'))
         assert cache.fetch([1, 2]) == [1, 2]
         assert len(source.fetched) == 2
+
+
+@pytest.mark.parametrize('damage', ['the position of another value', 'a length beyond the memory'])
+def test_value_that_is_not_at_its_position_is_read_from_its_source(source, damage):
+    from granular.aio.caches.segments import path_of
+
+    name = f'test-{uuid.uuid4().hex}'
+    with granular.SharedMemoryCache(source, label, name=name, max_bytes=10_000) as cache:
+        assert cache.fetch([1, 2]) == [1, 2]
+        with open(path_of('cache', name), 'r+b') as opened:
+            content = opened.read()
+            places = places_of(content, len(source))
+            positions = [content[place : place + 8] for place in places]
+            if damage == 'a length beyond the memory':
+                start = len(content) - 10_000 - 1
+                places = [start + int.from_bytes(position, 'little') for position in positions]
+                positions = [(1 << 20).to_bytes(8, 'little')] * 2
+            for place, changed in zip(places, reversed(positions), strict=True):
+                opened.seek(place)
+                opened.write(changed)
+        assert cache.fetch([1, 2]) == [1, 2]
+        assert len(source.fetched) == 2
+
+
+def test_value_that_was_written_in_part_is_not_kept():
+    values = [bytes([i]) * 10_000 for i in range(8)]
+    with granular.SharedMemoryCache(values, max_bytes=100_000) as cache:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+        try:
+            assert cache.fetch(range(8)) == values
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert 0 < cache.stats()['entries'] < 8
+        assert cache.fetch(range(8)) == values
+
+
+def test_copy_of_a_cache_that_is_gone_never_attaches_to_another_one():
+    with granular.SharedMemoryCache([1, 2], max_bytes=1000) as gone:
+        copy = pickle.dumps(gone)
+    with contextlib.ExitStack() as others:
+        for _ in range(3):  # of which one has the descriptor of the first
+            others.enter_context(granular.SharedMemoryCache([3, 4], max_bytes=1000)).fetch([0, 1])
+        with pytest.raises(NotFoundError, match='a cache ended with the process that created it'):
+            pickle.loads(copy).fetch([0, 1])
 
 
 def test_invalid_cache_file_is_replaced(source):
@@ -550,11 +602,13 @@ def test_invalid_cache_file_is_replaced(source):
         cache.fetch([1, 2])
         with open(path_of('cache', name), 'rb') as opened:
             content = opened.read()
-    for broken in (b'', b'junk' * 100, content[:200], content[:-1], content[:40] + b'\xff' * 16 + content[56:]):
+    damaged = [b'another!' + content[8:], content[:40] + b'\xff' * 16 + content[56:]]
+    for broken in (b'', b'junk' * 100, content[:200], content[:-1], *damaged):
         with open(path_of('cache', name), 'xb') as opened:
             opened.write(broken)
         with granular.SharedMemoryCache(source, name=name, max_bytes=10_000) as cache:
             assert len(cache.fetch([1, 2])) == 2
+            assert cache.stats()['hits'] == 0
     with open(path_of('cache', name), 'xb') as opened:
         fcntl.flock(opened, fcntl.LOCK_SH)  # as of a process with another release
         with pytest.raises(AlreadyExistsError, match=f'{name}: is in use: choose another name'):
