@@ -272,6 +272,18 @@ def test_checksums_are_added_for_records_of_any_size(tmp_path):
         assert [reader[i] for i in range(5)] == reader.fetch(range(5)) == [*records, b'c']
 
 
+@pytest.mark.parametrize('size', [1, 4, 6, 8, 15, 20])
+def test_checksums_that_do_not_fit_the_table_are_mended(tmp_path, size):
+    """A writer that is killed may have written more of them than limits, or a part of one."""
+    fill(tmp_path / 'x.bag', [b'ab', b'c'], 3)
+    sums = tmp_path / 'x.crc'
+    sums.write_bytes((sums.read_bytes() + bytes(16))[:size])
+    with granular.BagWriter(tmp_path / 'x.bag', 3) as writer:
+        writer.append(b'def')
+    with granular.BagReader(tmp_path / 'x.bag', verify=True) as reader:
+        assert reader.fetch(range(3)) == [b'ab', b'c', b'def']
+
+
 def test_appending_different_records_is_an_error(tmp_path):
     crash(tmp_path)
     writer = granular.BagWriter(tmp_path / 'x.bag', 3)

@@ -142,8 +142,7 @@ class BagOutput(AsyncResource):
             )  # fmt: skip
         start = existing
         while start < self.length:
-            stop = int(np.searchsorted(limits, limits[start] + _CHUNK, 'right')) - 1
-            stop = min(max(start + 1, stop), self.length)
+            stop = max(start + 1, int(np.searchsorted(limits, limits[start] + _CHUNK, 'right')) - 1)
             self._sums.extend(await offload(_sums_of, self.path.key, limits[start : stop + 1]))
             start = stop
         return existing
