@@ -534,6 +534,55 @@ HOLDING = {
 }
 
 
+def test_held_elements_that_are_fewer_when_they_are_read_again_are_refused():
+    """Also if the stream has come as far with them: at its end."""
+
+    def started(dropped):
+        numbers = IterDataset.mix({'a': MapDataset.range(4).to_iter_dataset()})
+        return iter(numbers.filter(lambda number: number not in dropped).window_shuffle(4, seed=0))
+
+    with started([]) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+        rest = list(iterator)
+    with started([]) as iterator:
+        iterator.set_state(state)
+        assert list(iterator) == rest
+    with started([2]) as iterator, pytest.raises(StateError, match='3 of 4 were found'):
+        iterator.set_state(state)
+
+
+def test_weights_may_change_within_the_elements_that_are_held():
+    def started(weights):
+        streams = {'a': MapDataset.range(20).to_iter_dataset(), 'b': MapDataset.range(100, 120).to_iter_dataset()}
+        return iter(IterDataset.mix(streams, weights).cache().repeat(2))
+
+    state, given = None, []
+    for weights in ([1, 1], [3, 1], [1, 3]):
+        with started(weights) as iterator:
+            if state is not None:
+                iterator.set_state(state)
+            given += [next(iterator) for _ in range(4)]
+            state = iterator.get_state()
+            rest = list(iterator)
+    assert [number for number in given if number < 100] == list(range(6))
+    assert [number for number in given if number >= 100] == list(range(100, 106))
+    with started(weights) as iterator:
+        iterator.set_state(state)
+        assert list(iterator) == rest
+
+
+def test_stage_that_holds_fewer_elements_than_a_state_is_refused():
+    numbers = IterDataset.mix({'a': MapDataset.range(20).to_iter_dataset()})
+    with iter(numbers.window_shuffle(4, seed=0)) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(numbers.window_shuffle(2, seed=0)) as iterator:
+        iterator.set_state(state, strict=False)
+        with pytest.raises(StateError, match='the state holds 2 elements more than this stage does'):
+            list(iterator)
+
+
 @pytest.mark.parametrize('error', [ValueError, KeyError, TypeError, OSError, DecodeError, UnknownKeyError])
 @pytest.mark.parametrize('stage', HOLDING)
 @pytest.mark.parametrize('join', JOINS)

@@ -45,3 +45,22 @@ def test_no_element_is_repeated_or_left_out(make, hosts, first):
             assert 'hosts do not advance equally' in str(error)
             continue
         assert given == expected, (hosts, first, second)
+
+
+def test_state_of_the_end_is_that_of_all_hosts():
+    numbers = [MapDataset.range(20).to_iter_dataset(shard_options=ShardOptions(host, 3)) for host in range(3)]
+    states = []
+    for part in numbers:
+        with iter(part) as iterator:
+            list(iterator)
+            states.append(iterator.get_state())
+    assert states == [states[0]] * 3
+    for part, length in zip(numbers, (7, 7, 6), strict=True):
+        with iter(part) as iterator:
+            for _ in range(length):
+                next(iterator)
+            state = iterator.get_state()  # before the end was found
+        with iter(part) as iterator:
+            for saved in (states[0], state):
+                iterator.set_state(saved)
+                assert list(iterator) == []
