@@ -66,10 +66,13 @@ def convert(
     on_error: Annotated[
         str, typer.Option(help='stop at a record that does not fit the types, or skip it, and list all of them.')
     ] = 'stop',
+    decode: Annotated[
+        bool, typer.Option('--decode', help='Decode all values as a check, which finds damaged images.')
+    ] = False,
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert Parquet, ArrayRecord, TFRecord, WebDataset or Hugging Face files, or images in folders by class."""
+    """Convert Parquet, ArrayRecord, TFRecord, WebDataset, Hugging Face, images in folders by class, or a dataset."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if on_error not in ('stop', 'skip'):
@@ -77,7 +80,7 @@ def convert(
     options: Any = {
         'format': format, 'spec': pairs('--spec', 'TYPE, such as label=int', spec, str.rpartition),
         'shardlen': shardlen or None, 'layout': layout, 'checksums': checksums, 'parallel': parallel, 'engine': engine,
-        'on_error': 'raise' if on_error == 'stop' else on_error,
+        'on_error': 'raise' if on_error == 'stop' else on_error, 'decoders': granular.decoders if decode else None,
     }  # fmt: skip
     source_path, target_path = open_path(source), open_path(target)
     console = Console(stderr=True)
@@ -108,6 +111,8 @@ def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
         typer.echo(printable(f'would write {summary} to {target}'))
     else:
         existing = f', {done.found:,} of them there before' if done.found else ''
-        skipped = f', {counted(len(done.skipped), "record")} skipped' if done.skipped else ''
+        earlier = done.missing - len(done.skipped)
+        skipped = f', {counted(done.missing, "record")} skipped' if done.missing else ''
+        skipped += f' ({earlier:,} of them by earlier runs)' if done.found and earlier else ''
         written = counted(done.bytes, 'byte')
         typer.echo(printable(f'{summary} in {target}{existing}{skipped}: {written} written, {done.seconds:,.1f} s'))

@@ -339,8 +339,6 @@ MISTAKES = {
     'no address': (['info', ''], 'expected a path or an address, got an empty text'),
     'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
     'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
-    'dataset to convert': (['convert', 'ds', 'x'], 'ds: is a dataset of granular: copy it by `granular copy`, or'),
-    'shard to convert': (['convert', 'ds/000000', 'x'], 'ds/000000: is a dataset of granular: copy it by'),
     'batch of a plan': (['plan', 'ds', '--batch', 9], 'for a batch of 9 on 1 host, got 5: choose a smaller --batch'),
 }
 

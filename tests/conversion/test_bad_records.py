@@ -50,11 +50,14 @@ def test_bad_file_behind_the_sample_is_named(spec, tmp_path):
 
 def test_images_beside_the_folders_of_classes_are_left_out_with_a_warning(tmp_path, caplog):
     image_folder(tmp_path / 'images', 4, {})
-    for name in ('b.png', 'a.jpg', '.hidden.png', 'notes.txt'):
+    for name in ('b.png', 'a.jpg', '.hidden.png', 'notes.txt', 'cat/x.HEIC', 'cat/y.HEIC', 'dog/photo'):
         (tmp_path / 'images' / name).write_bytes(b'')
     assert granular.convert(tmp_path / 'images', tmp_path / 'out').datapoints == 4
-    [message] = caplog.messages
-    assert 'left out 2 images in no folder of a class, such as a.jpg' in message
+    beside, others = caplog.messages
+    assert 'left out 2 images in no folder of a class, such as a.jpg' in beside
+    assert 'left out 4 files whose names do not end as those of images do: 2 .HEIC, 1 ' in others
+    assert '1 .txt' in others
+    assert '1 without a suffix' in others
 
 
 def test_classes_that_have_the_names_of_splits_are_a_warning(tmp_path, caplog):

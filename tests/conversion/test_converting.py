@@ -143,7 +143,7 @@ async def test_async_api(tmp_path):
     assert done.datapoints == 5
     async with aio.ShardedDatasetReader(tmp_path / 'x', granular.decoders) as reader:
         # From a reader of either API, and from a pipeline over it that drops some elements.
-        assert (await aio.convert(reader, tmp_path / 'y')).format == 'source'
+        assert (await aio.convert(reader, tmp_path / 'y')).format == 'granular'
         odd = aio.MapDataset.source(reader).filter(lambda one: one['n'] % 2)
         assert (await aio.convert(odd, tmp_path / 'z')).datapoints == 2
     check(tmp_path / 'y', [datapoint(i) for i in range(5)])

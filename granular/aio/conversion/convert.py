@@ -12,9 +12,10 @@ from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
+from granular.aio.conversion.stored import StoredMapping, checks_of
 from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.clean import CONVERSION
-from granular.aio.datasets.codec import Encoders, fields_of
+from granular.aio.datasets.codec import Decoders, Encoders, fields_of
 from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import capturing
@@ -49,8 +50,8 @@ class Conversion:
 
     Attributes:
       source: its address, or the type of the object.
-      format: ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'images'``, ``'huggingface'``,
-        ``'source'`` for an object with random access, or ``'iterable'``.
+      format: ``'granular'``, ``'parquet'``, ``'arrayrecord'``, ``'tfrecord'``, ``'webdataset'``, ``'images'``,
+        ``'huggingface'``, ``'source'`` for an object with random access, or ``'iterable'``.
       spec: the type of each key.
       reasons: why each key has its type: what the sample has, or that it was given.
       renamed: the keys of fields whose names cannot be keys, by field.
@@ -59,6 +60,7 @@ class Conversion:
       found: the datapoints that had been written by earlier runs.
       skipped: the reason for each record that was skipped, by its file or number; of finished shards that were found,
         none.
+      missing: all records that were skipped, also by earlier runs.
       bytes: the bytes written by this call.
       seconds: the duration of this call.
     """
@@ -72,6 +74,7 @@ class Conversion:
     shards: int | None
     found: int = 0
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    missing: int = 0
     bytes: int = 0
     seconds: float = 0.0
 
@@ -89,6 +92,7 @@ async def convert(
     parallel: int | None = None,
     sample: int = 128,
     on_error: Literal['raise', 'skip'] = 'raise',
+    decoders: Decoders = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     engine: Engine = 'local',
@@ -111,6 +115,9 @@ async def convert(
     A record that does not fit its type is an error that names it, and its file. Those of the sample are named
     together, before anything is written.
 
+    The records of a dataset of granular are copied as they are stored. A reader's own decoders check them, unless they
+    are None; a reader with decoders other than those of granular is a source of values, as a MapDataset is.
+
     TFRecord files, also compressed ones, are of ``tf.train.Example``: features with one value in all of 64 sampled
     records are that value, other ones an array, or a list of bytes. To keep records as they are, pass a
     ``TFRecordDataSource``.
@@ -125,8 +132,8 @@ async def convert(
     Args:
       source: a path, address or pattern (``data/*.parquet``) of Parquet, ArrayRecord, TFRecord, WebDataset or Hugging
         Face arrow files, or a list of them; a folder of them, of images in one folder per class (``image``, ``label``,
-        ``class``), or of ``save_to_disk``; a source as for ``MapDataset.source``; a Hugging Face dataset; a sync or
-        async iterable, which must yield the same records again for a resumed run.
+        ``class``), of ``save_to_disk``, or of a dataset of granular; a source as for ``MapDataset.source``; a Hugging
+        Face dataset; a sync or async iterable, which must yield the same records again for a resumed run.
       directory: the folder of the dataset: new, or that of an unfinished conversion.
       format: the format of the source, if its name does not tell.
       spec: types of some keys, or fields of the source, which override the inferred ones. ``utf8`` takes bytes, too.
@@ -138,6 +145,8 @@ async def convert(
       sample: records to infer types from.
       on_error: ``'skip'`` leaves out records that do not fit, which the result lists; a shard then has fewer than
         ``shardlen`` datapoints. With Ray, only ``'raise'``.
+      decoders: decode all values of these types as a check, such as with ``granular.decoders``, which finds damaged
+        images: a value that is not decoded does not fit.
       dry_run: write nothing.
       progress: called in a thread, with the number of records written, or found to exist, since the last call; with
         Ray once per shard.
@@ -172,22 +181,29 @@ async def convert(
     skip = on_error == 'skip'
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(capturing.reset, capturing.set(skip))
-        opened = await stack.enter_async_context(contextlib.aclosing(await open_source(source, format)))
+        opened = await stack.enter_async_context(
+            contextlib.aclosing(await open_source(source, format, Path(directory)))
+        )
         if engine == 'ray' and opened.source is None:
             raise InvalidArgumentError(
                 f"{opened.name}: has no random access, which engine='ray' needs to divide it among tasks: expected "
                 f'files, a reader, a list or a MapDataset'
             )
         sampled = await opened.sample(sample)
-        mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images)
+        mapping: RecordMapping | StoredMapping
+        if opened.stored is None:
+            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images)
+        else:
+            mapping = StoredMapping(opened.stored, sampled, spec, layout)
         if not skip:
             mapping.refuse_bad(sampled)
         fields = fields_of(mapping.spec, mapping.encoders(encoders), layout, f'{directory}')
+        checks = checks_of(fields, decoders, opened.stored)
         records = None if opened.source is None else len(opened)
         shards = 1 if shardlen is None else None if records is None else max(1, -(-records // shardlen))
         result = Conversion(opened.name, opened.format, mapping.spec, mapping.reasons, mapping.renamed, records, shards)
         if not dry_run:
-            options = (layout, checksums, opened.name, mapping.hints, skip)
+            options = (layout, checksums, opened.name, mapping.hints, skip, checks)
             writer = ShardWriter(Path(directory), mapping, fields, shardlen, *options)
             # In a thread, because it imports ray.
             ray = await offload(RayShards, writer, source, format, opened) if engine == 'ray' else None
@@ -238,7 +254,8 @@ class _Work:
             await self._tidy()
             raise
         written = dataclasses.replace(plan, shards=shards, datapoints=records - self._missing, found=self._found)
-        return dataclasses.replace(written, bytes=self._bytes, skipped=self._writer.skipped)
+        skipped = self._writer.skipped
+        return dataclasses.replace(written, bytes=self._bytes, skipped=skipped, missing=self._missing)
 
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""
@@ -281,7 +298,7 @@ class _Work:
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._writer.shardlen,
             'spec': self._writer.mapping.spec, 'layout': self._writer.layout, 'checksums': self._writer.checksums,
-            'skip': self._writer.skip or None, 'files': self._source.files,
+            'skip': self._writer.skip or None, 'decoded': self._writer.decoded or None, 'files': self._source.files,
         }  # fmt: skip
         existing_path = former if await former.exists() else self._plan_path
         try:

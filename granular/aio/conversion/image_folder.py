@@ -1,8 +1,10 @@
 """Folders of images, one folder per class, as a data source."""
 
+import collections
 import contextlib
 import logging
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
@@ -52,13 +54,23 @@ class ImageFolder:
     @classmethod
     async def listed(cls, folder: Path) -> 'ImageFolder':
         """List a folder and return its images; raise ``NotFoundError`` if there are none."""
-        entries = []
+        entries, others = [], collections.Counter[str]()
         async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:  # type: ignore[type-var]
             async for entry in tree:
                 name = entry.name
-                if not entry.is_dir and not name.startswith('.') and name.lower().endswith(_ENDINGS):
+                if entry.is_dir or name.startswith('.'):
+                    continue
+                if name.lower().endswith(_ENDINGS):
                     entries.append(entry)
+                else:
+                    others[PurePosixPath(name).suffix or 'without a suffix'] += 1
         images = cls(folder, entries)
+        if entries and others:
+            shown = ', '.join(f'{count} {suffix}' for suffix, count in others.most_common(5))
+            logger.warning(
+                '%s: left out %s whose names do not end as those of images do: %s',
+                folder, counted(others.total(), 'file'), shown,
+            )  # fmt: skip
         if entries and not len(images):
             raise InvalidArgumentError(
                 f'{folder}: {entries[0].name} and all other images are in no folder of a class: move them into one, as '

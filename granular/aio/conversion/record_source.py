@@ -18,11 +18,16 @@ from granular._lazy import import_extra
 from granular._other_names import Unindexed
 from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
 from granular.aio.conversion.infer import JSONText, NumpyFile
+from granular.aio.conversion.stored import StoredRecords, is_stored
+from granular.aio.datasets.reader import DatapointReader
+from granular.aio.datasets.shards import shards_of
 from granular.aio.datasources.arguments import refuse_gaps
 from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of, refuse_packed, remedy_of
+from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.execution.prefetch import END
+from granular.aio.paths.copy import is_within
 from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import adapters
@@ -35,12 +40,11 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
-from granular.formats.layout import shard_number
 from granular.indexing import Ints
 
 logger: Final = logging.getLogger('granular')
 
-Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface']
+Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
 _LONGEST: Final = 1 << 48  # what is longer is made of parts or batches of a source that repeats without end
@@ -61,6 +65,8 @@ class RecordSource:
     size: int | None = None  # the bytes of its files, if known; detects that the source has changed
     files: str | None = None  # a digest of the names and sizes of its files, in order, if known; detects the same
     opened: AsyncResource | None = None  # the reader to close with it
+    folder: Path | None = None  # that it owns, as a dataset or images at any depth, so that nothing is written into it
+    stored: DatapointReader[Any] | None = None  # the reader of a dataset, whose records are copied as they are
     images: Sequence[str] = ()  # fields that are images by the names of their files
     sampled: Sequence[int] = ()  # the indices of the sampled records
     _sampled: list[Any] = dataclasses.field(default_factory=list)  # sampled records, that ``stream`` yields again
@@ -162,11 +168,20 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
     return out
 
 
-async def open_source(source: Any, format: Format | None) -> RecordSource:
-    """Open the source that the user passed, by address or as an object."""
+async def open_source(source: Any, format: Format | None, target: Path | None = None) -> RecordSource:
+    """Open the source that the user passed, by address or as an object; refuse a target within its folder."""
     await ensure_event_loop()
     if format is not None and format not in FORMATS:
         raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {format!r}')
+    opened = await _open(source, format)
+    folder = opened.folder
+    if folder is not None and target is not None and target.store == folder.store and await is_within(target, folder):
+        await opened.aclose()
+        raise InvalidArgumentError(f'{folder}: cannot be converted into itself, to {target}')
+    return opened
+
+
+async def _open(source: Any, format: Format | None) -> RecordSource:
     if isinstance(source, str | os.PathLike | PurePath):
         return await _open_address(Path(source), format)
     if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
@@ -189,6 +204,8 @@ async def _open_object(source: Any) -> RecordSource:
     is_indexed = hasattr(source, '__len__') and hasattr(source, '__getitem__') and not isinstance(source, Unindexed)
     if is_source or is_indexed or hasattr(source, 'fetch'):
         await ensure_open(source)
+        if is_stored(reader := getattr(source, 'aio', source)):
+            return _of_dataset(reader)
         node = adapters.convert(source)
         if node.endless or len(node) > _LONGEST:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
@@ -245,6 +262,13 @@ def _with_files(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
     return row
 
 
+def _of_dataset(reader: DatapointReader[Any], opened: AsyncResource | None = None) -> RecordSource:
+    node = adapters.convert(StoredRecords(reader))
+    return RecordSource(
+        f'{reader.directory}', 'granular', node, size=reader.size, opened=opened, folder=reader.directory, stored=reader
+    )
+
+
 # --- addresses ------------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +289,9 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
         raise NotFoundError(f'{folder}: {await remedy_of(folder, list(names))}')
     if format == 'huggingface' or (format is None and 'state.json' in names):
         return await _open_saved(folder)
+    if format == 'granular' or (format is None and ('spec.json' in names or shards_of(entries))):
+        reader = await open_dataset(folder, None)
+        return _of_dataset(reader, reader)
     files: dict[str, list[Path]] = {kind: [] for kind in FORMATS}
     for entry in entries:
         if not entry.is_dir and (kind := _kind_of(entry.key)):
@@ -282,11 +309,6 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
     except NotFoundError as error:
         if format:
             raise
-        if 'spec.json' in names or any(shard_number(name) is not None for name in names):
-            raise InvalidArgumentError(
-                f'{folder}: is a dataset of granular: copy it by `granular copy`, or convert a reader of it, as in '
-                f'granular.convert(granular.open(...), ...)'
-            ) from None
         if remedy := await remedy_of(folder, sorted(names)):
             raise NotFoundError(f'{folder}: {remedy}') from None
         folders = sorted(entry.name for entry in entries if entry.is_dir)
@@ -295,7 +317,8 @@ async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
             f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: {hint}read other files in a generator of '
             f'dicts, as in granular.convert(records(), ...)'
         ) from None
-    opened = RecordSource(f'{folder}', 'images', adapters.convert(images), size=images.size, images=('image',))
+    node = adapters.convert(images)
+    opened = RecordSource(f'{folder}', 'images', node, size=images.size, folder=folder, images=('image',))
     opened.files = await offload(lambda: _digest_of(images.files()))
     return opened
 

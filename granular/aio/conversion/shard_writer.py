@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import msgpack
 
-from granular.aio.datasets.codec import Field, describe_error, encode_now, keys_error
+from granular.aio.datasets.codec import Field, decode_now, describe_error, encode_now, keys_error, raw
 from granular.aio.datasets.sharded_writer import length_of_shard
 from granular.aio.datasets.writer import DatasetWriter, expect_copies, write_anew
 from granular.aio.execution.failures import Failure, of_datapoint
@@ -44,6 +44,7 @@ class ShardWriter:
       name: the source, for errors.
       hints: the remedy for a value that the encoder rejects, by key.
       skip: skip records that do not fit the spec: a shard then has fewer datapoints than records.
+      checks: the fields with decoders, which must accept each record.
     """
 
     def __init__(
@@ -57,13 +58,19 @@ class ShardWriter:
         name: str,
         hints: Mapping[str, str] | None = None,
         skip: bool = False,
+        checks: Sequence[Field] = (),
     ) -> None:
         self.directory, self.mapping, self._fields = directory, mapping, fields
         self.shardlen, self.layout, self.checksums = shardlen, layout, checksums
-        self._name, self._hints = name, hints or {}
+        self._name, self._hints, self._checks = name, hints or {}, checks
         self.skip, self.skipped = skip, dict[str, str]()  # the reasons, by file or number
         self.has_copies = False  # True if several processes may write the same shard at the same time
         self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))  # records read at a time
+
+    @property
+    def decoded(self) -> list[str]:
+        """The keys of which each record is decoded as a check."""
+        return [check.key for check in self._checks if check.fn is not raw]
 
     def folder(self, number: int) -> Path:
         return self.directory if self.shardlen is None else self.directory / shard_name(number)
@@ -142,5 +149,7 @@ class ShardWriter:
         except EncodeError as error:
             hint = '' if self.skip else self._hints.get(error.key or '', '')
             raise EncodeError(f'{error}{hint}', path=name, key=error.key, index=number) from error.__cause__
+        for check, records in zip(self._checks, encoded, strict=bool(self._checks)):
+            decode_now(check, records, lambda _, __: (name, number))
         pairs = zip(self._fields, encoded, strict=True)
         return {field.key: values if field.many else values[0] for field, values in pairs}

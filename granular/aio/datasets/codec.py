@@ -40,6 +40,17 @@ def raw(value: Any) -> Any:
     return value
 
 
+def check_decoders(decoders: Decoders) -> Mapping[str, Decoder]:
+    """Return a mapping of functions, empty for None; raise ``InvalidArgumentError`` if it is none."""
+    if decoders is None:
+        return {}
+    if not isinstance(decoders, Mapping) or not all(fn is None or callable(fn) for fn in decoders.values()):
+        raise InvalidArgumentError(
+            f'decoders: expected a mapping of functions such as granular.decoders, got {decoders!r:.100}'
+        )
+    return decoders
+
+
 def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: layout.Layout, name: str) -> list[Field]:
     """Return the fields of a sorted spec with their encoders or decoders; without a table of these, of raw bytes."""
     fields = []
@@ -99,7 +110,7 @@ async def decode_records(
     """Return the values of each field, in order; raise ``DecodeError`` if a decoder rejects a record."""
     pairs = list(zip(fields, columns, strict=True))
     if all(_is_cheap(field, records) for field, records in pairs):
-        return [_decode_now(field, records, locate) for field, records in pairs]
+        return [decode_now(field, records, locate) for field, records in pairs]
     return await gather([_decode(field, records, locate) for field, records in pairs])
 
 
@@ -110,7 +121,8 @@ def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
     return field.fn is raw or running_loop() is None or sum(map(len, records)) <= _INLINE
 
 
-def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
+def decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
+    """Return the values of records of a field, decoded on this thread; raise ``DecodeError`` for one that fails."""
     if field.fn is raw:
         return list(records)
     out: list[Any] = []
@@ -126,7 +138,7 @@ def _decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[
 
 async def _decode(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:
     if _is_cheap(field, records):
-        return _decode_now(field, records, locate)
+        return decode_now(field, records, locate)
 
     def call(i: int) -> Any:
         try:

@@ -13,7 +13,7 @@ from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
-from granular.aio.datasets.codec import Decoders
+from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
 from granular.aio.datasets.consistency import open_as_one
 from granular.aio.datasets.dataset import Dataset, OpenOptions
@@ -134,8 +134,10 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """
         if self._state != 'open':
             await self._ensure_open()
+        return await self._fetch(indices, self._first.choose(mask))
+
+    async def _fetch(self, indices: Any, choices: Sequence[Choice]) -> list[Any]:
         positions, order = self._sort(indices_of(indices, len(self), self._name))
-        choices = self._first.choose(mask)
         if not len(positions):
             return []
         return _reorder(as_datapoints(await self._read(positions, choices), choices, len(positions)), order)
@@ -290,6 +292,18 @@ def columns_of(reader: DatasetReader[Any]) -> Columns:
     """Return the columns of an open reader; raise ``ClosedError`` if it is closed, or not open yet."""
     check_open(reader)
     return reader._columns
+
+
+def fields_read(reader: DatapointReader[Any]) -> list[Field]:
+    """Return the fields of an open reader, with their decoders."""
+    check_open(reader)
+    return [choice.field for choice in reader._first.choices]
+
+
+async def fetch_stored(reader: DatapointReader[Any], indices: Any) -> list[Datapoint]:
+    """Return datapoints of an open reader with their records as they are stored, whatever its decoders are."""
+    choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in reader._first.choices]
+    return await reader._fetch(indices, choices)
 
 
 async def fetch_buffers(

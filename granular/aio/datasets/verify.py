@@ -9,7 +9,7 @@ import numpy as np
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
-from granular.aio.datasets.codec import Decoders, describe_error
+from granular.aio.datasets.codec import Decoders, check_decoders, describe_error
 from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
@@ -22,7 +22,7 @@ from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
-from granular.errors import CorruptError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.errors import CorruptError, NotFoundError, UnsupportedError
 from granular.formats.base import Decoder
 from granular.formats.checksums import SUFFIX, Sums, crc32c, load
 from granular.formats.layout import Layout, element, shard_name
@@ -97,11 +97,7 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
             print(problem.path, problem.record, problem.message)
     """
     root, report = Path(path), Report()
-    functions = {} if decoders is None else decoders
-    if not isinstance(functions, Mapping) or not all(fn is None or callable(fn) for fn in functions.values()):
-        raise InvalidArgumentError(
-            f'decoders: expected a mapping of functions such as granular.decoders, got {decoders!r:.100}'
-        )
+    functions = check_decoders(decoders)
     bytes_read = ProgressReport(progress, MiB)
     await root.store.ready()
     if await (root / 'spec.json').exists():

@@ -1,0 +1,83 @@
+"""Datasets as sources of a conversion: their records are copied as they are stored."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from granular import formats
+from granular.aio.datasets.codec import Decoders, Field, check_decoders, raw
+from granular.aio.datasets.reader import DatapointReader, fetch_stored, fields_read
+from granular.errors import InvalidArgumentError
+from granular.formats.layout import Layout, Spec, check_spec, element
+
+_VALUES = 'pass granular.MapDataset.source(reader), of which values are converted'
+
+
+def is_stored(reader: Any) -> bool:
+    """Return whether an object is a reader of a dataset whose values are those of its records: not with decoders other
+    than those of granular.
+    """
+    if not isinstance(reader, DatapointReader):
+        return False
+    return all(
+        field.fn is raw or field.fn is formats.decoders.get(element(field.kind)) for field in fields_read(reader)
+    )
+
+
+class StoredRecords:
+    """The records of an open reader, as mappings from keys to bytes, or lists of these, which need no encoders."""
+
+    def __init__(self, reader: DatapointReader[Any]) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    async def fetch(self, indices: Any) -> list[dict[str, Any]]:
+        return await fetch_stored(self.reader, indices)
+
+
+class StoredMapping:
+    """The mapping from the records of a dataset to the datapoints of another one, which has the same spec.
+
+    It has what ``RecordMapping`` has.
+    """
+
+    def __init__(
+        self, reader: DatapointReader[Any], sample: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout
+    ) -> None:
+        self.spec: Spec = check_spec(reader.spec, layout)
+        if other := {key: kind for key, kind in (spec or {}).items() if self.spec.get(key) != kind}:
+            raise InvalidArgumentError(
+                f'{reader.directory}: its records are copied as they are stored, with the spec {self.spec}, not with '
+                f'{other}: {_VALUES}'
+            )
+        self.reasons = dict.fromkeys(self.spec, 'of the dataset')
+        self.renamed: dict[str, str] = {}
+        self.hints: dict[str, str] = {}
+        sizes = [sum(map(_size, record.values())) for record in sample]
+        self.mean: int = max(1, sum(sizes) // max(1, len(sizes)))
+
+    def refuse_bad(self, sample: Sequence[Any]) -> None:
+        """Accept all records."""
+
+    def encoders(self, custom: Mapping[str, Any] | None) -> None:
+        """Return that no encoders are needed; raise ``InvalidArgumentError`` for those of the user."""
+        if custom:
+            raise InvalidArgumentError(f'encoders: the records of a dataset are copied as they are stored: {_VALUES}')
+
+    def datapoint(self, record: dict[str, Any]) -> dict[str, Any]:
+        return record
+
+
+def checks_of(fields: Sequence[Field], decoders: Decoders, reader: DatapointReader[Any] | None) -> list[Field]:
+    """Return the fields that are written, with the decoders that must accept each record: by default those of the
+    reader of a dataset.
+    """
+    if decoders is None:
+        return [] if reader is None else fields_read(reader)
+    functions = check_decoders(decoders)
+    return [field._replace(fn=functions.get(element(field.kind)) or raw) for field in fields]
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, bytes) else sum(map(len, value))
