@@ -15,6 +15,7 @@ from granular._words import counted
 from granular.aio.loader.loader import LoaderHandle, remaining_batches
 from granular.aio.pipeline.describe import times
 from granular.aio.pipeline.nodes.source import Source
+from granular.errors import InvalidArgumentError
 from granular.metrics import io_stats, timing
 
 T = TypeVar('T')
@@ -43,6 +44,8 @@ def progress(items: Iterable[T], total: int | None = None, summary: bool = False
     Raises:
       MissingExtraError: if rich is not installed.
     """
+    if not hasattr(items, '__iter__') and not hasattr(items, '__getitem__'):
+        raise InvalidArgumentError(f'progress: expected items to iterate over, got {items!r:.100}')
     import_extra('rich.progress', 'cli', 'progress needs rich')
     generator = _with_bar(items, total, summary)
     _begun.add(generator)

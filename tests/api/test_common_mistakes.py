@@ -60,6 +60,17 @@ MISTAKES = {
         r'expected a 1-D sequence of integers, got booleans in \[True, 2\]$',
     ),
     'one_field_to_select': (lambda: dataset.select(5), '^fields: expected a sequence of keys, got 5$'),
+    'number_joined_to_a_path': (lambda: granular.Path('x') / 5, '^x: expected str to join, got int$'),
+    'number_as_a_name': (lambda: granular.Path('x').with_name(5), '^x: expected str, got int$'),
+    'number_as_a_suffix': (lambda: granular.Path('x').with_suffix(5), '^x: expected str, got int$'),
+    'bytes_as_a_pattern': (lambda: granular.Path('x').match(b'*'), '^x: expected str, got bytes$'),
+    'bytes_as_text': (lambda: granular.Path('x').write_text(b'text'), '^x: expected str, got bytes$'),
+    'number_of_items': (lambda: granular.progress(5), '^progress: expected items to iterate over, got 5$'),
+    'number_of_datasets': (lambda: granular.FieldConcat(5), '^FieldConcat: expected one dataset or more, got 5$'),
+    'fields_of_labels': (
+        lambda: dataset.oversample(['label']),
+        r"expected the name of a field, got \['label'\]$",
+    ),
     'one_label': (
         lambda: granular.filters.by_class(3, [3]),
         '^labels: expected a sequence with the label of each datapoint, got 3$',

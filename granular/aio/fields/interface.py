@@ -104,7 +104,7 @@ async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctx
 
 async def labels_of(dataset: Fields, field: str) -> filters.Labels:
     """Return the labels of all datapoints, which are read once, in bulk."""
-    if field not in dataset.known_labels:
+    if filters.check_field(field) not in dataset.known_labels:
         check_fields(dataset, [field])
 
         async def read(indices: Ints) -> list[Any]:

@@ -69,7 +69,7 @@ class Nested:
         """Return the shape of a field, for example ``(10,)`` for one of ten classes: the result of ``getshape_kind()``.
         Raise ``UnknownKeyError`` if no dataset defines that method.
         """
-        method = getattr(self, _SHAPE + kind, None)
+        method = getattr(self, f'{_SHAPE}{kind}', None)
         if method is None:
             raise UnknownKeyError(f'{self!r}: unknown shape of {kind!r}: expected a method {_SHAPE}{kind}')
         shape: tuple[int, ...] = method()

@@ -4,7 +4,7 @@ Each wrapper is a dataset of fields itself. A node of a pipeline selects among t
 """
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -368,11 +368,11 @@ class FieldConcat(_Arranged):
     """
 
     def __init__(self, datasets: Sequence[Any], balanced_sampling: bool = False) -> None:
-        datasets = list(datasets)
-        super().__init__(datasets)
-        if not datasets:
-            raise InvalidArgumentError('expected one dataset or more, got none')
-        self.datasets: list[Any] = [original(dataset) for dataset in datasets]
+        given = list(datasets) if isinstance(datasets, Iterable) else []
+        if not given:
+            raise InvalidArgumentError(f'FieldConcat: expected one dataset or more, got {datasets!r:.100}')
+        super().__init__(given)
+        self.datasets: list[Any] = [original(dataset) for dataset in given]
         positions = [Wrapped(range(len(part))) for part in self.parents]
         lengths = [len(part) for part in positions]
         if balanced_sampling and not all(lengths):

@@ -26,6 +26,13 @@ class ForeignPath(Protocol):
     def __truediv__(self, name: str, /) -> Any: ...
 
 
+def check_str(value: Any, path: 'PurePath', purpose: str = '') -> str:
+    """Return an argument of a method of a path that must be a text."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f'{path}: expected str{purpose}, got {type(value).__name__}')
+    return value
+
+
 class PurePath:
     """A path on a disk, in a bucket or on a server.
 
@@ -106,9 +113,7 @@ class PurePath:
         return str(self) < str(other)
 
     def __truediv__(self, other: str | os.PathLike[str]) -> Self:
-        tail = os.fspath(other)
-        if not isinstance(tail, str):
-            raise InvalidArgumentError(f'{self}: expected str to join, got {type(tail).__name__}')
+        tail = check_str(os.fspath(other) if isinstance(other, os.PathLike) else other, self, ' to join')
         if self._store.local:
             joined = os.path.join(self._key, tail) if self._key != '.' or tail.startswith('/') else tail
             return type(self).of(self._store, local_key(joined))
@@ -163,7 +168,7 @@ class PurePath:
 
     def with_name(self, name: str) -> Self:
         """Return this path with another name."""
-        if name in ('', '.') or '/' in name or not self._key.strip('./'):
+        if check_str(name, self) in ('', '.') or '/' in name or not self._key.strip('./'):
             raise InvalidArgumentError(f'{self}: cannot be named {name!r}')
         key = self._key[: len(self._key) - len(self.name)] + name
         if self._store.local:
@@ -174,7 +179,7 @@ class PurePath:
 
     def with_suffix(self, suffix: str) -> Self:
         """Return this path with another suffix; ``''`` removes it."""
-        if suffix and (not suffix.startswith('.') or suffix == '.' or '/' in suffix):
+        if check_str(suffix, self) and (not suffix.startswith('.') or suffix == '.' or '/' in suffix):
             raise InvalidArgumentError(f'{self}: {suffix!r} is not a suffix')
         return self.with_name(self.stem + suffix)
 
@@ -204,7 +209,7 @@ class PurePath:
 
     def match(self, pattern: str) -> bool:
         """Return whether the last components match those of a pattern, or all components for an absolute pattern."""
-        patterns = [part for part in pattern.split('/') if part]
+        patterns = [part for part in check_str(pattern, self).split('/') if part]
         names = [part for part in self._key.split('/') if part]
         if not patterns:
             raise InvalidArgumentError(f'{self}: expected a pattern, got {pattern!r}')

@@ -86,7 +86,7 @@ async def labels_of(node: Source, field: Any) -> filters.Labels:
     if node.sparse:
         raise InvalidArgumentError('elements removed by a filter have no class: select classes before filter()')
     labels_by_field = _labels.setdefault(node, {})
-    if field not in labels_by_field:
+    if filters.check_field(field) not in labels_by_field:
         source = selected(node, [field])
 
         async def read(indices: Ints) -> list[Any]:
