@@ -337,7 +337,7 @@ def _without_credentials(url: str) -> tuple[str, bool]:
     try:
         parts = urllib.parse.urlsplit(url)
         _ = parts.port
-    except (ValueError, AttributeError):  # of what is no text
+    except (ValueError, AttributeError, TypeError):  # of what is no text
         raise InvalidArgumentError('url: expected an address such as redis://host:port/database') from None
     if parts.scheme not in ('redis', 'rediss', 'unix'):
         raise InvalidArgumentError(f'url: expected redis://, rediss:// or unix://, got the scheme {parts.scheme!r:.40}')
