@@ -67,6 +67,7 @@ MISTAKES = {
     'bytes_as_text': (lambda: granular.Path('x').write_text(b'text'), '^x: expected str, got bytes$'),
     'number_of_items': (lambda: granular.progress(5), '^progress: expected items to iterate over, got 5$'),
     'number_of_datasets': (lambda: granular.FieldConcat(5), '^FieldConcat: expected one dataset or more, got 5$'),
+    'number_of_sources': (lambda: granular.sources.Interleave(5), '^expected one source or more, got 5$'),
     'fields_of_labels': (
         lambda: dataset.oversample(['label']),
         r"expected the name of a field, got \['label'\]$",

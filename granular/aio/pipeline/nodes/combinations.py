@@ -6,7 +6,7 @@ Mix and concatenate have the order and semantics that Google Grain documents.
 import abc
 import math
 import operator
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ class SourceChoice(Node):
     selects = True
 
     def __init__(self, parents: Sequence[Any]) -> None:
-        if not parents:
-            raise InvalidArgumentError('expected one source or more, got none')
+        if not isinstance(parents, Iterable) or not parents:
+            raise InvalidArgumentError(f'expected one source or more, got {parents!r:.100}')
         super().__init__(*map(convert, parents))
 
     @abc.abstractmethod
