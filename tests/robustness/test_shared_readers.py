@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import json
+import multiprocessing
 import subprocess
 import sys
 import textwrap
@@ -133,6 +134,62 @@ async def test_loader_on_a_loop_of_the_program_is_refused_where_that_loop_does_n
             firsts.append(int((await anext(loader.aio))['x'][0, 0]))
         assert firsts == [0, 8, 16]
         await loader.aio.aclose()
+
+
+class Blocked:
+    """A source that never gives an element."""
+
+    def __init__(self):
+        self.begun = asyncio.Event()
+
+    def __len__(self):
+        return 9
+
+    async def fetch(self, indices):
+        self.begun.set()
+        await asyncio.Event().wait()
+
+
+async def test_iterator_that_another_loop_closes_before_its_first_element_ends():
+    asyncio.get_running_loop().set_debug(True)  # refuses calls of other threads
+    source = Blocked()
+    items = aiter(aio.MapDataset.source(source).to_iter_dataset().prefetch(2))
+    waiting = asyncio.ensure_future(anext(items))
+    await source.begun.wait()
+    await asyncio.to_thread(lambda: asyncio.run(items.aclose()))
+    with pytest.raises(ClosedError):
+        await asyncio.wait_for(waiting, 60)
+
+
+class Pickled:
+    """A source that takes long to pickle."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {'x': index}
+
+    def __reduce__(self):
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return Pickled, ()
+
+
+async def test_loader_that_another_thread_closes_while_its_processes_start_ends_them():
+    source, before = Pickled(), {*multiprocessing.active_children()}
+    loader = granular.Loader(source, 4, workers=2, mp='spawn')
+    waiting = asyncio.ensure_future(anext(loader.aio))
+    await asyncio.to_thread(source.begun.wait, 60)
+    await asyncio.to_thread(loader.close)
+    source.go_on.set()
+    with pytest.raises(ClosedError):
+        await asyncio.wait_for(waiting, 60)
+    await loader.aio.aclose()
+    assert {*multiprocessing.active_children()} <= before
 
 
 def test_reader_opens_after_a_cancelled_opening(path):

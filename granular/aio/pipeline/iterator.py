@@ -114,6 +114,8 @@ class Cursor(Running):
 
     async def _begin(self, recipient: int) -> None:
         """Begin an operation for a thread, before the last element unless it was received."""
+        if self._loop is None:
+            await self.settle()  # before there are tasks, which only their loop may end
         if self._recipient == recipient:
             self._astray = True
         self._recipient = 0

@@ -259,6 +259,13 @@ class Running(abc.ABC):
         """Return a coroutine that calls functions of this iterator, to be awaited in any context."""
         return _Computing(coro, self.token)
 
+    def _is_elsewhere(self) -> bool:
+        """Return whether it is bound to another loop than that on which this thread would wait."""
+        if (own := self._loop) is None:
+            return False
+        loop = running_loop()
+        return loop is not own if loop is not None else not bridge.runs(own)
+
     def check(self) -> None:
         """Raise an error if it is closed, or bound to another loop than that on which this thread would wait."""
         if self.closed:
@@ -267,10 +274,7 @@ class Running(abc.ABC):
             raise GranularError(
                 'the iterator was started in the process that this one was forked from: start another one'
             )
-        if (own := self._loop) is None:
-            return
-        loop = running_loop()
-        if not bridge.runs(own) if loop is None else loop is not own:  # without a loop, it would wait on the bridge's
+        if self._is_elsewhere():
             raise GranularError(
                 'the iterator was started under another event loop, where its tasks are: give each loop its own'
             )
@@ -303,8 +307,7 @@ class Running(abc.ABC):
             self._finalizer.detach()  # Python ignores an interrupt in a finalizer
         if self._inherited or (self._loop is not None and self._loop.is_closed()):  # which has closed it
             return
-        loop = running_loop()
-        if loop is not None and self._loop not in (None, loop):
+        if self._is_elsewhere():
             self._dropped()
         else:
             await self._close()
