@@ -3,6 +3,8 @@
 import io
 import json
 import textwrap
+import time
+import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -364,3 +366,23 @@ def test_forked_child_drops_the_iterators_of_its_parent(run_program, data):
 
 def test_dropped_prefetching_streams_free_their_memory(run_program, tmp_path):
     run_program(MEMORY, (tmp_path, {}))
+
+
+@pytest.mark.parametrize('ahead', [0, 3])
+def test_closed_iterator_keeps_its_state_and_no_element_that_it_read(ahead):
+    made = []
+
+    def make(x):
+        array = np.full(9, x)
+        made.append(weakref.ref(array))
+        return array
+
+    iterator = iter(granular.MapDataset.range(200).map(make).to_iter_dataset().prefetch(ahead))
+    assert [int(next(iterator)[0]) for _ in range(20)] == list(range(20))
+    state, elements = iterator.get_state(), iterator.stats()['elements']
+    iterator.close()
+    until = time.monotonic() + 60
+    while any(array() is not None for array in made) and time.monotonic() < until:  # a thread may still compute some
+        time.sleep(0.01)
+    assert not any(array() is not None for array in made)
+    assert (iterator.get_state(), iterator.stats()['elements']) == (state, elements)

@@ -217,6 +217,7 @@ class Cursor(Running):
 
     async def aclose(self) -> None:
         self.hide()
+        self._ready, self._shown, self._next_page = [], 0, ()
         await super().aclose()
 
     async def _close(self) -> None:

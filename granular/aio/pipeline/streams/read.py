@@ -360,8 +360,10 @@ class Reading(Flow):
             self.ahead.begin()
 
     async def aclose(self) -> None:
+        position = self._position()
         try:
             await self.ahead.aclose()
+            await self._seek(position)  # frees the elements that are left, as the iterator may live on
             await self._read.source.release()
         finally:
             self.errors.summarise()
