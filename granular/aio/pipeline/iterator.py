@@ -308,7 +308,7 @@ class CursorHandle(abc.ABC):
 
         ``elements`` returned; ``read`` elements and ``bytes`` (estimated) of the sources; ``wait_seconds`` that the
         consumer waited for them, and ``consumer_seconds`` that it spent itself; chunks ``ready`` and ``in_flight``;
-        failed elements (``errors``). What is read again, after a state or an interrupt, is counted again.
+        failed elements (``errors``). What is read again, after an error, a state or an interrupt, counts again.
         """
         return self._cursor.stats()
 
