@@ -108,12 +108,11 @@ def time_of(
     rounds: int,
     requests: float,
     nbytes: float,
-    opening: float,
     batches: float,
     batch: int,
     concurrency: int,
 ) -> tuple[float, str, int | None]:
-    """Return the seconds that the reads of one host take.
+    """Return the seconds that the reads of one host take once the dataset is open.
 
     Args:
       rates: what it can read.
@@ -121,7 +120,6 @@ def time_of(
       ahead: units that are read at a time.
       rounds: requests after each other that a unit takes: references, then records.
       requests, nbytes, batches: of all units.
-      opening: bytes that are received before.
       batch: datapoints in a batch.
       concurrency: requests in flight, at most; 0 if that adapts.
 
@@ -146,12 +144,19 @@ def time_of(
         limit = 'processor'
     else:
         limit = max(shares, key=lambda name: shares[name])
-    # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
-    began = _START + (_OPENING + 2 * rounds) * latency + opening / (rates.bytes_per_second or math.inf)
     return (
-        began + max(_in_turns(units, ahead, rounds * latency, transfer / units), busy),
+        max(_in_turns(units, ahead, rounds * latency, transfer / units), busy),
         limit,
         math.ceil((waiting + transfer) / busy) if busy else None,
+    )
+
+
+def opening_time(rates: Rates, requests: float, nbytes: float, rounds: int) -> float:
+    """Return the seconds until a host has opened a dataset, by some requests, and waited for the first reads."""
+    # Beside opening, the first datapoint, of whose spec a Loader learns, and the first unit are waited for.
+    waiting = _START + (_OPENING + 2 * rounds) * (rates.latency or 0.0)
+    return waiting + max(
+        requests / (rates.requests_per_second or math.inf), nbytes / (rates.bytes_per_second or math.inf)
     )
 
 
@@ -169,10 +174,10 @@ def _in_turns(units: float, ahead: float, wait: float, transfer: float) -> float
 class Share:
     """The requests of hosts that share the limit of a store."""
 
-    wanted: float | None  # requests a second of all hosts if none was refused; None if the rates of a host are unknown
+    wanted: float | None  # reads a second of all hosts if none was refused; None if the rates of a host are unknown
     refused: int  # requests that are refused, at most, and sent again; 0 if that is unknown
     goodput: float  # requests a second that are answered for each host, at most
-    prefixes: int | None  # over which the data must be spread so that no request is refused; None if that is unknown
+    prefixes: int | None  # over which the data must be spread so that no read is refused; None if that is unknown
     seconds: float  # the time that the limit demands
 
 

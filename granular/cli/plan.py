@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ import numpy as np
 import granular
 from granular import shuffle
 from granular._words import counted
-from granular.cli.model import UNKNOWN, Limit, Prices, Rates, Share, check, readable_size, share, time_of
+from granular.cli.model import UNKNOWN, Limit, Prices, Rates, Share, check, opening_time, readable_size, share, time_of
 from granular.cli.planner import CACHE_BLOCK, Planner
 from granular.config import GiB
 from granular.errors import InvalidArgumentError
@@ -109,14 +110,14 @@ def plan(
         if planner.length < run.batch * run.hosts:
             raise InvalidArgumentError(
                 f'{path}: expected {counted(run.batch * run.hosts, "datapoint")} or more for a batch of {run.batch} on '
-                f'{counted(run.hosts, "host")}, got {planner.length}: choose a smaller --batch'
+                f'{counted(run.hosts, "host")}, got {planner.length}: choose a smaller --batch or fewer --hosts'
             )
         scheme = path.store.root.partition('://')[0]
         prices, limit = prices or Prices.of(scheme), limit or Limit.of(scheme)
         estimate = _Estimate(planner, run, rates, prices, limit)
         plans = [one for order in orders or estimate.defaults() for one in estimate.plans(order)]
         choice, reason = choose(plans)
-        told = advice(run, limit, plans, choice, len(planner.lengths))
+        told = advice(run, limit, plans, choice, len(planner.lengths), planner.indexed)
         return Report(planner.length, planner.nbytes, prices, limit, plans, choice, reason, told)
     finally:
         planner.close()
@@ -190,12 +191,18 @@ class _Estimate:
         buffered: int = 0,
         disk: int = 0,
         windows: tuple[float, float] | None = None,
+        shards: float = 1.0,
     ) -> Plan:
-        """Return the plan of an order, given the windows that a host reads and how many at a time, if it reads any."""
+        """Return the plan of an order, given the windows that a host reads and how many at a time, if it reads any, and
+        the share of the shards that it opens.
+        """
         run, planner = self._run, self._planner
         first = shuffle.Index().lookup(np.zeros(1, np.int64), planner.length, _SEED, 0)
-        of_first = planner.reads(first)
-        opening = (planner.opening + of_first[0]) * run.hosts
+        first_requests, first_nbytes = planner.reads(first)
+        if planner.indexed:
+            shards = 1.0  # the index is of all shards
+        of_host = math.ceil(shards * planner.opening) + first_requests
+        opening = of_host * run.hosts
         dollars = (requests + opening) / 1000 * self._prices.read + nbytes / 1e9 * self._prices.egress
         batches = self._steps * run.epochs / run.hosts
         units, ahead = windows or (batches, run.prefetch + 1)
@@ -203,12 +210,19 @@ class _Estimate:
         if self._rates != UNKNOWN:
             seconds, limits, enough = time_of(
                 self._rates, units=units, ahead=ahead, rounds=planner.rounds, requests=requests / run.hosts,
-                nbytes=nbytes / run.hosts, opening=planner.opening_nbytes + of_first[1], batches=batches,
-                batch=run.batch, concurrency=planner.concurrency,
+                nbytes=nbytes / run.hosts, batches=batches, batch=run.batch, concurrency=planner.concurrency,
             )  # fmt: skip
         shared = share(self._limit, run.hosts, requests, seconds)
-        if shared is not None and seconds is not None and shared.seconds > seconds:
-            seconds, limits = shared.seconds, 'the store'
+        if seconds is not None:
+            received = shards * planner.opening_nbytes + first_nbytes
+            began = opening_time(self._rates, of_host, received, planner.rounds)
+            opened = share(self._limit, run.hosts, opening, began)
+            if shared is not None and opened is not None:
+                shared = dataclasses.replace(shared, refused=shared.refused + opened.refused)
+                began = max(began, opened.seconds)
+                if shared.seconds > seconds:
+                    seconds, limits = shared.seconds, 'the store'
+            seconds += began
         memory, obstacle = int((run.prefetch + 1) * run.batch * self._mean) + buffered, ''
         if memory > run.memory:
             obstacle = f'takes {readable_size(memory)} of memory, {readable_size(run.memory)} are allowed'
@@ -289,6 +303,7 @@ class _Estimate:
             self._mixing(order, subset),
             min(2 * window, _BUFFER),
             windows=windows,
+            shards=len(planner.lengths[:: run.hosts]) / len(planner.lengths) if own else 1.0,
         )
         if window > _BUFFER and not plan.obstacle:
             return dataclasses.replace(plan, obstacle=f'a window takes {readable_size(window)}, more than is buffered')
@@ -335,9 +350,15 @@ def choose(plans: Sequence[Plan]) -> tuple[str | None, str]:
     return best.order, f'it fits, mixes at least {_WELL_MIXED:.0%} as well as random batches, and has {criterion}'
 
 
-def advice(run: Run, limit: Limit, plans: Sequence[Plan], choice: str | None, shards: int) -> list[str]:
-    """Return sentences on the settings of the order to choose, and on the limit of the store."""
+def advice(run: Run, limit: Limit, plans: Sequence[Plan], choice: str | None, shards: int, indexed: bool) -> list[str]:
+    """Return sentences on the settings of the order to choose, on opening, and on the limit of the store."""
     told: list[str] = []
+    chosen = next((one for one in plans if one.order == choice), None)
+    if chosen is not None and shards > 1 and not indexed and chosen.opening > chosen.requests:
+        told.append(
+            f'each host opens the dataset by {chosen.opening // run.hosts:,} requests, more than it reads by: with an '
+            f'index (`granular index`), a few open it'
+        )
     slow = [one for one in plans if one.order == choice and one.limits == 'latency']
     if slow and slow[0].prefetch is None:
         told.append('latency limits it, as one window is read at a time: larger windows take fewer round trips')

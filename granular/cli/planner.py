@@ -31,9 +31,9 @@ class Planner:
 
     def __init__(self, path: granular.Path, keys: Sequence[str] | None = None, cached: Sequence[str] = ()) -> None:
         self._reader, self.opening, self.opening_nbytes = _open(path, cached)
-        indexed = indexed_shards_of(self._reader.aio) is not None
-        self._reads_references = self._reader.layout == 'refs' and 'refs' not in cached and not indexed
-        if self._reads_references or indexed:
+        self.indexed = indexed_shards_of(self._reader.aio) is not None
+        self._reads_references = self._reader.layout == 'refs' and 'refs' not in cached and not self.indexed
+        if self._reads_references or self.indexed:
             # References tell which records a datapoint has, so that they are held here in any case. An index holds
             # tables in another form.
             held = {*cached, 'refs'} if self._reader.layout == 'refs' else cached

@@ -240,15 +240,36 @@ def test_hosts_that_send_more_than_the_store_answers_take_longer_and_are_told_wh
     }
     free, tight, wide = (plans_of[rate].plans[0] for rate in (None, 100, 1e6))
     assert free.share is None
-    assert wide.share.refused == 0
+    assert wide.share.refused == 0 < tight.share.refused
     assert wide.seconds == free.seconds < tight.seconds
     assert tight.limits == 'the store'
-    assert tight.seconds == pytest.approx(tight.requests / 100)
+    assert tight.seconds == pytest.approx((tight.requests + tight.opening) / 100)
     assert tight.share.goodput == pytest.approx(10)
     assert tight.dollars == free.dollars  # refused requests are not billed
     (chosen,) = (one for one in plans_of[100].plans if one.order == plans_of[100].choice)
     assert f'--prefixes {chosen.share.prefixes}' in ' '.join(plans_of[100].advice)
     assert 'refuses' not in ' '.join(plans_of[1e6].advice)
+
+
+@pytest.mark.parametrize('indexed', [False, True])
+def test_opening_is_counted_in_the_time_and_with_own_shards_of_these_alone(fakegcs, counter, indexed):
+    folder, hosts = fakegcs.place() / 'data', 4
+    with granular.ShardedDatasetWriter(folder, {'n': 'int'}, granular.encoders, shardlen=8) as writer:
+        for n in range(160):
+            writer.append({'n': n})
+    if indexed:
+        granular.build_index(folder)
+    path, rates = counted(counter, fakegcs, folder), Rates(1e9, 100, 0.001)
+    report = plan(path, Run(8, hosts=hosts), ['blocks:4,4'], rates=rates, limit=Limit(100))
+    for one, shards in zip(report.plans, ({}, {'shardstep': hosts}), strict=True):
+        before = counter.count
+        for host in range(hosts):
+            options = shards and {'shardstart': host, **shards}
+            with granular.ShardedDatasetReader(path, granular.decoders, **options) as reader:
+                assert reader[0]['n'] == 8 * host * bool(shards)
+        assert one.opening == pytest.approx(counter.count - before, rel=0.2)
+        assert one.seconds == pytest.approx((one.opening + one.requests) / 100, rel=0.2)
+    assert any('granular index' in sentence for sentence in report.advice) != indexed
 
 
 def test_limits_of_stores_name_their_source_and_measured_shares_those_of_the_docs():
