@@ -189,11 +189,9 @@ class IndexedShards:
 
     async def replace(self, positions: Sequence[int]) -> bool:
         """Open shards by their own tables if they are not those in the index, or if its pages can no longer be read.
-        Return whether there were any.
-
-        Raises:
-          ObjectChangedError: if such a shard has another number of datapoints, or was replaced since it was compared,
-            or if the index was replaced, too: other shards would be those of the former dataset.
+        Return whether there were any. Raise ``ObjectChangedError`` if such a shard has another number of datapoints, or
+        was replaced since it was compared, or if the index was replaced, too: other shards would be those of the former
+        dataset.
         """
         indexed = [i for i in positions if i not in self.own]
         changed = await gather([self._is_replaced(i) for i in indexed])

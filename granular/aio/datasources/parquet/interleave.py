@@ -16,10 +16,7 @@ class RowOrder:
     Each round takes one row from each of ``cycle`` slots. A slot whose file has ended yields no row in that round, and
     opens the next file in the following one. Between two rounds in which files open or end, the set of open files is
     constant, so that a division converts a position into its file and row. Memory: 8 bytes for each slot and file.
-
-    Args:
-      lengths: rows of each file.
-      cycle: number of files that are open at a time.
+    ``lengths`` has the rows of each file, ``cycle`` the number of files that are open at a time.
     """
 
     def __init__(self, lengths: Sequence[int], cycle: int) -> None:

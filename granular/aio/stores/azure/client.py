@@ -29,9 +29,6 @@ class AzureClient:
 
     Each request is a coroutine of the Azure SDK, which runs on the event loop of fsspec with the connections of adlfs;
     these are shared by all containers of an account, and closed when the process ends.
-
-    Attributes:
-      settings: arguments of each request: its time limits, and no retries, because ``call`` retries.
     """
 
     def __init__(self, store: Store, container: str, account: Account) -> None:
@@ -49,8 +46,9 @@ class AzureClient:
         self.metrics = counters.store(root)
         self._traffic = Traffic(config, self.metrics, lambda: None)
         self._reached = False
+        # Arguments of each request.
         self.settings: dict[str, Any] = {
-            'retry_total': 0,
+            'retry_total': 0,  # `call` retries
             'connection_timeout': config.connect_timeout,
             'read_timeout': max(config.first_byte_timeout, config.read_timeout),
         }

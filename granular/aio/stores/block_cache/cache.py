@@ -328,18 +328,13 @@ class BlockCache:
 
 
 class _Fetch:
-    """The blocks that one read fetches.
-
-    Attributes:
-      claimed: runs of them that this process has claimed.
-      blocks: the blocks that arrived, and those that other reads of this process fetched.
-    """
+    """The blocks that one read fetches."""
 
     def __init__(self, upstream: Store) -> None:
         self.upstream = upstream
         self.names: set[BlockId] = set()
-        self.claimed: set[BlockRun] = set()
-        self.blocks: dict[BlockId, memoryview] = {}
+        self.claimed: set[BlockRun] = set()  # runs that this process has claimed
+        self.blocks: dict[BlockId, memoryview] = {}  # that arrived, here or in other reads of this process
         self._lock = threading.Lock()  # other reads may run under other loops
         self._futures: dict[BlockId, concurrent.futures.Future[None]] = {}  # of the blocks that other reads wait for
         self._finished = False

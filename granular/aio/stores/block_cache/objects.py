@@ -20,23 +20,18 @@ _RECORD: Final = 1 << 16  # upper bound of the bytes of an object record
 
 
 class CachedObject:
-    """A registered version of an object.
+    """A registered version of an object."""
 
-    Attributes:
-      entries: the position of its entries in the table, in words of 8 bytes.
-      first_lock: the position of its first block among the locks of blocks in flight.
-      seed: 63 bits of its identity; the sum of the seed and a block number is the mark of that block.
-    """
-
-    entries: int
+    entries: int  # the position of its entries in the table, in words of 8 bytes
     size: int
 
     __slots__ = ('entries', 'first_lock', 'seed', 'size')
 
     def __init__(self, size: int, entries: int, digest: bytes) -> None:
         self.size, self.entries = size, entries
+        # The position of its first block among the locks of blocks in flight.
         self.first_lock: int = int.from_bytes(digest[8:13], 'big') << 22
-        self.seed: int = _seed(digest)
+        self.seed: int = _seed(digest)  # the sum of it and the number of a block is the mark of that block
 
     def length(self, block: int) -> int:
         """Return the size of a block in bytes."""

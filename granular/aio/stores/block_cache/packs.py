@@ -23,23 +23,18 @@ _TOUCH: Final = 30.0  # minimum seconds between two records of a pack's use
 
 
 class Pack(Descriptor):
-    """An open pack, closed when its last reader releases it.
+    """An open pack, closed when its last reader releases it."""
 
-    Attributes:
-      next: the first free slot, if this process appends to the pack.
-      touched: the time at which its use was last recorded, by the monotonic clock.
-      verified: for each slot, the mark of the block that this process has verified or written there; 0 for none.
-    """
-
-    next: int
+    next: int  # the first free slot, if this process appends to the pack
     number: int
-    touched: float
+    touched: float  # the time at which its use was last recorded, by the monotonic clock
 
     __slots__ = ('next', 'number', 'touched', 'verified')
 
     def __init__(self, fd: int, number: int) -> None:
         super().__init__(fd)
         self.number, self.next, self.touched = number, 0, 0.0
+        # For each slot, the mark of the block that this process has verified or written there; 0 for none.
         self.verified: array.array[int] = array.array('Q')
 
     @property
