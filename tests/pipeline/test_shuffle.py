@@ -1,5 +1,6 @@
 """Shuffled orders: permutations, equality with Grain, and blocks that are read together."""
 
+import asyncio
 import json
 import math
 
@@ -311,6 +312,52 @@ async def test_small_block_buffer_reads_blocks_again(shards, caplog):
         for part in parts:
             assert [datapoint['i'] for datapoint in await buffer.fetch(part)] == part.tolist()
     assert 'contain more than 100000 bytes' in caplog.text
+
+
+class Counted:
+    """Elements of 1000 bytes, each fetch of which is noted."""
+
+    def __init__(self):
+        self.fetched = []
+
+    def __len__(self):
+        return 40
+
+    async def fetch(self, indices):
+        await asyncio.sleep(0)
+        self.fetched.append(list(indices))
+        return [np.full(1000, index, np.uint8) for index in indices]
+
+
+async def test_blocks_are_read_again_only_beyond_the_memory(caplog):
+    from granular.aio.pipeline.nodes.blocks import BlockBuffer
+    from granular.aio.pipeline.nodes.indices import Wrapped
+
+    def blocks(*numbers):
+        return [list(range(4 * number, 4 * number + 4)) for number in numbers]
+
+    async def take(*indices):
+        source.fetched.clear()
+        assert [element[0] for element in await buffer.fetch(indices)] == [*indices]
+        return source.fetched
+
+    source = Counted()
+    buffer = BlockBuffer(Wrapped(source), 4, memory=12_500)  # three blocks
+    for number in range(10):  # what is taken leaves the memory
+        for position in range(4):
+            assert await take(4 * number + position) == ([] if position else blocks(number))
+    assert await take(0, 0) == [blocks(0)[0], [0]]
+    assert await take(1, 2) == []
+    assert await take(3) == []
+    assert not caplog.text
+    for number in range(4):
+        assert await take(4 * number) == blocks(number)
+    assert 'contain more than 12500 bytes' in caplog.text
+    assert await take(5, 9, 13) == []  # only the first block was dropped
+    assert await take(1) == blocks(0)
+    buffer = BlockBuffer(Wrapped(source), 4, memory=1)
+    taken = await asyncio.gather(*(buffer.fetch([index]) for index in range(40)))
+    assert [int(elements[0][0]) for elements in taken] == list(range(40))
 
 
 def test_permutation_has_earlier_epochs():

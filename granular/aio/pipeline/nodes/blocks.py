@@ -4,7 +4,7 @@ import asyncio
 import functools
 import itertools
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 import numpy as np
@@ -134,14 +134,14 @@ class BlockBuffer(Node):
         for key, steps in zip(keys, ranges, strict=True):
             buffer.nbytes += buffer.blocks[key].fill(list(itertools.islice(datapoints, len(steps))))
         if buffer.nbytes > self._memory:
-            self._evict(buffer, set(keys))
+            self._evict(buffer)
 
-    def _evict(self, buffer: '_Buffer', new: Collection[int]) -> None:
+    def _evict(self, buffer: '_Buffer') -> None:
         for key in list(buffer.blocks):
             if buffer.nbytes <= self._memory:
                 return
             block = buffer.blocks[key]
-            if not block.task.done() or key in new:
+            if not block.task.done():  # as those that were just read
                 continue
             # Blocks of past windows remain if other processes take some of their datapoints.
             if not self._warned and block.group >= buffer.group - 2 * buffer.span:
