@@ -236,7 +236,18 @@ def test_invalid_names_are_rejected(name):
 
 def test_foreign_shared_memory_is_an_error(tmp_path):
     path = os.path.join(FOLDER, f'granular-{os.getuid()}-data-{RUN}-odd')
-    for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100):
+    with granular.InMemoryDataSource([b'one', b'two'], name=f'{RUN}-odd'), open(path, 'rb') as file:
+        whole = file.read()
+    damaged = [
+        b'x' * 16 + whole[16:],
+        whole[:16] + (1).to_bytes(8, 'little') + whole[24:],  # the number of elements
+        whole[:32] + (57).to_bytes(8, 'little') + whole[40:],  # where the first one begins
+        whole[:40] + len(whole).to_bytes(8, 'little') + whole[48:-1],  # where the first one ends
+        whole[:40] + (2 * len(whole)).to_bytes(8, 'little') + whole[48:],
+        whole[:-1],
+        whole + b'x',
+    ]
+    for content in (b'', b'granular-data-1\n', b'x' * 100, b'granular-data-1\n' + b'\xff' * 100, *damaged):
         with open(path, 'wb') as file:
             lock(file.fileno())  # otherwise it would be removed as that of an ended process
             file.write(content)
