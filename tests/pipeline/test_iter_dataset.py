@@ -519,6 +519,12 @@ def test_rebatch_rejects_other_elements(element, message):
         list(MapDataset.source([element]).to_iter_dataset().rebatch(2))
 
 
+def test_rebatch_rejects_rows_of_other_shapes():
+    batches = MapDataset.source([np.zeros((2, 3)), np.zeros((2, 4))]).to_iter_dataset()
+    with pytest.raises(DatapointError, match=r'expected rows of one shape, got \[\(3,\), \(4,\)\]'):
+        list(batches.rebatch(3))
+
+
 @pytest.mark.parametrize('other', [np.array(['a']), np.array(['2020-01-01'], 'datetime64[D]')])
 def test_rebatch_turns_no_numbers_into_text_or_dates(other):
     with pytest.raises(
