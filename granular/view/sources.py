@@ -21,7 +21,7 @@ from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
 from granular.aio.datasources.parquet.source import ParquetDataSource, encrypted_of
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import OnceMore
+from granular.aio.stores.fanout import once_more
 from granular.config import MiB
 from granular.errors import CorruptError, DatapointError, EncodeError, GranularError, OutOfRangeError, UnknownKeyError
 from granular.formats import encode_array, encode_float, encode_int, encode_tree
@@ -206,10 +206,7 @@ class DatasetSource(Source):
 
         if not groups:
             return {key: [] for key in keys}
-        once_more = OnceMore(self._shards[0].is_remote)
-        while True:
-            async with once_more:
-                return await locate()
+        return await once_more(self._shards[0].is_remote, locate)
 
     async def _group(self, indices: Ints) -> list[Group]:
         """Return the shards of datapoints, and their indices in these."""
@@ -242,15 +239,12 @@ class RecordSource(Source):
         self, keys: Sequence[str], indices: Ints, first: int, count: int, head: int | None
     ) -> dict[str, list[Located]]:
         bag = self._bag
-        once_more = OnceMore(bag.is_remote)
-        while True:
-            async with once_more:
-                [(starts, stops)] = await read_limits([(bag, indices)])
-                values = [
-                    Located(None, [Value(stop - start, bag, start, 'bytes')])
-                    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
-                ]
-                return dict.fromkeys(keys, values)
+        [(starts, stops)] = await once_more(bag.is_remote, lambda: read_limits([(bag, indices)]))
+        values = [
+            Located(None, [Value(stop - start, bag, start, 'bytes')])
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+        return dict.fromkeys(keys, values)
 
 
 class ForeignSource(Source):

@@ -11,7 +11,7 @@ from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import OnceMore
+from granular.aio.stores.fanout import once_more
 from granular.aio.stores.local.files import IN_PLACE
 from granular.formats.base import Buffer
 from granular.indexing import Ints, cut_to, index_of, indices_of
@@ -130,10 +130,7 @@ class BagReader(PinnedSource[bytes]):
         return await self._fetch(indices_of(indices, self._bag.length, self._bag.name))
 
     async def _fetch(self, indices: Ints) -> list[bytes]:
-        once_more = OnceMore(self._bag.is_remote)
-        while True:
-            async with once_more:
-                return (await read_records([(self._bag, indices)]))[0]
+        return (await once_more(self._bag.is_remote, lambda: read_records([(self._bag, indices)])))[0]
 
     def _file_bytes(self, mask: Any) -> int | None:
         return self._bag.size if self._state == 'open' else None

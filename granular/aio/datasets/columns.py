@@ -3,7 +3,7 @@
 import bisect
 import copy
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from granular.aio.datasets.references import References, clip, unpack_groups
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
-from granular.aio.stores.fanout import OnceMore
+from granular.aio.stores.fanout import once_more
 from granular.aio.stores.local.files import IN_PLACE
 from granular.errors import CorruptDatasetError, InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, unpack_refs
@@ -173,14 +173,15 @@ class Columns:
 
     async def checked_references(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return the result of ``read_references``; raise ``CorruptDatasetError`` if it points to no records."""
-        once_more = OnceMore(self.is_remote)
-        while True:
-            async with once_more:
-                group = self, indices
-                references = await read_references([group])
-                for choice in self.choices:
-                    record_requests([group], choice, references)
-                return references[0]
+        group = self, indices
+
+        async def read() -> tuple[Ints, Ints]:
+            references = await read_references([group])
+            for choice in self.choices:
+                record_requests([group], choice, references)
+            return references[0]
+
+        return await once_more(self.is_remote, read)
 
     async def available(self, index: int) -> dict[str, bool | range]:
         """Return, by key, what a mask can select from a datapoint: True, or for a sequence the range of its values."""
@@ -238,20 +239,14 @@ def as_datapoints(columns: Sequence[list[Any]], choices: Sequence[Choice], count
     return datapoints
 
 
-async def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> list[list[Any]]:
+def read_columns(groups: Sequence[Group], choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
     """Return the values of all groups' datapoints, by field, in one fan-out. The groups share a spec and a store."""
-    once_more = OnceMore(any(columns.is_remote for columns, _ in groups))
-    while True:
-        async with once_more:
-            return await _read_columns(groups, choices, await read_references(groups))
+    return once_more(any(columns.is_remote for columns, _ in groups), lambda: _read_columns(groups, choices))
 
 
-async def read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
+def read_buffers(group: Group, choices: Sequence[Choice]) -> Coroutine[Any, Any, dict[str, list[Any] | Adjacent]]:
     """Return the values of datapoints, at least one, by key: raw records as one buffer if they lie in it anyway."""
-    once_more = OnceMore(group[0].is_remote)
-    while True:
-        async with once_more:
-            return await _read_buffers(group, choices)
+    return once_more(group[0].is_remote, lambda: _read_buffers(group, choices))
 
 
 async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, list[Any] | Adjacent]:
@@ -281,8 +276,9 @@ async def _read_buffers(group: Group, choices: Sequence[Choice]) -> dict[str, li
 
 
 async def _read_columns(
-    groups: Sequence[Group], choices: Sequence[Choice], references: Sequence[tuple[Ints, Ints]]
+    groups: Sequence[Group], choices: Sequence[Choice], references: Sequence[tuple[Ints, Ints]] = ()
 ) -> list[list[Any]]:
+    references = references or await read_references(groups)
     requests: list[tuple[Bag, Ints]] = []
     counts: dict[str, Ints] = {}
     for choice in choices:

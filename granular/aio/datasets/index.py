@@ -18,7 +18,7 @@ from granular.aio.reply import stands_in
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request
-from granular.aio.stores.fanout import OnceMore, past_caches, read_all
+from granular.aio.stores.fanout import once_more, past_caches, read_all
 from granular.aio.stores.local.files import is_version, version_of
 from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
 from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
@@ -118,10 +118,7 @@ class DatasetIndex(PackedTables):
     @classmethod
     async def read_file(cls, path: Path, whole: bool) -> 'DatasetIndex':
         """Open an index file; as ``open``, but raise the error if it cannot be used."""
-        once_more = OnceMore(not path.store.local)
-        while True:
-            async with once_more:
-                return await cls._read(path, whole)
+        return await once_more(not path.store.local, lambda: cls._read(path, whole))
 
     @classmethod
     async def _read(cls, path: Path, whole: bool) -> 'DatasetIndex':

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from granular.aio.bags.bag import Bag
 from granular.aio.bags.records import read_records
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.fanout import OnceMore
+from granular.aio.stores.fanout import once_more
 from granular.errors import CorruptDatasetError, OutOfRangeError
 from granular.formats.layout import Spec, is_sequence, unpack_refs
 from granular.indexing import Ints
@@ -75,16 +75,16 @@ def unpack_groups(
 
 
 async def _read_references(refs: Bag, spec: Spec, indices: range) -> tuple[Ints, Ints]:
-    once_more = OnceMore(refs.is_remote)
-    while True:
-        async with once_more:
-            records = (await read_records([(refs, np.arange(indices.start, indices.stop))]))[0]
-            first, count = await offload(unpack_refs, records, spec, refs.name)
-            if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
-                raise CorruptDatasetError(
-                    f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'
-                )
-            return first, count
+    async def read() -> tuple[Ints, Ints]:
+        records = (await read_records([(refs, np.arange(indices.start, indices.stop))]))[0]
+        first, count = await offload(unpack_refs, records, spec, refs.name)
+        if (first < 0).any() or (count < 0).any() or (first + count >> 32).any():
+            raise CorruptDatasetError(
+                f'{refs.name}: references of datapoints {indices.start} to {indices.stop} point to no records'
+            )
+        return first, count
+
+    return await once_more(refs.is_remote, read)
 
 
 def clip(first: int, count: int, selection: bool | range | slice, key: str, index: int, name: str) -> tuple[int, int]:

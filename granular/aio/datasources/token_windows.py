@@ -20,7 +20,7 @@ from granular.aio.datasets.sharded_reader import (
 from granular.aio.datasources.indexed_files import SequenceSource, grouped, placed
 from granular.aio.pipeline.data_source import file_bytes
 from granular.aio.runtime.lifecycle import check_open, ensure_open
-from granular.aio.stores.fanout import OnceMore
+from granular.aio.stores.fanout import once_more
 from granular.errors import (
     CorruptDatasetError,
     InvalidArgumentError,
@@ -133,11 +133,8 @@ class TokenWindows(SequenceSource[Window]):
 
     async def _retry(self, read: Callable[[], Awaitable[T]]) -> T:
         """Read, once more if what arrives is corrupt. If a shard is not the one in the index, the error says so."""
-        once_more = OnceMore(self._remote)
         try:
-            while True:
-                async with once_more:
-                    return await read()
+            return await once_more(self._remote, read)
         except (ObjectChangedError, NotFoundError) as error:
             if (indexed := indexed_shards_of(self._reader)) is None:
                 raise

@@ -2,8 +2,8 @@
 
 import contextvars
 import logging
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.errors import CorruptError, OutOfRangeError
 from granular.metrics import counters
+
+T = TypeVar('T')
 
 # Objects are mapped into one address space, 64 TiB apart, so that one plan covers all of them.
 _BITS: Final = 46
@@ -23,29 +25,24 @@ past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_
 """True where corrupt data is read once more: all caches are passed by, and get the bytes that the store has."""
 
 
-class OnceMore:
-    """Lets its block run once more, past all caches, if what it read is corrupt.
+async def once_more(remote: bool, read: Callable[[], Awaitable[T]]) -> T:
+    """Return what a function reads; if that is corrupt, let it read once more, past all caches.
 
     An intact file may arrive damaged, or be damaged in a cache. A local disk is read only once: a retry would return
-    the same bytes. Use it as ``while True: async with once_more: return ...``.
+    the same bytes.
     """
-
-    def __init__(self, remote: bool) -> None:
-        self._remote, self._again = remote, False
-
-    async def __aenter__(self) -> None:
-        if self._again:
-            await ensure_event_loop()  # before the context is changed: it is that of the thread, without a loop
-            past_caches.set(True)
-
-    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> bool | None:
-        if self._again:
-            past_caches.set(False)
-        elif self._remote and isinstance(error, CorruptError):
-            logger.warning('corrupt data, read once more from the store: %s', error)
-            self._again = True
-            return True
-        return None
+    try:
+        return await read()
+    except CorruptError as error:
+        if not remote:
+            raise
+        logger.warning('corrupt data, read once more from the store: %s', error)
+    await ensure_event_loop()  # before the context is changed: it is that of the thread, without a loop
+    past_caches.set(True)
+    try:
+        return await read()
+    finally:
+        past_caches.set(False)
 
 
 async def read_all(store: Store, requests: Sequence[Request]) -> list[list[bytes]]:
