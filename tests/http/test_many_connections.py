@@ -8,6 +8,7 @@ import pytest
 
 import granular
 from tests.support.faults import FaultServer
+from tests.support.programs import run_python
 
 PROGRAM = """
 import asyncio, resource, sys
@@ -45,6 +46,28 @@ def test_requests_leave_descriptors_to_the_program(limit, concurrency):
     assert (done.stdout, done.returncode) == ('1 0\n', 0), done.stderr
     warned = 'concurrency=10000 needs more open files than `ulimit -n` allows' in done.stderr
     assert warned == bool(concurrency)
+
+
+MANY_STORES = """
+    import resource, sys
+    import granular
+
+    url, limit = sys.argv[1], int(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    for store in range(2 * limit):  # each keeps a connection for its next request
+        assert len(granular.Path(url, headers={'X-Number': str(store)}).read_range(10, 26)) == 16
+    files = [open('/dev/null') for _ in range(limit // 4)]
+    for file in files:
+        file.close()
+    print(granular.io_stats()['retries'])
+"""
+
+
+@pytest.mark.parametrize('limit', [64, 256])
+def test_idle_connections_of_many_stores_leave_descriptors_to_others(limit):
+    with FaultServer() as server:
+        done = run_python(MANY_STORES, f'{server.endpoint}/object', str(limit))
+    assert (done.stdout, done.stderr, done.returncode) == ('0\n', '', 0)
 
 
 async def test_stores_of_an_event_loop_share_their_buffers():

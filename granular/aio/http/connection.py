@@ -207,6 +207,10 @@ class Connection(asyncio.BufferedProtocol):
         """Return whether no unread data is waiting, which would be taken for the reply to the next request."""
         return not self._poll.poll(0)
 
+    def is_idle(self) -> bool:
+        """Return whether the connection has served a request, and waits for another one."""
+        return self._used and self.exchange is None and not self.transport.is_closing()
+
     def _send_on(self) -> None:
         """Send the body of a request as fast as the transport accepts it, in pieces, so that progress is observable."""
         while self.unsent and not self._paused and not self.transport.is_closing():

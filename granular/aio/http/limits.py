@@ -72,6 +72,12 @@ class _Waiter:
         self.future.set_result(None)
 
 
+def descriptors() -> int:
+    """Return how many file descriptors the process may have."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if files == resource.RLIM_INFINITY else files
+
+
 class Limit:
     """A limit on requests and bytes in flight. A request larger than all memory runs alone.
 
@@ -90,8 +96,7 @@ class Limit:
     """
 
     def __init__(self, requests: int, memory: int) -> None:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = 1 << 19 if files == resource.RLIM_INFINITY else max(_FEWEST, files // 2)
+        room = max(_FEWEST, descriptors() // 2)
         if requests > room:
             logger.warning('concurrency=%d needs more open files than `ulimit -n` allows: using %d', requests, room)
         self._goal = min(requests or _FIRST, room)  # of the start; 0 once it is reached

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
+from granular.aio.http.limits import descriptors
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of
@@ -48,6 +49,10 @@ _reached: Final[dict[Origin, None]] = {}
 _Buffers = tuple[bytearray, memoryview]
 _buffers: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Buffers]] = weakref.WeakKeyDictionary()
 """Memory into which all connections of a loop receive heads, and that for TLS: a process may read from many hosts."""
+
+_ByAge = weakref.WeakKeyDictionary[Connection, None]
+_open: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ByAge]] = weakref.WeakKeyDictionary()
+"""The connections of all pools of a loop."""
 
 
 class UnreachableError(ConnectionError):
@@ -90,6 +95,7 @@ class Pool:
         if self._loop not in _buffers:
             _buffers[self._loop] = bytearray(SCRATCH), memoryview(bytearray(RECEIVED))
         self.scratch, self._received = _buffers[self._loop]
+        self._open_in_loop = _open.setdefault(self._loop, weakref.WeakKeyDictionary())
         self._ticking: asyncio.TimerHandle | None = None
         self._closed = False
         self._empty = asyncio.Event()
@@ -136,6 +142,9 @@ class Pool:
         self.connections[connection] = None
         self._metrics.connections += 1
         self._metrics.connects += 1
+        self._open_in_loop[connection] = None
+        if len(self._open_in_loop) > descriptors() // 3:
+            self._close_an_idle_one()
         if self._ticking is None and not self._closed:
             self._ticking = self._loop.call_later(self._interval(), self._tick)
 
@@ -146,12 +155,19 @@ class Pool:
     def forget(self, connection: Connection) -> None:
         """Remove a connection that is closed."""
         if connection in self.connections:
-            del self.connections[connection]
+            del self.connections[connection], self._open_in_loop[connection]
             self._metrics.connections -= 1
         if not self.connections:
             self._empty.set()
         if connection.exchange is None and connection in (idle := self._idle.get(connection.origin, [])):
             idle.remove(connection)
+
+    def _close_an_idle_one(self) -> None:
+        """Leave file descriptors to connections to other hosts, and to the program."""
+        for connection in self._open_in_loop:
+            if connection.is_idle():
+                connection.transport.abort()
+                break
 
     async def _connect(self, origin: Origin) -> Connection:
         async with self._opening:
