@@ -57,6 +57,14 @@ def test_large_host_returns_after_a_short_outage_although_some_requests_fail(buc
     assert np.mean(run.line('done')[14:]) > 100
 
 
+@pytest.mark.parametrize('seed', range(3))
+def test_batch_does_not_wait_for_those_that_are_read_ahead(bucket, seed):
+    run = read(bucket, 1, Model(rate=SHARE), 40, seed, batch=16)
+    ideal = 16 / SHARE
+    assert max(run.waits[0]) < 4 * ideal  # behind the retries of eight batches, one took nine times as long
+    assert len(run.waits[0]) > 0.6 * 40 / ideal
+
+
 def test_higher_limit_is_used(bucket):
     run = read(bucket, 4, Model(rate=4 * SHARE, change=(20.0, 2.0)), 60)
     assert np.mean(run.line('done')[-10:]) > 1.8 * 4 * SHARE

@@ -1,4 +1,9 @@
-"""Limits on requests and bytes in flight, first come first served, and on their rate while the store throttles."""
+"""Limits on requests and bytes in flight, and on their rate while the store throttles.
+
+First come, first served: requests that failed come before those that wait for their first attempt, so that a batch does
+not wait for all that are read ahead. If the store has answered nobody since, they come after them: so none of them uses
+up its attempts in an outage.
+"""
 
 import asyncio
 import collections
@@ -7,7 +12,7 @@ import logging
 import math
 import resource
 import time
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 logger: Final = logging.getLogger('granular')
 
@@ -58,10 +63,10 @@ class Waiting(Protocol):
 
 
 class _Waiter:
-    """A coroutine that waits for a slot."""
+    """A coroutine that waits for a slot, again if an attempt ``failed`` at a time."""
 
-    def __init__(self, weight: int) -> None:
-        self.weight = weight
+    def __init__(self, weight: int, failed: float = math.inf) -> None:
+        self.weight, self.failed = weight, failed
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -105,11 +110,12 @@ class Limit:
         self._running = 0
         self._free = memory
         self._waiting: collections.deque[Waiting] = collections.deque()
+        self._failed: collections.deque[_Waiter] = collections.deque()  # those that wait again
         self._adapts = not requests
         self._began, self._replies, self._crowded = 0.0, 0, False  # the measurement window
         self._turns = self._long_turns = 0  # of the loop, measured in the window
         self._measured = 0.0  # time of the last measurement of a turn
-        self._last = float('-inf')  # time of the last reply
+        self._last = float('-inf')  # time of the last successful reply
         self._settling = False  # True until each request in flight was sent after the last change
         self._rate: float | None = None  # replies per second before the last change
         self._again = 0.0  # time of the next change
@@ -124,21 +130,23 @@ class Limit:
         """The requests a second that are permitted; infinity unless the store throttles."""
         return float('inf') if self._pace is None else self._pace.rate(time.monotonic())
 
-    def admit(self, request: Waiting, again: bool = False) -> bool:
-        """Return whether a request has a slot. If not, it is queued, first if ``again``, and told when it has one."""
-        if self._running < self.capacity and not self._waiting and self._take(request):
+    def admit(self, request: Waiting) -> bool:
+        """Return whether a request has a slot. If not, it is queued, and told when it has one."""
+        if self._running < self.capacity and not self._waiting and not self._failed and self._take(request):
             return True
-        if again:
-            self._waiting.appendleft(request)
-        else:
-            self._waiting.append(request)
+        self._waiting.append(request)
         return False
 
-    async def acquire(self, weight: int, again: bool = False) -> None:
-        """Wait for a slot and bytes, at the front of the queue if ``again``; release them later."""
-        waiter = _Waiter(weight)
-        if self.admit(waiter, again):
-            return
+    async def acquire(self, weight: int, failed: float | None = None) -> None:
+        """Wait for a slot and bytes, again if an attempt ``failed`` at a time; release them later."""
+        if failed is None:
+            waiter = _Waiter(weight)
+            if self.admit(waiter):
+                return
+        else:
+            waiter = _Waiter(weight, failed)
+            self._failed.append(waiter)
+            self.fill()
         try:
             await waiter.future
         except BaseException:
@@ -146,7 +154,7 @@ class Limit:
                 self.release(weight)
             else:
                 with contextlib.suppress(ValueError):  # it may have been removed already
-                    self._waiting.remove(waiter)
+                    (self._waiting if failed is None else self._failed).remove(waiter)
                 self.fill()  # the next one may fit where this one did not
             raise
 
@@ -154,7 +162,7 @@ class Limit:
         """Release a slot and its bytes."""
         self._running -= 1
         self._free += weight
-        if self._waiting:
+        if self._waiting or self._failed:
             self.fill()
 
     def succeeded(self, now: float) -> None:
@@ -253,8 +261,7 @@ class Limit:
 
     def fill(self) -> None:
         """Give the free slots to the requests that wait."""
-        waiting = self._waiting
-        while waiting and self._running < self.capacity:
+        while self._running < self.capacity and (waiting := self._queue()):
             request = waiting[0]
             if request.withdrawn:
                 waiting.popleft()
@@ -263,6 +270,11 @@ class Limit:
                 request.admitted()
             else:
                 return
+
+    def _queue(self) -> collections.deque[Any]:
+        """Return the queue that has the next request."""
+        failed = self._failed
+        return failed if failed and (self._last > failed[0].failed or not self._waiting) else self._waiting
 
     def _take(self, request: Waiting) -> bool:
         """Take one of the free slots for a request, unless it has too many bytes, or the rate does not permit it yet:

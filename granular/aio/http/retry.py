@@ -140,7 +140,7 @@ class Attempts:
         self._started = self._renewed = self._began = time.monotonic()  # of the operation, its time, the last attempt
         self._gained = 0  # bytes since the last renewal of the time
         self._paid = 1.0  # tokens that success returns
-        self._woken = False  # True if the store answers others again, after it throttled the last attempt
+        self._failed: float | None = None  # the time of the last failure
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, has_slot: bool = False) -> T:
@@ -151,7 +151,7 @@ class Attempts:
         limit, metrics = self._traffic.limit, self._traffic.metrics
         while True:
             if not has_slot:
-                await limit.acquire(nbytes, again=self._woken)
+                await limit.acquire(nbytes, self._failed)
             has_slot = False
             metrics.in_flight += 1
             self._began = time.monotonic()
@@ -195,7 +195,7 @@ class Attempts:
         failure, config = self._judge(error), self._traffic.config
         if failure is None:
             return error
-        now = time.monotonic()
+        now = self._failed = time.monotonic()
         silence = config.connect_timeout + config.first_byte_timeout + config.read_timeout
         if now - self._began > max(config.retry_time, silence):
             self._started = self._renewed = now
@@ -285,13 +285,12 @@ class Attempts:
         return True
 
     async def _wait(self, failure: _Failure, seconds: float) -> None:
-        self._woken = False
         if not failure.throttled:
             await asyncio.sleep(seconds)
             return
         await asyncio.sleep(failure.after)
-        self._woken = await self._traffic.pauses.wait(seconds - failure.after)
-        self._count -= self._woken
+        # An attempt does not count if the store answers others again.
+        self._count -= await self._traffic.pauses.wait(seconds - failure.after)
 
 
 def jittered(first: float, cap: float, failures: int) -> float:
