@@ -94,10 +94,10 @@ def convert(
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(done)))
     else:
-        _print(done, target_path, dry_run)
+        _print(done, target_path, dry_run, decode)
 
 
-def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
+def _print(done: Conversion, target: granular.Path, dry_run: bool, decode: bool) -> None:
     names = {key: field for field, key in done.renamed.items()}
     for key, kind in done.spec.items():
         field = f' (from {names[key]!r})' if key in names else ''
@@ -116,3 +116,8 @@ def _print(done: Conversion, target: granular.Path, dry_run: bool) -> None:
         skipped += f' ({earlier:,} of them by earlier runs)' if done.found and earlier else ''
         written = counted(done.bytes, 'byte')
         typer.echo(printable(f'{summary} in {target}{existing}{skipped}: {written} written, {done.seconds:,.1f} s'))
+        images = [key for key, kind in done.spec.items() if kind in ('jpg', 'png')]
+        if images and not decode:
+            typer.echo(
+                printable(f'not looked at: the images of {", ".join(images)} beyond their first bytes (pass --decode)')
+            )
