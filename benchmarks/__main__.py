@@ -16,6 +16,7 @@ from benchmarks import (
     mixing,
     parquet,
     pipelines,
+    planning,
     remote,
     requests,
     rest,
@@ -34,7 +35,7 @@ BENCHMARKS = {
         mixing.mixing, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
+        planning.planning, arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
         accelerator.accelerator,
     )
 }  # fmt: skip

@@ -1,10 +1,8 @@
 """``granular plan``: the requests that it predicts, compared with those that a run sends."""
 
 import json
-import math
 import pathlib
 import re
-import time
 
 import pytest
 
@@ -155,48 +153,6 @@ def test_hosts_share_an_epoch_of_a_full_shuffle_and_each_read_all_blocks(server)
     assert four[f'{name}, own shards'].requests == one[name].requests
     assert four[f'{name}, own shards'].mixing < 0.8 < 0.95 < four[name].mixing
     assert four[name].opening == 4 * one[name].opening
-
-
-@pytest.fixture(scope='module')
-def sized(tmp_path_factory):
-    """A folder with datasets of records of 4 kB and 100 kB."""
-    folder = tmp_path_factory.mktemp('sized')
-    for name, size, length in (('4', 4000, 512), ('100', 100_000, 32)):
-        with granular.ShardedDatasetWriter(
-            folder / name, {'x': 'bytes'}, granular.encoders, shardlen=length // 2
-        ) as to:
-            for _ in range(length):
-                to.append({'x': bytes(size)}, flush=False)
-    return folder
-
-
-@pytest.mark.parametrize(('delay', 'rate'), [(0.1, math.inf), (0.05, 2_000_000), (0.02, 10_000_000)])
-@pytest.mark.parametrize(('name', 'batch'), [('4', 16), ('100', 2)])
-@pytest.mark.parametrize(
-    ('order', 'name_of_order'),
-    [(shuffle.Index(), 'full'), (shuffle.Sequential(), 'sequential'), (shuffle.Blocks(4, 8), 'blocks:4,8')],
-)
-def test_time_is_that_of_a_loader(sized, delay, rate, name, batch, order, name_of_order):
-    with HTTPServer(sized, delay, rate) as server, HTTPServer(sized) as instant:
-        path, near = (granular.Path(f'{to.endpoint}/{name}', config=CALM) for to in (server, instant))
-        rates = Rates(None if rate == math.inf else rate, 5000, delay)
-        (one,) = plan(path, Run(batch, prefetch=3), [name_of_order], rates=rates).plans
-
-        def measured(path):
-            began = time.monotonic()
-            with granular.ShardedDatasetReader(path, granular.decoders) as reader:
-                dataset = MapDataset.source(reader).shuffle(seed=0, order=order)
-                with granular.Loader(dataset, batch, prefetch=3) as loader:
-                    assert sum(len(found['x']) for found in loader) == len(reader)
-            return time.monotonic() - began
-
-        # A busy machine adds what the same reads take of it without latency and limits: before or after, as it varies.
-        for _ in range(5):
-            before, seconds, after = measured(near), measured(path), measured(near)
-            if seconds - max(before, after) < one.seconds * 1.5:
-                break
-    assert one.seconds / 1.5 < seconds < one.seconds * 1.5 + max(before, after)
-    assert one.limits in ('latency', 'bandwidth')
 
 
 def test_more_batches_ahead_are_advised_where_latency_limits(server):

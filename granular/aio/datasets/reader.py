@@ -134,10 +134,8 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         """
         if self._state != 'open':
             await self._ensure_open()
-        return await self._fetch(indices, self._first.choose(mask))
-
-    async def _fetch(self, indices: Any, choices: Sequence[Choice]) -> list[Any]:
         positions, order = self._sort(indices_of(indices, len(self), self._name))
+        choices = self._first.choose(mask)
         if not len(positions):
             return []
         return _reorder(as_datapoints(await self._read(positions, choices), choices, len(positions)), order)
@@ -303,7 +301,8 @@ def fields_read(reader: DatapointReader[Any]) -> list[Field]:
 async def fetch_stored(reader: DatapointReader[Any], indices: Any) -> list[Datapoint]:
     """Return datapoints of an open reader with their records as they are stored, whatever its decoders are."""
     choices = [choice._replace(field=choice.field._replace(fn=raw, light=True)) for choice in reader._first.choices]
-    return await reader._fetch(indices, choices)
+    positions, order = reader._sort(indices_of(indices, len(reader), reader._name))
+    return _reorder(as_datapoints(await reader._read(positions, choices), choices, len(positions)), order)
 
 
 async def fetch_buffers(

@@ -254,6 +254,7 @@ class DatasetWriter(DatapointWriter):
         return sum(writer.size for writer in self._writers)
 
     def __len__(self) -> int:
+        self._untold = False
         return self._length
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
