@@ -5,7 +5,7 @@ datasets.
 """
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Final, Literal
 
@@ -54,13 +54,6 @@ def as_labels(values: Any, name: str = 'labels') -> Labels:
             classes = np.flatnonzero(classes)
         out[i] = _checked(classes, value, name)
     return out
-
-
-def check_field(field: Any) -> Any:
-    """Return the name of a field of labels, which a list is not."""
-    if not isinstance(field, Hashable):
-        raise InvalidArgumentError(f'expected the name of a field, got {field!r:.100}')
-    return field
 
 
 def by_class(labels: Any, valid_classes: Any = None, invalid_classes: Any = None, name: str = 'labels') -> Ints:

@@ -1,7 +1,7 @@
 """Checks of integer arguments, and conversion of user-supplied indices to arrays of positions."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -35,6 +35,13 @@ def check_seed(seed: Any) -> Seed:
     if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str | bytes) and len(seed):
         return tuple(check_integer('seed', part, 0) for part in seed)
     return check_integer('seed', seed, 0)
+
+
+def check_field(field: Any) -> Any:
+    """Return the name of a field of labels, which a list is not."""
+    if not isinstance(field, Hashable):
+        raise InvalidArgumentError(f'expected the name of a field, got {field!r:.100}')
+    return field
 
 
 def check_index(index: SupportsIndex, name: str) -> int:

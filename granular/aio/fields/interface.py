@@ -11,7 +11,7 @@ from granular.aio.fields.navigation import Disposable
 from granular.aio.pipeline.nodes.selection import read_labels
 from granular.aio.runtime.threads import offload
 from granular.errors import UnknownKeyError
-from granular.indexing import Ints, indices_of
+from granular.indexing import Ints, check_field, indices_of
 
 Ctx = dict[str, Any]
 
@@ -104,7 +104,7 @@ async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctx
 
 async def labels_of(dataset: Fields, field: str) -> filters.Labels:
     """Return the labels of all datapoints, which are read once, in bulk."""
-    if filters.check_field(field) not in dataset.known_labels:
+    if check_field(field) not in dataset.known_labels:
         check_fields(dataset, [field])
 
         async def read(indices: Ints) -> list[Any]:

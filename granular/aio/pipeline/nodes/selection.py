@@ -13,7 +13,7 @@ from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Slice, Wrapped, 
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError
-from granular.indexing import Ints
+from granular.indexing import Ints, check_field
 
 _PAGE: Final = 1 << 17  # labels per fan-out
 _LISTED: Final = 10  # classes to list in a description; more consecutive integers are shown as a range
@@ -86,7 +86,7 @@ async def labels_of(node: Source, field: Any) -> filters.Labels:
     if node.sparse:
         raise InvalidArgumentError('elements removed by a filter have no class: select classes before filter()')
     labels_by_field = _labels.setdefault(node, {})
-    if filters.check_field(field) not in labels_by_field:
+    if check_field(field) not in labels_by_field:
         source = selected(node, [field])
 
         async def read(indices: Ints) -> list[Any]:
