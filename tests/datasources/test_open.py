@@ -124,12 +124,15 @@ def test_open_passes_options(folder):
         ),
         ('empty', NotFoundError, r'expected a dataset.*\.parquet.*got a folder of a: open one of them'),
         ('empty/a', NotFoundError, 'got an empty folder$'),
+        ('killed', NotFoundError, 'killed: has no spec.json: a writer is writing this dataset, or left it unfinished'),
         ('', InvalidArgumentError, r'expected files of one format.*got \.array_record-00000-of-00002, .*\.tar'),
         ([], InvalidArgumentError, 'expected files of one format.*got none'),
     ],
 )
 def test_open_says_what_it_expects(folder, name, error, message):
     (folder / 'empty' / 'a').mkdir(parents=True, exist_ok=True)
+    (folder / 'killed').mkdir(exist_ok=True)
+    (folder / 'killed' / '.label.bag.01234567.part').touch()
     with pytest.raises(error, match=message):
         granular.open(name if name == [] else folder / name)
 

@@ -7,8 +7,9 @@ from typing import Final
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
-from granular.errors import CorruptDatasetError
-from granular.formats.layout import shard_name, shard_numbers
+from granular.aio.stores.local.writing import final_name
+from granular.errors import CorruptDatasetError, NotFoundError
+from granular.formats.layout import SUFFIXES, shard_name, shard_numbers
 from granular.indexing import check_integer
 
 READ: Final = 'its writer has not finished, it was removed, or writers with shardstep wrote unequal numbers of shards'
@@ -28,6 +29,24 @@ async def listed_shards(directory: Path) -> list[int]:
 def shards_of(entries: Iterable[Entry]) -> list[int]:
     """Return the sorted numbers of the shards among the entries of a folder, of which some may be empty folders."""
     return shard_numbers([entry.name for entry in entries if entry.is_dir])
+
+
+def describe_unfinished(names: Iterable[str]) -> str:
+    """Describe a folder without a ``spec.json`` that has files of a writer, and the remedy; empty for any other."""
+    bags = [name for name in names if (final_name(name) or name).endswith(SUFFIXES)]
+    if not bags:
+        return ''
+    dataset = 'a writer is writing this dataset, or left it unfinished: write it again'
+    if 'refs.bag' in bags or any(map(final_name, bags)):
+        return f'has no spec.json: {dataset}, or remove it with `granular clean --remove`'
+    return f'has bags but no spec.json: open one of them, such as {bags[0]}, if they are no dataset; otherwise {dataset}'
+
+
+async def no_dataset(directory: Path) -> NotFoundError:
+    """Return the error for a folder that has neither a ``spec.json`` nor shards."""
+    names = [entry.name async for entry in directory.store.scan(directory.key)]
+    reason = describe_unfinished(names) or 'is not a dataset: it has neither a spec.json nor shards'
+    return NotFoundError(f'{directory}: {reason}')
 
 
 async def filled(directory: Path, numbers: Sequence[int]) -> list[int]:

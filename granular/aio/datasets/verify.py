@@ -14,7 +14,7 @@ from granular.aio.datasets.columns import Columns, read_references
 from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
-from granular.aio.datasets.shards import shards_in
+from granular.aio.datasets.shards import no_dataset, shards_in
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -106,7 +106,7 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
         return report
     numbers = await shards_in(root)
     if not numbers:
-        raise NotFoundError(f'{root}: is not a dataset: it has neither a spec.json nor shards')
+        raise await no_dataset(root)
     expected, is_countable, first = 0, True, None
     for number in numbers:
         if number > expected:

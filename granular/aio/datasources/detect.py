@@ -11,7 +11,7 @@ from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
-from granular.aio.datasets.shards import shards_of
+from granular.aio.datasets.shards import describe_unfinished, shards_of
 from granular.aio.datasources.arguments import Paths, refuse_gaps
 from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
 from granular.aio.datasources.parquet.source import ParquetDataSource
@@ -131,18 +131,19 @@ async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> 
     if not files:
         if not entries and await folder.is_file():  # a bucket lists no folder behind the name of an object
             raise _unknown(folder)
-        if remedy := await remedy_of(folder, [entry.name for entry in entries]):
+        names = sorted(entry.name for entry in entries)
+        if remedy := await remedy_of(folder, names):
             raise NotFoundError(f'{folder}: {remedy}')
         raise NotFoundError(
             f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
-            f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(sorted(entry.name for entry in entries))}'
+            f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(folder, names)}'
         )
     refuse_gaps(files, f'{folder}')
     return await _open_files(files, f'{folder}', decoders, options)
 
 
 async def remedy_of(folder: Path, names: Sequence[str]) -> str:
-    """Return what a folder of another library is, and how to convert it; empty if it is not known."""
+    """Return what a folder of another library, or of an unfinished writer, is, and the remedy; empty if unknown."""
     if 'dataset_dict.json' in names:
         splits = sorted(set(names) - {'dataset_dict.json'})
         return f'is of datasets.save_to_disk, of {splits}: convert one with `granular convert {folder}/NAME TARGET`'
@@ -156,7 +157,7 @@ async def remedy_of(folder: Path, names: Sequence[str]) -> str:
                 arguments = f'local={arguments}' if folder.store.local else f'remote={arguments}, local={folder.name!r}'
             dataset = f'{library}.StreamingDataset({arguments})'
             return f'is of {library}.StreamingDataset: convert it with granular.convert({dataset}, TARGET)'
-    return _UNPACK if any(name.endswith(_PACKED) for name in names) else ''
+    return _UNPACK if any(name.endswith(_PACKED) for name in names) else describe_unfinished(names)
 
 
 def refuse_packed(files: Sequence[Path]) -> None:
@@ -165,14 +166,12 @@ def refuse_packed(files: Sequence[Path]) -> None:
         raise NotFoundError(f'{packed[0]}: {_UNPACK}')
 
 
-def _describe_folder(names: Sequence[str]) -> str:
+def _describe_folder(folder: Path, names: Sequence[str]) -> str:
     if not names:
         return 'an empty folder'
     more = f' and {len(names) - 3:,} more' if len(names) > 3 else ''
-    return (
-        f'a folder of {", ".join(names[:3])}{more}: open one of them, or convert images in folders by class with '
-        f'`granular convert`'
-    )
+    images = ', or convert images in folders by class with `granular convert`' if folder.key else ''
+    return f'a folder of {", ".join(names[:3])}{more}: open one of them{images}'
 
 
 def _unknown(file: Path) -> NotFoundError:
