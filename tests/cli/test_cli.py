@@ -251,6 +251,24 @@ def test_single_things_are_counted_in_the_singular(granular_cli, tmp_path):
         assert not re.findall(r'\b1 [a-z]+s\b(?! *\d)', text)
 
 
+def test_clean_names_what_it_left_alone(granular_cli, tmp_path):
+    names = ['own/a.bag', 'own/a.idx', 'killed/refs.bag', 'killed/.a.bag.01234567.part']
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    err = granular_cli('clean', tmp_path)[2].splitlines()
+    assert len(err) == 2
+    assert err[0] == 'nothing found'
+    expected = r'left alone: .*/killed/\.a\.bag\..*\.part \(\d+ s old\) and 3 more, less than 3600 s old, .* --older 0 incl'
+    assert re.match(expected, err[1])
+    out, err = granular_cli('clean', tmp_path, '--older', 0)[1:]
+    assert len(out.splitlines()) == 2
+    assert re.search(r'left alone: .*/own/a\.bag \(\d+ s old\) and 1 more, .*: --bags includes them', err)
+    err = granular_cli('clean', tmp_path, '--older', 0, '--bags', '--remove')[2]
+    assert err.startswith('4 removed')
+    assert 'left alone' not in err
+
+
 def test_copy_to_local_copies_and_unpacks(granular_cli, path, tmp_path):
     with zipfile.ZipFile(tmp_path / 'train.zip', 'w') as file:
         file.writestr('a/b', b'123')
@@ -339,6 +357,10 @@ MISTAKES = {
     'no address': (['info', ''], 'expected a path or an address, got an empty text'),
     'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
     'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
+    'unfinished dataset to show': (['info', 'killed'], 'killed: has no spec.json: a writer is writing this dataset, or'),
+    'unfinished dataset to verify': (['verify', 'killed'], 'killed: has no spec.json: a writer is writing this dataset,'),
+    'unfinished dataset to convert': (['convert', 'killed', 'x'], 'write it again, or remove it with `granular clean'),
+    'bags to verify': (['verify', 'bags'], 'bags: has bags but no spec.json: open one of them, such as a.bag, if they'),
     'batch of a plan': (['plan', 'ds', '--batch', 9], 'for a batch of 9 on 1 host, got 5: choose a smaller --batch'),
 }
 
@@ -346,6 +368,9 @@ MISTAKES = {
 @pytest.mark.parametrize('name', MISTAKES)
 def test_mistakes_are_answered_with_the_remedy(name, granular_cli, path, monkeypatch):
     monkeypatch.chdir(path.parent)
+    for file in ('killed/.a.bag.01234567.part', 'bags/a.bag'):
+        pathlib.Path(file).parent.mkdir(exist_ok=True)
+        pathlib.Path(file).touch()
     command, message = MISTAKES[name]
     code, out, err = granular_cli(*command)
     assert (code, out) == (1, '')
