@@ -13,11 +13,10 @@ from granular.aio.pipeline.nodes import combinations
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import SourceChoice
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.functions import call_checked, name_of
 from granular.aio.pipeline.nodes.indices import Shuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, length_of, steps_of
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import refuse_coroutine_function
+from granular.aio.runtime.user_functions import call_checked, name_of, refuse_coroutine_function
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, check_integer
 from granular.shuffle import Order, Permutation, Sequential

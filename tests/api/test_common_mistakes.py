@@ -195,6 +195,10 @@ MISTAKES = {
         lambda: granular.ShardedDatasetReader('data', cache_keys='label'),
         r"cache_keys: expected a sequence of keys, got 'label': pass \('label',\)",
     ),
+    'one_argument_of_on_error': (
+        lambda: list(dataset.map(lambda i: 1 // 0).to_iter_dataset(on_error=lambda error: None)),
+        r'on_error calls fn\(index, error\), which <lambda>\(error\) does not accept: too many positional',
+    ),
     'percentages': (
         lambda: dataset.percent(to_percent=80),
         'expected from_percent and to_percent from 0 to 1',

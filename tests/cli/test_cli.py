@@ -259,7 +259,9 @@ def test_clean_names_what_it_left_alone(granular_cli, tmp_path):
     err = granular_cli('clean', tmp_path)[2].splitlines()
     assert len(err) == 2
     assert err[0] == 'nothing found'
-    expected = r'left alone: .*/killed/\.a\.bag\..*\.part \(\d+ s old\) and 3 more, less than 3600 s old, .* --older 0 incl'
+    expected = (
+        r'left alone: .*/killed/\.a\.bag\..*\.part \(\d+ s old\) and 3 more, less than 3600 s old, .* --older 0 incl'
+    )
     assert re.match(expected, err[1])
     out, err = granular_cli('clean', tmp_path, '--older', 0)[1:]
     assert len(out.splitlines()) == 2
@@ -359,8 +361,16 @@ MISTAKES = {
     'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
     'unfinished dataset to show': (['info', 'killed'], 'killed: has no spec.json: a writer is writing this dataset, or'),
     'unfinished dataset to verify': (['verify', 'killed'], 'killed: has no spec.json: a writer is writing this dataset,'),
+    'unfinished dataset to show': (
+        ['info', 'killed'],
+        'killed: has no spec.json: a writer is writing this dataset, or',
+    ),
+    'unfinished dataset to verify': (
+        ['verify', 'killed'],
+        'killed: has no spec.json: a writer is writing this dataset,',
+    ),
     'unfinished dataset to convert': (['convert', 'killed', 'x'], 'write it again, or remove it with `granular clean'),
-    'bags to verify': (['verify', 'bags'], 'bags: has bags but no spec.json: open one of them, such as a.bag, if they'),
+    'bags to verify': (['verify', 'bags'], 'bags: has bags but no spec.json: open one of them, such as a.bag; if'),
     'batch of a plan': (['plan', 'ds', '--batch', 9], 'for a batch of 9 on 1 host, got 5: choose a smaller --batch'),
 }
 

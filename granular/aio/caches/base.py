@@ -12,13 +12,13 @@ from granular.aio.execution.failures import Failure, without_failures
 from granular.aio.pipeline.data_source import DataSource, OpenedDataSource, as_data_source, identify
 from granular.aio.pipeline.describe import fingerprint
 from granular.aio.pipeline.nodes.adapters import convert
-from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.source import length_of, map_in_threads, stages_of
 from granular.aio.pipeline.transforms import MapTransform
 from granular.aio.reply import stands_in
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import method_of, name_of
 from granular.config import MiB
 from granular.errors import EncodeError, InvalidArgumentError
 from granular.formats.serialization import decode, encode

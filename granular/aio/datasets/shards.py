@@ -39,7 +39,7 @@ def describe_unfinished(names: Iterable[str]) -> str:
     dataset = 'a writer is writing this dataset, or left it unfinished: write it again'
     if 'refs.bag' in bags or any(map(final_name, bags)):
         return f'has no spec.json: {dataset}, or remove it with `granular clean --remove`'
-    return f'has bags but no spec.json: open one of them, such as {bags[0]}, if they are no dataset; otherwise {dataset}'
+    return f'has bags but no spec.json: open one of them, such as {bags[0]}; if they are of a dataset, {dataset}'
 
 
 async def no_dataset(directory: Path) -> NotFoundError:

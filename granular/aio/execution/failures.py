@@ -9,14 +9,14 @@ import pickle
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
 from granular._words import counted
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
-from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
+from granular.aio.runtime.user_functions import call_checked, call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, GranularError, InvalidArgumentError, StoreError, WorkerError
 
 T = TypeVar('T')
@@ -193,7 +193,8 @@ class Errors:
         if not failure.counts:
             return None
         if callable(self.on_error):  # to errors that are no Exception, no policy applies
-            return call_user(self.on_error, failure.index, cast(Exception, failure.error))
+            call = 'on_error calls fn(index, error)'
+            return call_user(call_checked, call, self.on_error, failure.index, failure.error)
         failure.release()
         return None
 

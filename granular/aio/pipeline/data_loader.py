@@ -10,7 +10,6 @@ from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.elements import Element
-from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
@@ -28,6 +27,7 @@ from granular.aio.pipeline.transforms import (
     operation_of,
 )
 from granular.aio.runtime.threads import CORES
+from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 

@@ -12,7 +12,6 @@ from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.combinations import proportions
-from granular.aio.pipeline.nodes.functions import method_of, name_of
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleavedSource, InterleaveSettings
@@ -45,6 +44,7 @@ from granular.aio.pipeline.transforms import (
 )
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import CORES
+from granular.aio.runtime.user_functions import method_of, name_of
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer, check_seed
 from granular.shuffle import MAX_SEED

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular.aio.execution.failures import Failure
-from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.indices import in_epochs
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
-from granular.aio.runtime.user_functions import call_user, refuse_coroutine_function
+from granular.aio.runtime.user_functions import call_checked, call_user, method_of, name_of, refuse_coroutine_function
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import MOST, Seed, check_integer
 

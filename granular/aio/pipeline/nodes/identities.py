@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from granular.aio.pipeline.nodes.functions import name_of
+from granular.aio.runtime.user_functions import name_of
 from granular.errors import InvalidArgumentError
 
 _PLAIN: Final = (type(None), type(...), bool, int, float, complex, str, bytes, np.generic)

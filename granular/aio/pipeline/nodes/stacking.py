@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from granular._lazy import is_masked
 from granular._other_names import answering
-from granular.aio.pipeline.nodes.functions import name_of
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import name_of
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import check_integer
 

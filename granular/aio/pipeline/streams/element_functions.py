@@ -13,7 +13,6 @@ from granular.aio.pipeline.nodes.elements import (
     after_handled,
     parts_of,
 )
-from granular.aio.pipeline.nodes.functions import call_checked, method_of, name_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
@@ -22,6 +21,7 @@ from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
+from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import StateError
 from granular.indexing import Seed
 
