@@ -28,7 +28,8 @@ def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         reason = purpose or f'{module} cannot be imported'
-        raise MissingExtraError(f'{reason}: {_install_command(extra)}') from error
+        told = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition('.')[0])
+        raise MissingExtraError(f'{reason}: {_install_command(extra)}') from None if told else error
 
 
 def _install_command(extra: str) -> str:

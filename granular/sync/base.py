@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from granular._other_names import refuse_unknown
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
+from granular.aio.runtime.tracebacks import shorten
 
 A = TypeVar('A', bound=Any)
 B = TypeVar('B', bound='Blocking')
@@ -90,7 +91,11 @@ def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Ca
     def decorate(_: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:
         @functools.wraps(getattr(core, '__init__'))  # noqa: B009 - which mypy refuses otherwise
         def construct(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            self._open(core(*args, **kwargs))
+            try:
+                self._open(core(*args, **kwargs))
+            except Exception as error:
+                shorten(error)
+                raise
 
         construct.__dict__['core'] = core
         return construct

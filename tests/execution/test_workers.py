@@ -600,9 +600,9 @@ if __name__ == '__main__':
         try:
             list(loader)
         except granular.errors.WorkerError as error:
-            assert f'attribute {name.strip()!r}' in str(error), error
+            assert f"AttributeError: Can't get attribute {name.strip()!r}" in str(error), error
             assert "`if __name__ == '__main__':`" in str(error), error
-            print(type(error.__cause__).__name__)
+            print('told')
 """
 
 
@@ -612,7 +612,7 @@ def test_functions_under_the_guard_of_the_main_module_are_named(method, tmp_path
     command = [sys.executable, '-W', 'ignore', tmp_path / 'script.py', method]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ('AttributeError\n' * 3, '')
+    assert (done.stdout, done.stderr) == ('told\n' * 3, '')
 
 
 def double(x):

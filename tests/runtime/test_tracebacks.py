@@ -2,6 +2,9 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
+import threading
 import traceback
 
 import numpy as np
@@ -9,7 +12,16 @@ import pytest
 
 import granular
 from granular import aio
-from granular.errors import ClosedError, DecodeError, GranularError, InvalidArgumentError, NotFoundError, StoreError
+from granular.errors import (
+    ClosedError,
+    DecodeError,
+    GranularError,
+    InvalidArgumentError,
+    MissingExtraError,
+    NotFoundError,
+    StoreError,
+)
+from tests import ROOT
 from tests.support.servers import free_ports
 
 LINES = 16  # of a traceback with one call of the user, without the marks below lines of code
@@ -53,6 +65,60 @@ def frames_of(error):
 def refused():
     options = {'key': 'k', 'secret': 's', 'region': 'r', 'endpoint_url': f'http://127.0.0.1:{free_ports(1)[0]}'}
     return granular.Path('s3://bucket/data', config=granular.IOConfig(attempts=2, backoff=0.001), **options)
+
+
+def append(folder, kind, value):
+    with granular.DatasetWriter(folder, {'x': kind}) as writer:
+        writer.append({'x': value})
+
+
+def reopen(file, content):
+    file.write_text(content)
+    return granular.open(file if file.suffix == '.tar' else file.parent)
+
+
+def send(lock):
+    stream = granular.MapDataset.range(9).map(lambda element, lock=lock: lock).to_iter_dataset()
+    return list(stream.mp_prefetch(granular.MultiprocessingOptions(1, start_method='spawn')))
+
+
+FAULTS = {
+    'spec of classes': (lambda folder: granular.DatasetWriter(folder, {'x': int}), "got <class 'int'>"),
+    'spec that is not JSON': (lambda folder: reopen(folder / 'spec.json', '{oops'), 'Expecting property name'),
+    'text for a tar': (lambda folder: reopen(folder / 'x.tar', 'hello' * 300), 'invalid header'),
+    'scalar in msgpack': (lambda folder: append(folder, 'msgpack', {'y': np.float32(1)}), "serialize 'numpy.float32'"),
+    'function that does not pickle': (lambda folder: send(threading.Lock()), "cannot pickle '_thread.lock' object"),
+}
+
+
+@pytest.mark.parametrize('name', FAULTS)
+def test_errors_that_repeat_their_cause_have_short_tracebacks(name, tmp_path):
+    fails, message = FAULTS[name]
+    with pytest.raises(GranularError) as caught:
+        fails(tmp_path)
+    assert len(lines_of(caught.value)) <= LINES, trace_of(caught.value)
+    assert message in str(caught.value)
+
+
+def test_missing_extra_has_a_short_traceback(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'redis', None)
+    monkeypatch.setitem(sys.modules, 'redis.asyncio', None)
+    with pytest.raises(MissingExtraError) as caught:
+        granular.RedisCache([1])
+    assert len(lines_of(caught.value)) <= LINES, trace_of(caught.value)
+
+
+def test_script_without_a_guard_is_told_so_by_each_worker(tmp_path):
+    (tmp_path / 'x.py').write_text(
+        'import granular\n'
+        "options = granular.MultiprocessingOptions(1, start_method='spawn')\n"
+        'list(granular.MapDataset.range(9).to_iter_dataset().mp_prefetch(options))\n'
+    )
+    command, environment = [sys.executable, tmp_path / 'x.py'], {**os.environ, 'PYTHONPATH': str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("needs if __name__ == '__main__':\n") == 2, done.stderr
+    assert len(done.stderr.splitlines()) <= 45, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ _SHORT: Final = (
     'the limit of open files (`ulimit -n`), of processes (`ulimit -u`) or of the container is used up: raise it, or '
     'use fewer workers'
 )
+_GUARD: Final = "needs if __name__ == '__main__':"
 _SILENCE: Final = 1.0  # seconds without a message after which to check the worker
 _started: Final = itertools.count()  # numbers the worker processes
 
@@ -129,6 +130,8 @@ class Workers:
                 f'worker processes: use threads there, without mp_prefetch or mp='
             )
         if self._context.get_start_method() != 'fork':
+            if getattr(process, '_inheriting', False):  # it imports the script; Python's own error is long
+                raise WorkerError(f'{process.name} is starting, and cannot start processes: its script {_GUARD}')
             token = pickling_for_worker.set(True)
             try:
                 work = self._task, self._initialize
@@ -357,7 +360,7 @@ class _Worker:
             how = f'was killed by {_name_of(-code)}'
         hint = ''
         if code == 1:
-            hint = ": its traceback is on stderr; a script that starts processes needs if __name__ == '__main__':"
+            hint = f': its traceback is on stderr; a script that starts processes {_GUARD}'
         elif code == -signal.SIGKILL:
             hint = ': usually for lack of memory: use fewer workers, smaller batches or less prefetching'
         process = self._process
@@ -448,12 +451,8 @@ def _join(process: Any) -> None:
 
 
 def _resolve(future: 'asyncio.Future[Any]', ok: bool, result: Any) -> None:
-    if future.done():
-        return
-    if ok:
-        future.set_result(result)
-    else:
-        future.set_exception(result)
+    if not future.done():
+        (future.set_result if ok else future.set_exception)(result)
 
 
 def _listen(pipe: Connection, process: Any, memory: shared_memory.Receiver, worker: 'weakref.ref[_Worker]') -> None:

@@ -46,9 +46,9 @@ def shorten(error: BaseException) -> None:
     """Shorten the traceback of an error that leaves the library, and those of its causes.
 
     Of the frames of granular, the innermost one remains, and all frames of the user's code. Moved to ``__context__``,
-    where it is not printed, is a cause that is an OSError whose text the message repeats, and the cause of an error of
-    a datapoint, whose message describes what its decoder or encoder found. Errors other than granular's own are left as
-    they are, unless a function of the user raised them.
+    where it is not printed, is a cause whose text the message repeats, and the cause of an error of a datapoint, whose
+    message describes what its decoder or encoder found. Errors other than granular's own are left as they are, unless a
+    function of the user raised them.
     """
     if os.environ.get('GRANULAR_FULL_TRACEBACKS', '0') not in ('', '0'):
         return
@@ -89,14 +89,14 @@ def _frames(trace: types.TracebackType | None) -> list[types.TracebackType]:
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     # Without sysconfig, which reads a file: the error may be that no more files can be opened.
-    return (os.path.dirname(os.__file__), *site.getsitepackages(), '<frozen', 'uvloop/')
+    return (os.path.dirname(os.__file__), *site.getsitepackages(), '<frozen')
 
 
 def _owner(trace: types.TracebackType) -> _Owner:
     path = trace.tb_frame.f_code.co_filename
     if path.startswith(_PACKAGE):
         return 'granular'
-    return 'library' if path.startswith(_libraries()) else 'user'
+    return 'library' if path.startswith(_libraries()) or path.endswith('.pyx') else 'user'  # which have relative paths
 
 
 def _is_of_user(error: BaseException) -> bool:
@@ -129,8 +129,8 @@ def _hide_repeated(error: BaseException) -> None:
     if cause is None or _printed_before(cause) is not None or 'user' in map(_owner, _frames(cause.__traceback__)):
         return
     described = isinstance(error, DatapointError)
-    if isinstance(error, GranularError) and isinstance(error, OSError) and isinstance(cause, OSError):
-        text = str(cause) if isinstance(cause, GranularError) else cause.strerror or OSError.__str__(cause)
-        described = text in str(error)
+    if isinstance(error, GranularError):
+        text = cause.strerror if isinstance(cause, OSError) and cause.strerror else message_of(cause)
+        described = described or bool(text and text in str(error))
     if described and not isinstance(cause, RemoteError):
         error.__cause__, error.__context__ = None, cause  # the first suppresses the second

@@ -157,7 +157,7 @@ class Scanner(HeaderScanner[Index]):
         try:
             return tarfile.TarInfo.frombuf(block, 'utf-8', 'surrogateescape')
         except tarfile.HeaderError as error:
-            raise CorruptError(f'{self._name}: expected a tar header at byte {at}: {error}') from error
+            raise CorruptError(f'{self._name}: expected a tar header at byte {at}: {error}') from None
 
     def _parse_description(self, kind: bytes, body: bytes, at: int) -> None:
         """Parse a header that describes the next member."""
