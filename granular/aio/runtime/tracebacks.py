@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from granular.aio.runtime.user_functions import is_of_signal
-from granular.errors import DatapointError, GranularError
+from granular.errors import DatapointError, FunctionError, GranularError
 
 _Owner = Literal['granular', 'library', 'user']
 
@@ -129,7 +129,7 @@ def _hide_repeated(error: BaseException) -> None:
     if cause is None or _printed_before(cause) is not None or 'user' in map(_owner, _frames(cause.__traceback__)):
         return
     described = isinstance(error, DatapointError)
-    if isinstance(error, GranularError):
+    if isinstance(error, GranularError) and not isinstance(error, FunctionError):  # whose cause decides what follows
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else message_of(cause)
         described = described or bool(text and text in str(error))
     if described and not isinstance(cause, RemoteError):
