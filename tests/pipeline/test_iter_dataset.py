@@ -631,6 +631,24 @@ def test_end_of_a_stream_that_dropped_every_element_is_a_warning(name, caplog):
         assert 'nothing' in message
 
 
+@pytest.mark.parametrize('name', ['batch', 'rebatch'])
+def test_stream_too_short_for_a_batch_is_a_warning(name, caplog):
+    def stream(size):
+        short = MapDataset.range(5).to_iter_dataset()
+        return getattr(short.batch(2) if name == 'rebatch' else short, name)(size, drop_remainder=True)
+
+    assert list(stream(6)) == []
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f'{name}(6, drop_remainder=True): no batch: the stream ended after 5 ')
+    caplog.clear()
+    with iter(stream(3)) as iterator, iter(stream(3)) as resumed:
+        next(iterator)
+        resumed.set_state(iterator.get_state())
+        assert (list(iterator), list(resumed)) == ([], [])
+    assert list(MapDataset.range(0).to_iter_dataset().batch(3, drop_remainder=True)) == []
+    assert not caplog.records
+
+
 def test_functions_that_return_none_for_ever_are_a_warning(caplog):
     endless = MapDataset.range(50).map(nothing).repeat().to_iter_dataset()
     with iter(endless.with_options(granular.DatasetOptions(filter_raise_threshold_ratio=1))) as iterator:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from granular._words import counted
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
+from granular.aio.pipeline.streams.flow import Counter, Flow, logger, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.user_functions import refuse_coroutine_function
@@ -60,7 +61,8 @@ class Batching(Flow):
     def __init__(self, parent: Flow, stage: BatchOf) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._size, self._drop, self._fn = parent, stage.size, stage.drop_remainder, stage.fn
-        self._counter = Counter(stage.describe(), 'batch')
+        self._stage = stage.describe()
+        self._counter = Counter(self._stage, 'batch')
         self.calls_functions: bool = stage.fn is not stack
 
     async def next(self) -> Any:
@@ -75,6 +77,8 @@ class Batching(Flow):
                 break
             elements.append(element)
         if not elements or (self._drop and len(elements) < self._size):
+            if elements and self._counter.has_none:
+                _warn_of_none(self._stage, counted(len(elements), 'element'))
             return END
         return await self._counter.count(stacked(self._fn, elements))
 
@@ -97,6 +101,7 @@ class Rebatching(Holding):
         self._batch: Any = None  # None until it is read again, after a state was restored
         self._rows = 0  # of this batch
         self._next_row = 0
+        self._fresh = True  # False once there was a batch, or a state was restored
 
     async def next(self) -> Any:
         parts: list[Any] = []
@@ -121,7 +126,10 @@ class Rebatching(Holding):
             if stop == self._rows:
                 self._held.release()
         if not parts or (missing and self._drop):
+            if parts and self._fresh:
+                _warn_of_none(self._stage, counted(self._size - missing, 'row'))
             return END
+        self._fresh = False
         return parts[0] if len(parts) == 1 else await stacked(_concatenate, parts)
 
     def state(self) -> Any:
@@ -131,7 +139,11 @@ class Rebatching(Holding):
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         row = number_of(state, 'place')
         await self._held.restore(state, row > 0, terms)
-        self._next_row, self._batch = row, None
+        self._next_row, self._batch, self._fresh = row, None, False
+
+
+def _warn_of_none(stage: str, rest: str) -> None:
+    logger.warning('%s: no batch: the stream ended after %s: pass a smaller size, or drop_remainder=False', stage, rest)
 
 
 def _rows_of(batch: Any) -> int:

@@ -45,6 +45,11 @@ class Counter:
     def __init__(self, stage: str, unit: str = 'element') -> None:
         self._stage, self._unit, self._count, self._resumed = stage, unit, 0, ''
 
+    @property
+    def has_none(self) -> bool:
+        """True if the stage has computed nothing since it began, which was not at a state."""
+        return not self._count and not self._resumed
+
     def restart(self) -> None:
         """Count from 0 on, after a state was restored."""
         self._count, self._resumed = 0, ' since a state was restored'
