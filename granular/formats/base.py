@@ -1,8 +1,9 @@
 """The parts of a codec, for the modules that define some."""
 
 import json
+import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,14 @@ Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 Buffer = bytes | bytearray | memoryview
 Family = Literal['number', 'text', 'json', 'tree', 'array', 'image', 'video', 'audio', 'bytes']
+
+
+_UNSTORED: Final = (
+    ('TIFF', re.compile(rb'II\*\0|MM\0\*')),
+    ('HEIC', re.compile(rb'....ftyp(hei|mif1)', re.DOTALL)),
+    ('AVIF', re.compile(rb'....ftypavi', re.DOTALL)),
+    ('PPM', re.compile(rb'P[1-6]\s')),
+)  # formats of images
 
 
 class Codec(NamedTuple):
@@ -50,4 +59,6 @@ def checked_file(value: Buffer, format: str, expected: str, fits: bool) -> bytes
 def outline_of(data: Buffer) -> str:
     """Describe the bytes of a file that is none of those expected, for errors."""
     head = bytes(memoryview(data)[:12])
-    return f'{memoryview(data).nbytes} bytes that begin with {head!r}' if head else 'an empty file'
+    image = next((name for name, start in _UNSTORED if start.match(head)), '')
+    image = f', a {image} image, which no type stores: convert it to PNG' if image else ''
+    return f'{memoryview(data).nbytes} bytes that begin with {head!r}{image}' if head else 'an empty file'
