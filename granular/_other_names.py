@@ -33,6 +33,28 @@ _STORE_OPTIONS: Final = {
 }  # fmt: skip
 
 
+# Types of values, and their names in numpy, pyarrow, datasets and streaming.
+_TYPES: Final = {
+    'jpg': ('jpeg',),
+    'jpg or png': ('image', 'pil', 'webp', 'gif', 'bmp'),
+    'wav or flac': ('audio',),
+    'mp4 or webm': ('video',),
+    'utf8': ('string', 'str', 'text', 'utf-8', 'large_string'),
+    'u64': ('uint64',),
+    'int': ('integer', 'int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'label', 'classlabel'),
+    'float': ('double', 'float16', 'float32', 'float64', 'number'),
+    'bool': ('boolean', 'bool_'),
+    'bytes': ('binary', 'raw'),
+    'array': ('ndarray', 'numpy', 'tensor', 'tensors'),
+    'tree or msgpack': ('dict', 'list', 'pickle', 'pkl', 'object'),
+}
+
+
+def type_named(other: str) -> str:
+    """Return the types of granular that stand for one of another library; empty if it is not known."""
+    return next((ours for ours, others in _TYPES.items() if other.lower() in others), '')
+
+
 def answering(**answers: str) -> Callable[[Function], Function]:
     """Make a function, or a constructor, answer names of arguments that it does not have by what to pass instead: by
     the given answers, or else by names that it has.
@@ -82,10 +104,9 @@ def refuse_unknown(
             parts.append(f'for {name}, pass {ours}' if ours else f'expected some of {known}')
         raise UnknownArgumentError(f'{owner}: no arguments {unknown}: {"; ".join(dict.fromkeys(parts))}') from None
     if count > len(by_position):
-        others = f', and {", ".join(by_name)} by name' if by_name else ''
-        raise UnknownArgumentError(
-            f'{owner}: expected {", ".join(by_position)}{others}, got {count} by position'
-        ) from None
+        names = [', '.join(by_position), f'{", ".join(by_name)} by name' if by_name else '']
+        expected = ', and '.join(filter(None, names)) or 'no arguments'
+        raise UnknownArgumentError(f'{owner}: expected {expected}, got {count} by position') from None
 
 
 class Answering:

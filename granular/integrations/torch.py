@@ -293,10 +293,16 @@ class Batches(core.Batches):
         super().__init__(batches, buffer if device is not None else 0)
         self._device = device
         self._stream: Any = None
-        if device is None or not buffer:
+        if device is None:
             return
-        if (kind := torch.device(device).type) == 'cuda' and not torch.cuda.is_available():
+        try:
+            kind = torch.device(device).type
+        except RuntimeError as error:
+            raise InvalidArgumentError(f"Batches: device={device!r}: pass 'cuda' or 'cpu': {error}") from error
+        if kind == 'cuda' and not torch.cuda.is_available():
             raise InvalidArgumentError(f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'")
+        if not buffer:
+            return
         recycled = getattr(getattr(batches, 'aio', batches), 'recycle_after', False)
         if kind == 'cpu' and 0 < recycled < buffer:
             raise InvalidArgumentError(

@@ -81,7 +81,7 @@ class DatapointReader(Reader[A, Datapoint_co], Batched):
     @overload
     def __getitem__(self, index: slice | range | tuple[slice | range, Any]) -> dict[str, list[Any]]: ...
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple):
+        if isinstance(index, tuple) and len(index) == 2:
             return run(self.aio.get(*index))
         return run(self.aio.get(index))
 

@@ -115,7 +115,7 @@ def test_slices_are_of_integers(tmp_path, part):
                 read(part)
 
 
-@pytest.mark.parametrize('index', [np.ma.masked, np.ma.masked_array(0, True), np.array(0.5)], ids=repr)
+@pytest.mark.parametrize('index', [np.ma.masked, np.ma.masked_array(0, True), np.array(0.5), (1, 2, 3)], ids=repr)
 def test_an_index_is_an_integer_without_a_mask(tmp_path, index):
     with granular.DatasetWriter(tmp_path / 'x', {'x': 'int'}) as writer:
         writer.append({'x': 1})

@@ -710,6 +710,8 @@ def test_invalid_arguments_are_rejected():
         IterableDataset(stream()).load_state_dict({'x': 1})
     with pytest.raises(InvalidArgumentError, match='buffer: expected an integer >= 0, got -1'):
         Batches([1], 'cpu', buffer=-1)
+    with pytest.raises(InvalidArgumentError, match="device='gpu': pass 'cuda' or 'cpu': Expected one of cpu, cuda"):
+        Batches([1], 'gpu')
     if not torch.cuda.is_available():
         with pytest.raises(InvalidArgumentError, match="device='cuda', but torch finds no GPU here: pass device='cpu'"):
             Batches([1], 'cuda')

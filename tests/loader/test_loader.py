@@ -193,7 +193,7 @@ def test_errors_name_the_step_of_the_loader_and_the_index_in_the_stage(caplog):
         ({'x': 1, 2: 2}, 'keys'),
         (7, 'dict'),
         ({'x': object()}, 'an array of numbers'),
-        ({'x': (np.zeros(2), np.zeros((3, 2)))}, "key 'x': .* a tuple of parts of different shapes"),
+        ({'x': (np.zeros(2), np.zeros((3, 2)))}, "key 'x': .* got tuple with parts of different shapes"),
         ({'x': np.ma.masked_array(1, True)}, 'without a mask'),
     ],
 )

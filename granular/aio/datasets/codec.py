@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from granular import formats
+from granular._other_names import type_named
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
@@ -67,6 +68,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
                 ', '.join(map(str, table)) or 'none, as no functions are given: {**granular.decoders, ...} adds some'
             )
             hint = f'; {keys} are keys, not types' if (keys := _keys_in(table, spec)) else ''
+            hint += f'; for {element}, pass {ours}' if (ours := type_named(element)) else ''
             raise UnknownTypeError(
                 f'{name}: key {key!r} has type {element!r}, expected one of: {types}{hint}'
             ) from None

@@ -160,9 +160,10 @@ def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
             f'a key of its own in a transform, or make them equal'
         ) from None
     except ValueError as error:
+        parts = ', '.join(getattr(value, '_fields', ['of different shapes']))  # a named tuple has names
         raise DatapointError(
-            f'step {step}, key {key!r}: expected a number or an array of numbers, got a {type(value).__name__} of '
-            f'parts of different shapes: make each a key of its own in a transform'
+            f'step {step}, key {key!r}: expected a number or an array of numbers, got {type(value).__name__} with '
+            f'parts {parts}: make each a key of its own in a transform'
         ) from error
 
 

@@ -189,7 +189,7 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
     def subset(self, indices: Sequence[int] | Ints) -> Self:
         """Select elements by indices, in that order. They may repeat; negative ones count from the end."""
-        return self.slice(indices)
+        return self._of(nodes.Slice(self._node, indices, 'subset'))
 
     @answering()
     def percent(self, from_percent: float | None = None, to_percent: float | None = None) -> Self:

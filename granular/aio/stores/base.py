@@ -160,6 +160,8 @@ class Store(abc.ABC):
     """True if only one of several writers that create the same new file concurrently succeeds."""
     versions_repeat = True
     """True if a file that is rewritten with the same bytes may have the same version."""
+    read_only = False
+    """True if nothing can be written."""
 
     option_names: Sequence[str] = ()
 
@@ -393,7 +395,8 @@ class Store(abc.ABC):
         return False
 
     def _unsupported(self, operation: str, key: str) -> UnsupportedError:
-        return UnsupportedError(f'{self.url(key)}: this store does not support {operation}', path=self.url(key))
+        why = ': it is read-only, unlike a disk, s3://, gs:// and az://' if self.read_only else ''
+        return UnsupportedError(f'{self.url(key)}: this store does not support {operation}{why}', path=self.url(key))
 
 
 def check_object(store: Store, key: str) -> None:

@@ -39,6 +39,7 @@ _TEXTS: Final = {name: re.compile(f'</{name}', re.IGNORECASE) for name in ('scri
 class HTTPStore(RemoteStore['HTTPClient']):
     """A host. Options: ``headers`` to send with each request, and ``tls_verify``."""
 
+    read_only = True
     option_names = ('headers', 'tls_verify')
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:

@@ -67,6 +67,7 @@ class HubStore(RemoteStore['HubClient']):
     ``endpoint_url``; ``tls_verify``.
     """
 
+    read_only = True
     option_names = ('endpoint_url', 'tls_verify', 'token')
     variables = ('HF_TOKEN', 'HF_TOKEN_PATH', 'HF_HOME')
 

@@ -166,14 +166,14 @@ class Slice(IndexNode):
 
     divides = False  # its indices are those of the whole
 
-    def __init__(self, parent: Source, part: slice | Sequence[int] | Ints) -> None:
+    def __init__(self, parent: Source, part: slice | Sequence[int] | Ints, name: str = 'slice') -> None:
         super().__init__(parent)
         self._part: range | Ints
         if isinstance(part, slice):
-            self._part = range_of(part, len(parent), 'slice')
+            self._part = range_of(part, len(parent), name)
         else:
             check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
-            self._part = indices_of(part, len(parent), 'subset')
+            self._part = indices_of(part, len(parent), name)
 
     def __len__(self) -> int:
         return len(self._part)
