@@ -60,5 +60,5 @@ def outline_of(data: Buffer) -> str:
     """Describe the bytes of a file that is none of those expected, for errors."""
     head = bytes(memoryview(data)[:12])
     image = next((name for name, start in _UNSTORED if start.match(head)), '')
-    image = f', a {image} image, which no type stores: convert it to PNG' if image else ''
+    image = f', a {image} image, which no type of images takes: convert it to PNG' if image else ''
     return f'{memoryview(data).nbytes} bytes that begin with {head!r}{image}' if head else 'an empty file'

@@ -163,7 +163,7 @@ MISTAKES = {
     },
     'tiff_as_an_image': (
         lambda: granular.formats.encode_image_file(b'II*\0' + bytes(9)),
-        'a TIFF image, which no type stores: convert it to PNG$',
+        'a TIFF image, which no type of images takes: convert it to PNG$',
     ),
     'names_to_mix': (
         lambda: MapDataset.mix({'web': dataset}),
