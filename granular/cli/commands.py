@@ -239,13 +239,11 @@ def clean(
     typer.echo(f'{len(leftovers)} {action}, {counted(total, "byte")}' if leftovers else f'nothing {action}', err=True)
     known = {leftover.path for leftover in leftovers}
     left = [leftover for leftover in granular.clean(path, older=0, bags=True) if leftover.path not in known]
-    alone = [leftover for leftover in left if leftover.kind == 'bag' and leftover.age >= older and not bags]
-    young = [leftover for leftover in left if leftover not in alone]
-    for those, reason in (
-        (young, f'less than {older:g} s old, as a writer may be running: --older 0 includes them'),
-        (alone, 'which may be complete files of their own: --bags includes them'),
+    for alone, reason in (
+        (False, f'less than {older:g} s old, as a writer may be running: --older 0 includes them'),
+        (True, 'which may be complete files of their own: --bags includes them'),
     ):
-        if those:
+        if those := [x for x in left if (x.kind == 'bag' and x.age >= older and not bags) == alone]:
             more = f' and {len(those) - 1:,} more' if len(those) > 1 else ''
             path_and_age = f'{printable(those[0].path)} ({those[0].age:.0f} s old)'
             typer.echo(f'left alone: {path_and_age}{more}, {reason}', err=True)

@@ -298,7 +298,7 @@ class Batches(core.Batches):
         try:
             kind = torch.device(device).type
         except RuntimeError as error:
-            raise InvalidArgumentError(f"Batches: device={device!r}: pass 'cuda' or 'cpu': {error}") from error
+            raise InvalidArgumentError(f"Batches: device={device!r}: pass 'cuda' or 'cpu': {error}") from None
         if kind == 'cuda' and not torch.cuda.is_available():
             raise InvalidArgumentError(f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'")
         if not buffer:

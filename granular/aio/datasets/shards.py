@@ -33,7 +33,7 @@ def shards_of(entries: Iterable[Entry]) -> list[int]:
 
 def describe_unfinished(names: Iterable[str]) -> str:
     """Describe a folder without a ``spec.json`` that has files of a writer, and the remedy; empty for any other."""
-    bags = [name for name in names if (final_name(name) or name).endswith(SUFFIXES)]
+    bags = sorted(name for name in names if (final_name(name) or name).endswith(SUFFIXES))
     if not bags:
         return ''
     dataset = 'a writer is writing this dataset, or left it unfinished: write it again'
