@@ -359,8 +359,6 @@ MISTAKES = {
     'no address': (['info', ''], 'expected a path or an address, got an empty text'),
     'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
     'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
-    'unfinished dataset to show': (['info', 'killed'], 'killed: has no spec.json: a writer is writing this dataset, or'),
-    'unfinished dataset to verify': (['verify', 'killed'], 'killed: has no spec.json: a writer is writing this dataset,'),
     'unfinished dataset to show': (
         ['info', 'killed'],
         'killed: has no spec.json: a writer is writing this dataset, or',
