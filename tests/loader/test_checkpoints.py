@@ -158,9 +158,13 @@ def test_progress_shows_the_time_of_each_stage_and_leaves_timing_as_it_was(items
 
 
 def test_summaries_that_end_in_any_order_end_the_timing(capsys):
+    class Failing:
+        def __iter__(self):
+            raise RuntimeError('no iterator')
+
     timing = granular.metrics.timing
-    with pytest.raises(TypeError):
-        list(granular.progress(5, summary=True))
+    with pytest.raises(RuntimeError, match='no iterator'):
+        list(granular.progress(Failing(), summary=True))
     assert not timing.on
     first, second = granular.progress(range(3), summary=True), granular.progress(range(3), summary=True)
     assert next(first) == next(second) == 0

@@ -140,7 +140,7 @@ class Attempts:
         self._started = self._renewed = self._began = time.monotonic()  # of the operation, its time, the last attempt
         self._gained = 0  # bytes since the last renewal of the time
         self._paid = 1.0  # tokens that success returns
-        self._failed: float | None = None  # the time of the last failure
+        self._failed: float | None = None  # the time of the last failure, unless it was a wrong reply
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, has_slot: bool = False) -> T:
@@ -192,10 +192,10 @@ class Attempts:
             self._recovered.add(error.kind)
             metrics.retried(outcome)
             return None
+        now = self._failed = time.monotonic()
         failure, config = self._judge(error), self._traffic.config
         if failure is None:
             return error
-        now = self._failed = time.monotonic()
         silence = config.connect_timeout + config.first_byte_timeout + config.read_timeout
         if now - self._began > max(config.retry_time, silence):
             self._started = self._renewed = now
@@ -256,6 +256,7 @@ class Attempts:
     def _after_bad_reply(self) -> int:
         """Return the attempts permitted after a wrong reply: a store that answers wrongly twice will not improve."""
         self._bad_replies += 1
+        self._failed = None  # not at once, so that what disturbed the connections may end
         return self._traffic.config.attempts if self._bad_replies < 2 else self._count
 
     def _record_progress(self, now: float) -> bool:
