@@ -110,27 +110,18 @@ class FilterCheck:
 
 
 class Flow(abc.ABC):
-    """A running stage of a stream.
+    """A running stage of a stream."""
 
-    Attributes:
-      parents: the previous stages.
-      kind: its name in ``FITS``; '' if it advances equally on all hosts, and holds nothing.
-      calls_functions: True if the stage calls user functions itself, and not in the tasks of a prefetch.
-      strict: True if ``restore`` refuses the state of a different pipeline.
-      adapts: True if a stage before may continue with other weights than those of its state.
-      turns: those of the hosts that share what this stage itself divides.
-      keeps_host: True if states name this host.
-    """
-
-    parents: 'tuple[Flow, ...]' = ()
-    kind = ''
-    calls_functions = False
-    strict = True
-    turns = Turns(0, 1)
-    keeps_host = False
+    parents: 'tuple[Flow, ...]' = ()  # the previous stages
+    kind = ''  # its name in ``FITS``; '' if it advances equally on all hosts, and holds nothing
+    calls_functions = False  # True if the stage calls user functions itself, and not in the tasks of a prefetch
+    strict = True  # True if ``restore`` refuses the state of a different pipeline
+    turns = Turns(0, 1)  # those of the hosts that share what this stage itself divides
+    keeps_host = False  # True if states name this host
 
     @property
     def adapts(self) -> bool:
+        """True if a stage before may continue with other weights than those of its state."""
         return any(parent.adapts for parent in self.parents)
 
     @property

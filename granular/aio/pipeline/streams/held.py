@@ -17,21 +17,14 @@ class Held:
     continue with other weights, the state also has their number, the state after them, and where the weights changed
     among them: they are read again with the weights of the state, and the parent then continues with its own.
 
-    Args:
-      parent: the stage before.
-      stage: the description of the stage that holds them, for errors.
-      kind: its name in ``FITS``.
-      last: True if ``release`` may keep the last element.
-
-    Attributes:
-      before: the state of the parent before the elements.
-      adapts: True if states need more than that.
+    ``stage`` describes the stage that holds them, and ``kind`` is its name in ``FITS``.
     """
 
     def __init__(self, parent: Flow, stage: str, kind: str, last: bool = False) -> None:
-        self._parent, self._stage, self._kind, self._last = parent, stage, kind, last
-        self.adapts: bool = parent.adapts
-        self.before: Any = parent.state()
+        self._parent, self._stage, self._kind = parent, stage, kind
+        self._last = last  # True if ``release`` may keep the last element
+        self.before: Any = parent.state()  # the state of the parent before the elements
+        self.adapts: bool = parent.adapts  # True if states need more than that
         self._previous: Any = self.before  # before the last element
         self._after: Any = None  # after the last element; None until it is requested
         self._begun = False  # True if the parent has begun to read since it was restored

@@ -27,14 +27,7 @@ class Feature(NamedTuple):
 
 
 class Recipe:
-    """The arguments of ``IterDataset.pack``, checked.
-
-    Attributes:
-      features: the packed features.
-      listed: the meta features that are collected in a list per row.
-      seed: the seed by which the rows of a pack are shuffled; None to keep their order.
-      shard: the rows that this stream yields.
-    """
+    """The arguments of ``IterDataset.pack``, checked."""
 
     def __init__(
         self,
@@ -61,7 +54,7 @@ class Recipe:
             raise InvalidArgumentError(f'meta_features: expected a sequence of keys, got {meta!r:.100}')
         if strategy == 'concat_then_split' and shuffle_bins:
             raise InvalidArgumentError('shuffle_bins: concat_then_split fills one row after the other: it has no bins')
-        self.shard = as_shard(shard_options)
+        self.shard = as_shard(shard_options)  # the rows that this stream yields
         if self.shard.drop_remainder:
             raise InvalidArgumentError(
                 'shard_options: the number of packed rows is not known before the end: expected drop_remainder=False; '
@@ -90,8 +83,8 @@ class Recipe:
         self.strategy, self.split_long = strategy, split_long
         self.bins = check_integer('num_packing_bins', bins, 1)
         self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
-        self.listed = tuple(key for key in meta if key not in length)
-        self.seed = check_integer('seed', seed, 0) if shuffle_bins else None
+        self.listed = tuple(key for key in meta if key not in length)  # meta features, as a list per row
+        self.seed = check_integer('seed', seed, 0) if shuffle_bins else None  # that shuffles the rows of a pack
         self.description = f'pack({dict(length)}, {self.bins}{"".join(changed)})'
 
 

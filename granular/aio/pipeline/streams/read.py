@@ -35,13 +35,9 @@ _SMALL: Final = 1 << 18  # bytes; smaller chunks grow if loading them is quick a
 
 
 class Read(Stream):
-    """The elements of a source, read ahead in chunks.
+    """The elements of a source, read ahead in chunks."""
 
-    Attributes:
-      awaited: True if it belongs to the async API.
-    """
-
-    awaited = False
+    awaited = False  # True if it belongs to the async API
     workers: MultiprocessingOptions | None = None
 
     def __init__(

@@ -18,21 +18,13 @@ from granular.indexing import Seed
 
 
 class Stream(abc.ABC):
-    """A stage of an IterDataset.
+    """A stage of an IterDataset."""
 
-    Attributes:
-      parents: the previous stages, or the source.
-      declared_seed: the seed that this stage sets for later ones; None if it sets none.
-      dataset_options: those that were set after this stage.
-      transparent: True if a state of this stage is that of its only parent.
-      unlisted: True if it has the description of its parent, and is not listed beside it.
-    """
-
-    parents: tuple[Any, ...] = ()
-    transparent = False
-    unlisted = False
-    dataset_options: DatasetOptions = DatasetOptions()
-    declared_seed: Seed | None = None
+    parents: tuple[Any, ...] = ()  # the previous stages, or the source
+    transparent = False  # True if a state of this stage is that of its only parent
+    unlisted = False  # True if it has the description of its parent, and is not listed beside it
+    dataset_options: DatasetOptions = DatasetOptions()  # those that were set after this stage
+    declared_seed: Seed | None = None  # that this stage sets for later ones
 
     def __init__(self, *parents: Any) -> None:
         self.parents = parents

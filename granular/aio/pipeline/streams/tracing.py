@@ -24,19 +24,12 @@ logger: Final = logging.getLogger('granular')
 
 
 class StageSummary(NamedTuple):
-    """The elements and times of a stage of a running stream.
+    """The elements and times of a stage of a running stream."""
 
-    Attributes:
-      stage: its description.
-      elements: number of elements that it yielded.
-      seconds: time that it computed, over all threads and worker processes.
-      wait_seconds: time that it waited for the stages before it, or for data that is read ahead.
-    """
-
-    stage: str
-    elements: int
-    seconds: float
-    wait_seconds: float
+    stage: str  # its description
+    elements: int  # that it yielded
+    seconds: float  # that it computed, over all threads and worker processes
+    wait_seconds: float  # that it waited for the stages before it, or for data that is read ahead
 
 
 def traced(stage: Stream, debug: bool) -> Stream:
