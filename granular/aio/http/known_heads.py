@@ -19,14 +19,10 @@ _VERSION: Final = rb'(?P<version>[^\r\n\0]*)'
 
 
 class KnownHeads:
-    """The heads of the replies to range reads from one store.
-
-    Args:
-      version_header: the header that contains the version of an object, in lower case.
-    """
+    """The heads of the replies to range reads from one store."""
 
     def __init__(self, version_header: str) -> None:
-        self._version_header = version_header
+        self._version_header = version_header  # in lower case
         self._patterns: list[re.Pattern[bytes]] = []
 
     def match(self, head: bytes) -> tuple[bytes, ...] | None:
@@ -67,6 +63,6 @@ class KnownHeads:
         if name in ('content-range', 'content-length', self._version_header):
             value = {'content-range': _RANGE, 'content-length': _LENGTH}.get(name, _VERSION)
             fixed = re.escape(line[: len(name)]) + b': ' + value
-        elif name not in ('connection', 'transfer-encoding') and not name.endswith('-encoding'):
+        elif name != 'connection' and not name.endswith('-encoding'):
             fixed = re.escape(line[: len(name) + 1]) + _ANY
         return fixed + rb'\r\n'
