@@ -41,34 +41,20 @@ class PoolClosedError(ConnectionAbortedError):
 
 
 class Exchange:
-    """A request and the receiver of its reply: on one connection, or on up to three if it is hedged.
-
-    Attributes:
-      target: the server and the object.
-      request: the head of the request.
-      bodiless: True if the reply has no body regardless of its head, as for HEAD.
-      body: the body of the request.
-      hedged: True if the request may be hedged.
-      large: True if the body of the expected reply is larger than ``SCRATCH / 2``.
-      got: bytes of the reply's body that have arrived.
-      collected: the body, if it is collected.
-      future: returns the head of the reply, if a coroutine awaits it.
-      first: the connection on which the request was sent, or the one that replies.
-      others: the connections of the hedged requests, in order.
-    """
+    """A request and the receiver of its reply: on one connection, or on up to three if it is hedged."""
 
     # Most of these stay as they are, so that a range read is created by few assignments.
-    target: Target
-    request: bytes = b''
-    bodiless: bool = False
-    body: bytes | memoryview = b''
-    hedged: bool = True
-    large: bool = False
-    got = 0
-    collected: bytearray
-    future: 'asyncio.Future[Head] | None' = None
-    first: 'Connection | None' = None
-    others: 'tuple[Connection, ...]' = ()
+    target: Target  # the server and the object
+    request: bytes = b''  # the head of the request
+    bodiless: bool = False  # True if the reply has no body regardless of its head, as for HEAD
+    body: bytes | memoryview = b''  # of the request
+    hedged: bool = True  # True if the request may be hedged
+    large: bool = False  # True if the body of the expected reply is larger than ``SCRATCH / 2``
+    got = 0  # bytes of the reply's body that have arrived
+    collected: bytearray  # the body, if it is collected
+    future: 'asyncio.Future[Head] | None' = None  # returns the head of the reply, if a coroutine awaits it
+    first: 'Connection | None' = None  # on which the request was sent, or the one that replies
+    others: 'tuple[Connection, ...]' = ()  # those of the hedged requests, in order
 
     def __init__(self, target: Target, request: bytes) -> None:
         self.target, self.request = target, request
@@ -145,27 +131,17 @@ class ConnectionPool(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection, with one request on it at a time.
+    """A connection, with one request on it at a time."""
 
-    Attributes:
-      transport: that of the event loop, or ``TlsLayer``.
-      destination: the memory for the rest of the body, once it is known.
-      surplus: True if more data has arrived than TLS has delivered.
-      moved: the time of the last byte.
-      sent: the time of the request.
-      begun: True once the head of the reply has arrived.
-      unsent: the rest of the request's body.
-    """
-
-    surplus = False
+    surplus = False  # True if more data has arrived than TLS has delivered
 
     def __init__(self, pool: ConnectionPool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
         self._scratch, self._scratch_view = pool.scratch, memoryview(pool.scratch)
         self._head_view = self._scratch_view[:_HEAD]
         self._beginning = self._scratch_view  # the part that is received into next
-        self.transport: asyncio.Transport
-        self.moved = self.sent = now()
+        self.transport: asyncio.Transport  # that of the event loop, or ``TlsLayer``
+        self.moved = self.sent = now()  # the times of the last byte and of the request
         self.mark_time, self.mark_got = 0.0, 0  # bytes of the body that had arrived at a time
         self._used = False
         self._previous = (b'', '', False)  # the head of the last reply, the requested path, and whether by HEAD
@@ -175,13 +151,13 @@ class Connection(asyncio.BufferedProtocol):
         self._clear()
 
     def _clear(self) -> None:
-        self.begun = False
-        self.destination: memoryview | None = None
+        self.begun = False  # True once the head of the reply has arrived
+        self.destination: memoryview | None = None  # the memory for the rest of the body, once it is known
         self._left: int | None = None  # bytes of the body still to come; None if its end is marked otherwise
         self._reply: _ParsedReply | None = None  # unless the reply is exactly the expected one
         self._held = b''  # the beginning of an incomplete head
         self._informed = 0  # bytes of informational heads
-        self.unsent: memoryview | None = None
+        self.unsent: memoryview | None = None  # the rest of the request's body
 
     def send(self, exchange: Exchange, hedged: bool = False) -> None:
         """Send a request; the exchange is told once the body of the reply has reached its destination.

@@ -24,15 +24,11 @@ _AS_IT_IS: Final = frozenset(('', 'identity', 'aws-chunked'))  # the last is an 
 
 
 class Versions:
-    """The versions that the objects of a store have, and the known heads of replies with these.
-
-    Args:
-      header: the header that contains the version.
-      required: True if each object has a version, so that a whole body without one is not an object.
-    """
+    """The versions that the objects of a store have, and the known heads of replies with these."""
 
     def __init__(self, header: str, required: bool) -> None:
-        self.header, self.required = header.lower(), required
+        self.header = header.lower()  # contains the version
+        self.required = required  # True if each object has a version: a whole body without one is not an object
         self.known_heads = KnownHeads(self.header)
 
 
@@ -54,28 +50,16 @@ class Download(Exchange):
       start: the first byte, or, if negative, the number of bytes from the object's end.
       stop: the position after the last byte; None for the object's end.
       version: the version that the object must have; None for any, but then the same in every reply.
-      versions: the versions that objects have.
       into: the destination of the bytes; by default, newly allocated memory.
-
-    Attributes:
-      data: the bytes, once they are complete; empty if they are in ``into``.
-      version: the version that was requested, or else that of the object.
-      weight: bytes of memory to reserve; a guess if the object's end is requested.
-      batch: the batch that sent the download, or will send it, and is told how it ended; None for a coroutine's.
-      has_slot: True if the batch has left its slot of the limit to a coroutine, which has not begun.
-      withdrawn: True if the batch was cancelled while the download waited for its slot of the limit.
     """
 
-    data: bytes = b''
-    ranged = False
-    """True if the current request has a range."""
-    coding = ''
-    """The Content-Encoding of the replies."""
-    unproven = False
-    """True while it is unverified that the object is stored with that coding, or has the received length."""
-    batch: 'Batch | None' = None
-    has_slot = False
-    withdrawn = False
+    data: bytes = b''  # once they are complete; empty if they are in ``into``
+    ranged = False  # True if the current request has a range
+    coding = ''  # the Content-Encoding of the replies
+    unproven = False  # True while it is unverified that the object is stored with it, or has the received length
+    batch: 'Batch | None' = None  # that sent it, or will send it, and is told how it ended; None for a coroutine's
+    has_slot = False  # True if the batch has left its slot of the limit to a coroutine, which has not begun
+    withdrawn = False  # True if the batch was cancelled while the download waited for its slot of the limit
     _range = b''  # the expected range, as first-last
     _size = 0  # of the object, by the expected head
     _space = _NOTHING  # for the whole span
@@ -96,7 +80,9 @@ class Download(Exchange):
         into: Space | None = None,
     ) -> None:
         self.key, self.name, self._start, self._stop = key, name, start, stop
-        self.version, self._versions, self._into = version, versions, into
+        self._versions, self._into = versions, into
+        self.version = version  # that was requested, or else that of the object, once a reply has come
+        # Bytes of memory to reserve; a guess if the object's end is requested.
         self.weight = -start if start < 0 else MiB if stop is None else stop - start
 
     # --- the plain case: one request, and the one reply that is expected
@@ -232,8 +218,7 @@ class Download(Exchange):
     def take(self, head: Head) -> Reply | None:
         """Return the result at the end of a reply; None for any status except 200, 206 and 416.
 
-        Raises:
-          OutOfRangeError: if the object ends before the requested range does.
+        Raise ``OutOfRangeError`` if the object ends before the requested range does.
         """
         version = self._version_in(head)
         match head.status:

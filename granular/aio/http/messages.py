@@ -171,19 +171,14 @@ def shown(text: str) -> str:
 
 
 class Chunks:
-    """A decoder for chunked bodies (RFC 9112, 7.1).
-
-    Attributes:
-      ended: True once the body is complete.
-      rest: bytes received and not decoded; once the body is complete, those after it.
-    """
+    """A decoder for chunked bodies (RFC 9112, 7.1)."""
 
     def __init__(self) -> None:
-        self.rest: bytes = b''
+        self.rest: bytes = b''  # received and not decoded; once the body is complete, what came after it
         self._left = 0  # bytes of the chunk still to come, including its line end
         self._trailing = False
         self._trailer = 0  # bytes of the trailer section
-        self.ended: bool = False
+        self.ended: bool = False  # True once the body is complete
 
     def feed(self, data: memoryview) -> list[bytes]:
         """Return the bytes of the body in the received data."""

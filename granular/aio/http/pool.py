@@ -56,15 +56,11 @@ _open: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _ByAge]] = wea
 
 
 class UnreachableError(ConnectionError):
-    """A server to which no connection could be established, or whose name could not be resolved.
-
-    Attributes:
-      known: True if this process was connected to it before.
-      nameless: True if its name does not exist.
-    """
+    """A server to which no connection could be established, or whose name could not be resolved."""
 
     def __init__(self, origin: Origin, reason: str, nameless: bool = False) -> None:
-        self.known, self.nameless = origin in _reached, nameless
+        self.known = origin in _reached  # True if this process was connected to it before
+        self.nameless = nameless  # True if its name does not exist
         super().__init__(reason if self.known else f'{reason}: check its address, such as endpoint_url')
 
 

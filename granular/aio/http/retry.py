@@ -124,12 +124,6 @@ class Attempts:
     renewal came at the minimum rate. So the number of such attempts is bounded by the size of the download, and a
     download that gains next to nothing ends. The time begins again if the process was stopped during an attempt, as
     suspended jobs are.
-
-    Args:
-      traffic: the limits shared by the requests to the store.
-      recover: is given a recoverable error.
-      name: the object, for errors.
-      download: the download that may make progress.
     """
 
     def __init__(self, traffic: Traffic, recover: Recover, name: str, download: Download | None = None) -> None:

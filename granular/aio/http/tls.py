@@ -14,10 +14,8 @@ _warned: Final[set[str]] = set()
 def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
     """Return the option ``tls_verify``: True (the default), False, or the file of the CA bundle to trust.
 
-    Each host or bucket for which it is False causes one warning per process.
-
-    Raises:
-      InvalidArgumentError: for any other value, and for options by which libraries disable verification silently.
+    Refuse any other value, and options by which libraries disable verification silently. Each host or bucket for which
+    it is False causes one warning per process.
     """
     verify: bool | str = options.get('tls_verify', True)
     if not isinstance(verify, bool | str) or verify == '':

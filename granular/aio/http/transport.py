@@ -85,12 +85,8 @@ class _Collector(Exchange):
 class Transport:
     """The connections to a store and their limits, under one event loop.
 
-    Args:
-      config: the settings.
-      root: the address of the store, without a key, for metrics.
-      version_header: the reply header that identifies the version of an object.
-      bucket: True if each object has a version, and redirects are not followed because requests are signed.
-      tls_verify: whether to verify certificates, or the file of the CA bundle to trust.
+    ``root`` is the address of the store, without a key, for metrics. In a ``bucket``, each object has a version, and
+    redirects are not followed because requests are signed.
     """
 
     def __init__(
@@ -107,10 +103,8 @@ class Transport:
         await self.pool.aclose()
 
     async def read(self, provider: Provider, download: Download, first: Head | Exception | None = None) -> Reply:
-        """Read one byte range of an object.
-
-        Args:
-          first: the outcome of a first attempt, if one was made: the head of a reply to be looked at, or the error.
+        """Read one byte range of an object; ``first`` is the head of a reply to be looked at, or the error, of a first
+        attempt that was made.
 
         Raises:
           OutOfRangeError: if the object ends before the range does, or before it starts.
@@ -173,8 +167,6 @@ class Transport:
 
         Args:
           make: returns the request, anew for each attempt.
-          recover: see ``Provider``.
-          name: the object, for errors.
           check: returns the result of an answer, and raises BadReplyError for one that does not answer the request.
           statuses: the statuses passed to ``check``; others raise the same errors as for reads.
           limit: maximum bytes of the answer's body.
@@ -208,15 +200,12 @@ class Transport:
         head: Head | None = None,
         follow: bool = True,
     ) -> tuple[Head, Target]:
-        """Send a request with further header lines, and follow permitted redirects.
+        """Send a request, follow permitted redirects, and return the last reply's head and the target that sent it.
 
         Args:
-          lines: returns these lines for each of the requests.
+          lines: returns further header lines for each of the requests.
           head: the head of the reply, if it has arrived already.
           follow: False to return the first reply.
-
-        Returns:
-          The head of the last reply, and the target that sent it.
         """
         for _ in range(_REDIRECTS):
             if head is None:
