@@ -36,21 +36,14 @@ capturing: contextvars.ContextVar[bool] = contextvars.ContextVar('capturing', de
 
 
 class Failure:
-    """Placeholder for a datapoint that failed, when the consumer handles errors.
+    """Placeholder for a datapoint that failed, when the consumer handles errors."""
 
-    Attributes:
-      index: its index in the stage that failed.
-      error: the exception.
-      counts: False in place of a further element of a datapoint, which was to become several: it is raised, but neither
-        counted nor replaced.
-      handled: True if it failed before the ``on_error`` of its stream, and operations follow that.
-      message: the class and message of the exception, taken where it was raised, as its ``str`` may raise anything.
-    """
-
+    index: int  # in the stage that failed
+    # False in place of a further element of a datapoint, which was to become several: it is raised, but neither counted
+    # nor replaced.
     counts: bool
-    handled: bool
-    index: int
-    message: str
+    handled: bool  # True if it failed before the ``on_error`` of its stream, and operations follow that
+    message: str  # class and message of the error, taken where it was raised, as its ``str`` may raise anything
 
     __slots__ = ('_held', 'counts', 'handled', 'index', 'message')
 
@@ -164,10 +157,6 @@ class Errors:
       on_error: 'raise', 'skip', or a function of index and error that returns a replacement for the datapoint, or None
         to skip it, or raises.
       unit: what the first of its arguments is: the index of the datapoint in a stage, or the step of a Loader.
-
-    Attributes:
-      count: the number of datapoints that failed.
-      recent: the last thousand of them, as (index or step, message).
     """
 
     def __init__(self, on_error: OnError, unit: Literal['index', 'step'] = 'index') -> None:
@@ -175,8 +164,8 @@ class Errors:
             raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
         refuse_coroutine_function(on_error)
         self.on_error, self._unit = on_error, unit
-        self.count: int = 0
-        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=RECENT)
+        self.count: int = 0  # of the datapoints that failed
+        self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=RECENT)  # (index or step, message)
         self._reasons: collections.Counter[str] = collections.Counter()
 
     def raises_for(self, failure: Failure) -> bool:

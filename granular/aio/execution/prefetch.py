@@ -35,21 +35,14 @@ NOT_READY: Final = object()
 
 
 class _Item(Generic[T]):
-    """An item that is computed, or ready. Its task ends on its loop: Ctrl-C in the end of one would be lost.
-
-    Attributes:
-      position: its position.
-      loop: the loop of its task.
-      task: its task; None once it is ready.
-      value: the item; ``NOT_READY`` until then, and if it fails.
-    """
+    """An item that is computed, or ready. Its task ends on its loop: Ctrl-C in the end of one would be lost."""
 
     __slots__ = ('loop', 'position', 'task', 'value')
 
     def __init__(self, task: 'asyncio.Task[T]', position: int) -> None:
-        self.task: asyncio.Task[T] | None = task
+        self.task: asyncio.Task[T] | None = task  # None once the item is ready
         self.position, self.loop = position, task.get_loop()
-        self.value: Any = NOT_READY
+        self.value: Any = NOT_READY  # until it is ready, and if it fails
         task.add_done_callback(self._end)
 
     def _end(self, task: 'asyncio.Task[T]') -> None:
@@ -77,21 +70,7 @@ class Prefetch(Generic[T]):
       workers: the number of threads that decode and transform.
       kind: the consumer, for metrics and the names of threads.
       captures: True if failures are returned as ``Failure``.
-
-    Attributes:
-      token: the token of the iterator that consumes the items.
-      position: the position of the next item.
-      stop: the position after the last; None if there is no end.
-      depth: the number of items computed beyond the next one.
-      most: the largest count of an item.
-      cheap: True if the last item took almost no time, and did not wait.
-      waited: seconds that the consumer waited for items.
-      consumed: seconds between the return of an item and the request for the next.
-      consumer_cpu: seconds of these in which the consumer's thread computed.
-      loop_cpu: seconds in which the thread of the loop computed, since the first item was started.
     """
-
-    depth: int
 
     def __init__(
         self,
@@ -106,13 +85,17 @@ class Prefetch(Generic[T]):
         self._workers, self._captures = workers, captures
         self._kind: Literal['loader', 'stream', 'interleave'] = kind
         self._wait_times, self._consumer_times = counters.times(kind)
-        self.stop, self.depth = None, 0  # type: int | None, int
+        self.stop: int | None = None  # the position after the last; None if there is no end
+        self.depth: int = 0  # the number of items computed beyond the next one
         self._frontier = 0  # the position behind the items that were started
-        self.most = 1
+        self.most = 1  # the largest count of an item
         self._begun = 0  # positions of the items started since the last change of the position
-        self.token: object = None
-        self.cheap: bool = False
-        self.waited = self.consumed = self.consumer_cpu = self.loop_cpu = 0.0
+        self.token: object = None  # of the iterator that consumes the items
+        self.cheap: bool = False  # True if the last item took almost no time, and did not wait
+        self.waited = 0.0  # seconds that the consumer waited for items
+        self.consumed = 0.0  # seconds between the return of an item and the request for the next
+        self.consumer_cpu = 0.0  # seconds of these in which the consumer's thread computed
+        self.loop_cpu = 0.0  # seconds in which the thread of the loop computed, since the first item was started
         self._consumer_clock, self._loop_clock = _Clock(), _Clock()
         self._asked = 0.0  # when the next item was requested, or the last one
         self._returned: float | None = None  # when the last item was returned
@@ -154,8 +137,7 @@ class Prefetch(Generic[T]):
     async def take(self, asked: float | None = None) -> Any:
         """Return the next item, or ``END``. After an error, the position stays at the item that failed.
 
-        Args:
-          asked: the time of the request, by ``time.perf_counter``, if it was made before this call.
+        ``asked`` is the time of the request, by ``time.perf_counter``, if it was made before this call.
         """
         asked = time.perf_counter() if asked is None else asked  # before the switch to a loop that may be busy
         item = self.take_ready(asked)
@@ -166,11 +148,7 @@ class Prefetch(Generic[T]):
         return item
 
     def take_ready(self, asked: float) -> Any:
-        """Return what ``take`` returns; ``NOT_READY`` if it must wait, or if this thread has a running loop.
-
-        Args:
-          asked: the time of the request, by ``time.perf_counter``.
-        """
+        """Return what ``take`` returns; ``NOT_READY`` if it must wait, or if this thread has a running loop."""
         returned = self._returned
         if returned is None:
             self._asked = max(self._asked, asked)
@@ -270,8 +248,7 @@ class Prefetch(Generic[T]):
     def received(self, seconds: float | None = None) -> None:
         """Add the time that the last item took to reach a consumer in another thread, which may wake up late.
 
-        Args:
-          seconds: that time, if items were not returned by ``take`` alone; by default since ``take`` returned the item.
+        By default, it is the time since ``take`` returned the item; ``seconds`` if not ``take`` alone returned items.
         """
         returned = self._returned
         if returned is None or not self._arriving:

@@ -39,9 +39,8 @@ _WASTE: Final = 2  # a file is used again for at least this part of its size
 def split(value: Any, by_value: bool = False) -> tuple[bytes, list[Any]]:
     """Return a pickle of a value, and the memory of its arrays separately.
 
-    Args:
-      value: the value. Functions and classes that cannot be imported, such as lambdas, are pickled by value.
-      by_value: True to pickle all functions and classes of ``__main__`` by value.
+    Functions and classes that cannot be imported, such as lambdas, are pickled by value; if ``by_value``, all of
+    ``__main__`` are.
     """
     if not by_value:
         try:
@@ -79,21 +78,13 @@ def join(head: bytes, fd: int, sizes: Sequence[int]) -> Any:
 
 
 class Sent(NamedTuple):
-    """What the receiver of an item is told about its memory.
+    """What the receiver of an item is told about its memory."""
 
-    Attributes:
-      sizes: the sizes of the arrays.
-      content: their memory, if it is small.
-      file: the number of the file that contains it otherwise.
-      new: the size of the file, if it is new, and its descriptor follows; else 0.
-      closed: the numbers of files that are not used again.
-    """
-
-    sizes: Sequence[int]
-    content: bytes = b''
-    file: int = -1
-    new: int = 0
-    closed: Sequence[int] = ()
+    sizes: Sequence[int]  # of the arrays
+    content: bytes = b''  # their memory, if it is small
+    file: int = -1  # the number of the file that contains it otherwise
+    new: int = 0  # the size of the file, if it is new, and its descriptor follows; else 0
+    closed: Sequence[int] = ()  # the numbers of files that are not used again
 
 
 class _File(NamedTuple):
@@ -116,14 +107,9 @@ class Sender:
         self._given_back.extend(items)
 
     def write(self, item: int, parts: Sequence[Any]) -> tuple[Sent, int]:
-        """Write the arrays of an item.
+        """Write the arrays of an item, whose number no other one has.
 
-        Args:
-          item: the number of the item, which no other one has.
-          parts: the arrays.
-
-        Returns:
-          what to tell the receiver, and the descriptor to send to it; -1 if there is none.
+        Returns what to tell the receiver, and the descriptor to send to it; -1 if there is none.
         """
         sizes = [part.nbytes for part in parts]
         total = _total(sizes)
@@ -162,13 +148,9 @@ class Receiver:
         self._items: dict[int, tuple[Callable[[], NDArray[np.uint8] | None], int, int]] = {}
 
     def join(self, item: int, head: bytes, sent: Sent, fd: int) -> Any:
-        """Rebuild an item; closes the descriptor.
+        """Rebuild an item from its pickle, ``head``; closes the descriptor of a new file.
 
-        Args:
-          item: the number of the item.
-          head: the pickle.
-          sent: what the sender says of the memory.
-          fd: the descriptor of a new file; -1 if there is none, or it could not be received.
+        It is -1 if there is none, or it could not be received.
         """
         if sent.file < 0:
             return _load(head, bytearray(sent.content), sent.sizes)

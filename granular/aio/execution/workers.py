@@ -47,11 +47,7 @@ _ends: Final[weakref.WeakKeyDictionary[Connection, os.stat_result]] = weakref.We
 
 
 def start_context(context: Any) -> Any:
-    """Return the context of :mod:`multiprocessing` of a start method, or the context that is given.
-
-    Raises:
-      InvalidArgumentError: if it is neither.
-    """
+    """Return the context of :mod:`multiprocessing` of a start method, or the context that is given."""
     if context is None or context in _METHODS:
         return multiprocessing.get_context(context)
     if not hasattr(context, 'get_start_method'):
@@ -65,15 +61,8 @@ def start_context(context: Any) -> Any:
 class Workers:
     """A pool of processes that compute items.
 
-    Args:
-      task: the work of the processes.
-      count: the number of processes.
-      context: a start method ('spawn', 'forkserver', 'fork') or a context of :mod:`multiprocessing`.
-      initialize: function of the number of a process and their number, called in each process before its first item.
-
-    Raises:
-      InvalidArgumentError: if the task does not pickle, or there is no such start method.
-      WorkerError: (for an item) if its process died, or its result or error cannot be transferred.
+    ``context`` is a start method or a context of :mod:`multiprocessing`. ``initialize`` is called in each process
+    before its first item, with the number of the process and the count of all.
     """
 
     def __init__(
@@ -91,7 +80,11 @@ class Workers:
         self._started = self._closed = False
 
     async def compute(self, *position: int) -> Any:
-        """Return ``task.compute(*position)``, computed by the workers in turn; a worker that has died is replaced."""
+        """Return ``task.compute(*position)``, computed by the workers in turn; a worker that has died is replaced.
+
+        Raise ``InvalidArgumentError`` if the task does not pickle, and ``WorkerError`` if the process dies, or the item
+        or its error cannot be transferred.
+        """
         await ensure_event_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
@@ -199,11 +192,7 @@ class _Outbox:
         self.thread: threading.Thread | None = None
 
     def send(self, message: _Message | None) -> None:
-        """Send a message, at once or later.
-
-        Raises:
-          OSError: if the process has ended.
-        """
+        """Send a message, at once or later; raise ``OSError`` if the process has ended."""
         with self._lock:
             if not self._unsent and self._poll.poll(0):  # a pipe that is writable has room for far more than a message
                 self._send(message)
