@@ -75,15 +75,11 @@ def convert(source: Any) -> Source:
 
 
 class _Adapter(Source):
-    """An object of another type, wrapped as a source.
-
-    Attributes:
-      root: the object.
-      measures_root: True if states name its length and bytes, which its description does not.
-    """
+    """An object of another type, ``root``, wrapped as a source."""
 
     def __init__(self, source: Any, method: str = '', mask: Sequence[str] | None = None) -> None:
         self.root, self._method, self._mask = source, method, mask
+        # True if states name its length and bytes, which its description does not.
         self.measures_root: bool = not isinstance(source, range | list | tuple | np.ndarray)
         self.endless = not hasattr(source, '__len__')
         self._told = as_data_source(source)

@@ -25,20 +25,17 @@ _TAKEN: Final = object()
 
 
 class BlockBuffer(Node):
-    """Reads whole blocks of consecutive datapoints, each once, and buffers the datapoints that were not requested yet.
+    """Reads whole blocks of consecutive datapoints, each once, and buffers those that were not requested yet.
 
-    Args:
-      parent: the source; index ``len + i`` belongs to the next epoch.
-      block: datapoints per block.
-      memory: maximum number of bytes in buffered blocks. Beyond it, the oldest block is dropped, and its datapoints are
-        read again on request. A warning is logged once.
+    Index ``len + i`` of the source belongs to the next epoch. Beyond ``memory`` bytes in buffered blocks, the oldest
+    block is dropped, and its datapoints are read again on request. A warning is logged once.
     """
 
     selects = True
 
     def __init__(self, parent: Source, block: int, memory: int = MEMORY) -> None:
         super().__init__(parent)
-        self._block, self._memory = block, memory
+        self._block, self._memory = block, memory  # datapoints, bytes
         self._warned = False
         self._buffers = PerLoop(_Buffer)  # tasks of one event loop fill a buffer
 

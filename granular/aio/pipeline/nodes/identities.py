@@ -22,10 +22,7 @@ def identity_of(fn: Any) -> str:
     arguments of a partial, and the attributes of an object whose method it is, also those of its class that are
     constants; of a class, these and its constructor; of one that a function made, these and its methods. The digest is
     the same in every process that runs the same release of Python. Functions that it calls by a global name are not
-    part of it.
-
-    Raises:
-      InvalidArgumentError: if one of the values cannot be described, such as a lock.
+    part of it. A value that cannot be described, such as a lock, is refused.
     """
     digest = hashlib.sha256()
     try:

@@ -52,12 +52,7 @@ def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
 
 
 class Wrapped(IndexNode):
-    """Any source, repeated without end: the root of every chain.
-
-    Args:
-      source: anything that :func:`convert` accepts.
-      length: number of datapoints per epoch; all of them by default.
-    """
+    """Any source, repeated without end: the root of every chain. An epoch has the first ``length`` datapoints, or all."""
 
     unlisted = True
 
@@ -257,10 +252,8 @@ class Seeded(IndexNode):
 
 
 def part_of(source: Source, part: ShardOptions) -> Source:
-    """Return the same source over one of several contiguous parts of the data.
-
-    Raises:
-      InvalidArgumentError: if a stage selects or combines elements by their indices in the whole.
+    """Return the same source over one of several contiguous parts of the data; refuse one with a stage that selects or
+    combines elements by their indices in the whole.
     """
     if isinstance(source, Wrapped):
         return Slice(source, slice(*part.split(len(source))))

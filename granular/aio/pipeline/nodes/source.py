@@ -260,15 +260,10 @@ def check_not_empty(node: Source, length: int, indices: Ints) -> None:
 
 
 class Node(Source):
-    """A source that is computed from other sources.
+    """A source that is computed from other sources."""
 
-    Attributes:
-      divides: True if the stage over a contiguous part of its source is that part of the stage.
-      selects: True if its datapoints are those of its sources, which may be able to select fields.
-    """
-
-    divides = False
-    selects = False
+    divides = False  # True if the stage over a contiguous part of its source is that part of the stage
+    selects = False  # True if its datapoints are those of its sources, which may be able to select fields
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents

@@ -33,10 +33,8 @@ def stack(datapoints: Sequence[Any]) -> Any:
     """Stack datapoints of one structure (dicts, tuples, lists of arrays and numbers), each leaf along a new first axis.
 
     Bytes, and texts with zeros, become an array of objects, because numpy's dtypes of them drop trailing zeros. A leaf
-    that is None in every datapoint stays None.
-
-    Raises:
-      DatapointError: if structures or shapes differ, or numpy would change a value to one of another kind.
+    that is None in every datapoint stays None. Raise ``DatapointError`` if structures or shapes differ, or numpy would
+    change a value to one of another kind.
     """
     return combine(datapoints, _stack_leaves)
 
