@@ -151,11 +151,7 @@ class FieldWrapper(FieldDataset):
 
 
 class Adapter(Fields):
-    """A dataset of the user as a dataset of fields.
-
-    Attributes:
-      dataset: the user's.
-    """
+    """A ``dataset`` of the user as a dataset of fields."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -205,17 +201,14 @@ class Keys(Adapter):
 
 
 class Methods(Adapter):
-    """The fields for which an object has methods.
-
-    Attributes:
-      own: name of the method for each field of the object itself, without those of a wrapped dataset.
-    """
+    """The fields for which an object has methods."""
 
     _pure = False
 
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
         self._wrapped = fields_of(dataset.dataset) if isinstance(dataset, FieldWrapper) else None
+        # The name of the method for each field of the object itself, without those of a wrapped dataset.
         self.own: dict[str, str] = _methods(type(dataset))
         self.parents: tuple[Any, ...] = () if self._wrapped is None else (self._wrapped,)
 

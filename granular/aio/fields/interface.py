@@ -21,18 +21,13 @@ ALL: Final = 'getall_'
 
 
 class Fields(Elementless, Disposable, abc.ABC):
-    """The internal interface of all datasets of fields.
+    """The internal interface of all datasets of fields."""
 
-    Attributes:
-      parents: the wrapped datasets or sources, for printed pipelines.
-      known_labels: labels that were already read, by field.
-    """
-
-    parents: tuple[Any, ...] = ()
+    parents: tuple[Any, ...] = ()  # the wrapped datasets or sources, for printed pipelines
     _pure = True  # the fields never receive the dict of a datapoint, so they can be loaded in any order
 
     def __init__(self) -> None:
-        self.known_labels: dict[str, filters.Labels] = {}
+        self.known_labels: dict[str, filters.Labels] = {}  # those that were already read, by field
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, 'known_labels': {}}
@@ -119,11 +114,7 @@ async def labels_of(dataset: Fields, field: str) -> filters.Labels:
 
 
 def check_fields(dataset: Fields, wanted: Sequence[str], builtin: Sequence[str] = ()) -> None:
-    """Check that a dataset has the given fields.
-
-    Raises:
-      UnknownKeyError: if a field does not exist; the message lists the existing ones.
-    """
+    """Raise ``UnknownKeyError`` unless a dataset has the given fields."""
     for field in wanted:
         if not dataset.has(field):
             available = ', '.join(map(repr, [*(dataset.fields or ()), *builtin]))

@@ -59,17 +59,13 @@ class _Arranged(Fields):
 
 
 class IndexWrapper(_Arranged):
-    """A wrapper that maps each index to an index of the wrapped dataset.
-
-    Attributes:
-      dataset: the wrapped dataset, as it was passed.
-    """
+    """A wrapper that maps each index to an index of the wrapped dataset."""
 
     _node: IndexNode | None = None  # selects among the positions of the wrapped dataset
 
     def __init__(self, dataset: Any) -> None:
         super().__init__([dataset])
-        self.dataset: Any = original(dataset)
+        self.dataset: Any = original(dataset)  # as it was passed
         self._positions = Wrapped(range(len(self.parents[0])))
 
     def _wraps(self) -> Sequence[Any]:
