@@ -44,15 +44,10 @@ class NumpyFile(bytes):
 
 
 class FileRecord(dict[str, Any]):
-    """A record that is a file, which errors name by its path.
+    """A record that is a file, which errors name by its path."""
 
-    Attributes:
-      path: its address.
-      file: its path in the folder that is converted.
-    """
-
-    path: str
-    file: str
+    path: str  # its address
+    file: str  # its path in the folder that is converted
 
 
 class RecordMapping:

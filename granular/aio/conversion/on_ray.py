@@ -59,10 +59,9 @@ class RayShards:
     ) -> None:
         """Write shards. Raise the error of the first one that fails, once the other tasks are cancelled.
 
-        Args:
-          ranges: the first record and the one after the last of each shard; shard 0 comes last.
-          parallel: shards written at a time; None for as many as the cluster has room for.
-          claim: the claim on the folder in a bucket, without which no shard is published.
+        ``ranges`` has the first record and the one after the last of each shard; shard 0 comes last. At most
+        ``parallel`` are written at a time; None for as many as the cluster has room for. No shard is published without
+        the claim on the folder in a bucket.
         """
         if not ranges:
             return

@@ -19,11 +19,8 @@ T = TypeVar('T')
 class Concatenation(Source):
     """The datapoints of several datasets. It can be pickled; readers are then opened by the process that reads.
 
-    A reader is closed once nothing is read from it and another dataset is: sequential reads have few open.
-
-    Args:
-      make: returns the reader of a dataset, given its number.
-      lengths: the number of datapoints of each.
+    A reader is closed once nothing is read from it and another dataset is: sequential reads have few open. They are
+    made by a function of the number of a dataset, which has so many datapoints.
     """
 
     def __init__(self, make: Callable[[int], DatasetReader], lengths: Sequence[int]) -> None:

@@ -97,19 +97,12 @@ def _count_tasks(size: int) -> int:
 
 
 class _Shard(NamedTuple):
-    """A dataset without shards, or a shard, as it is sent to the workers.
-
-    Attributes:
-      folder: its folder.
-      identity: the versions of its files.
-      length: the number of its datapoints.
-      sizes: the bytes of each key.
-    """
+    """A dataset without shards, or a shard, as it is sent to the workers."""
 
     folder: Path
-    identity: Identity
-    length: int
-    sizes: Mapping[str, int]
+    identity: Identity  # the versions of its files
+    length: int  # the number of its datapoints
+    sizes: Mapping[str, int]  # the bytes of each key
 
 
 class Datasource(_Base):  # type: ignore[misc]
@@ -187,13 +180,9 @@ class Datasource(_Base):  # type: ignore[misc]
 
 
 class _Run(NamedTuple):
-    """The part of a read task.
+    """The part of a read task."""
 
-    Attributes:
-      first, last: its shards, without the last one.
-      start, stop: its datapoints, counted from the first one of these shards.
-    """
-
+    # Its shards, without the last one, and its datapoints, counted from the first one of these shards.
     first: int
     last: int
     start: int

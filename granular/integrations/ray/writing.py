@@ -259,8 +259,7 @@ class _Guard:
     async def enter(cls, directory: Path, resume: str) -> '_Guard':
         """Exclude other writers, and remove what a killed one left.
 
-        Raises:
-          AlreadyExistsError: if there is another writer, or a dataset.
+        Raise ``AlreadyExistsError`` if there is another writer, or a dataset.
         """
         store = directory.store
         await store.ready()
