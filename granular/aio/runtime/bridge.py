@@ -254,11 +254,8 @@ after_fork(bridge.after_fork)
 def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:
     """Run a coroutine of the library and return its result, from any thread, with or without a running loop.
 
-    An interrupt (Ctrl-C) cancels the coroutine and waits for it to clean up.
-
-    Args:
-      coro: the coroutine.
-      undo: called on the loop with a result that an interrupt kept from the caller.
+    An interrupt (Ctrl-C) cancels the coroutine and waits for it to clean up; ``undo`` is called on the loop with a
+    result that it kept from the caller.
     """
     call: Call[T] | None = None
     try:

@@ -12,12 +12,7 @@ class Descriptor:
     a descriptor that is not stored yet, and is ignored in a finalizer: a program which opens many small files would
     miss every tenth one.
 
-    Args:
-      file: the path of the file, or the descriptor of one that is open.
-      flags, mode: of ``os.open``.
-
-    Attributes:
-      fd: the descriptor.
+    The file is given by its path, to be opened as by ``os.open``, or by the descriptor of one that is open.
     """
 
     fd: int

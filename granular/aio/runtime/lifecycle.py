@@ -220,9 +220,6 @@ class Running(abc.ABC):
 
     The user holds a handle, to which nothing here refers (:meth:`close_with`): once the handle is dropped, this part is
     closed. Items are taken one at a time, in the order of the requests, by any number of threads or tasks.
-
-    Attributes:
-      token: stands for it in the contexts of its functions (:func:`mark_computing`), which may outlive it.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -232,6 +229,7 @@ class Running(abc.ABC):
     def __init__(self) -> None:
         self._lock = Lock()
         self.closed: bool = False
+        # Stands for it in the contexts of its functions (:func:`mark_computing`), which may outlive it.
         self.token: object = object()
 
     def forked(self) -> None:

@@ -22,15 +22,10 @@ _AHEAD: Final = 8  # pages in flight
 async def pages(
     fetch: Callable[[range], Coroutine[Any, Any, list[T]]], length: int, size: int, local: bool, start: int = 0
 ) -> AsyncGenerator[T, None]:
-    """Yield all items, in order, or those from a start on.
+    """Yield all items, in order, or those from an index on: ``fetch`` returns those at some indices.
 
-    Args:
-      fetch: returns the items at some indices.
-      length: the number of items.
-      size: the bytes of all items. A page has about 4 MiB, and at most eight pages are in flight, or two of larger
-        items, which bounds memory.
-      local: True if items come without waiting; then nothing is prefetched.
-      start: the index of the first item.
+    They have ``size`` bytes together. A page has about 4 MiB, and at most eight pages are in flight, or two of larger
+    items, which bounds memory; nothing is prefetched if they are ``local``, and come without waiting.
     """
     step = max(1, min(_MAX_ITEMS, _PAGE * length // max(1, size)))
     ahead = max(2, min(_AHEAD, _AHEAD * _PAGE * length // max(1, step * size)))
