@@ -54,11 +54,8 @@ async def unpack(
     If the whole archive is in one folder named like the archive or the target, that folder is left out. Permissions and
     times are not restored, except the executable bit. Links may point to files and folders in the folder.
 
-    Args:
-      kind: the format, from ``KINDS``.
-      pool: the threads to unpack in; the event loop must not depend on them.
-      progress: called with the bytes of the archive read since the last call, on a thread of the pool.
-      keep: the name of a file in the folder that the archive must not replace.
+    The event loop must not depend on the threads of the pool, on one of which ``progress`` is called with the bytes of
+    the archive read since the last call. The archive must not replace the file ``keep`` in the folder.
     """
     from granular.aio.transfer.unpack import UnpackFolder, untar, unzip  # imported late: rarely needed
 

@@ -33,12 +33,8 @@ _MAX_LINKS: Final = 40  # limit for the links followed to resolve one, as in Lin
 class UnpackFolder:
     """The folder to unpack into, and the checks that keep an archive inside it.
 
-    Links are created at the end, so that no file is written through one. Their names are held in memory.
-
-    Args:
-      archive: its name, for errors.
-      roots: names of a single root folder to leave out.
-      keep: the name of a file in the folder that the archive must not replace.
+    Links are created at the end, so that no file is written through one. Their names are held in memory. A single root
+    folder with one of the names ``roots`` is left out, and the archive must not replace the file ``keep``.
     """
 
     def __init__(self, archive: str, folder: str, roots: set[str], keep: str) -> None:
