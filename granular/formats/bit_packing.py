@@ -117,10 +117,8 @@ def _check_pages(words: Words, starts: Ints, sizes: Ints, records: Ints, name: s
 def unpack(words: Words, pages: Ints, records: Ints) -> tuple[Ints, Ints]:
     """Return two neighbouring numbers of each record, such as its start and its stop.
 
-    Args:
-      words: the pages, checked by ``check_pages``, and ``PADDING`` words after them.
-      pages: for each record, the position of its page.
-      records: its number in the page.
+    The words are the pages, checked by ``check_pages``, and ``PADDING`` words after them; ``pages`` are the positions
+    of the records' pages, and ``records`` their numbers in these.
     """
     lefts, rights = np.empty((2, len(records)), np.int64)
     for start in range(0, len(records), _CHUNK):

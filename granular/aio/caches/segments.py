@@ -83,11 +83,8 @@ def path_of(kind: str, name: str) -> str:
 def create(path: str, fill: Callable[[int], None], shared: bool = False) -> Segment:
     """Create a file that gets its name once it is filled, by a function that is given its descriptor.
 
-    Other processes may hold it, too, if it is shared.
-
-    Raises:
-      AlreadyExistsError: if the path exists and is held by a process.
-      StoreError: if there is not enough space.
+    Other processes may hold it, too, if it is shared. Raise ``AlreadyExistsError`` if the path exists and a process
+    holds it, ``StoreError`` if there is not enough space.
     """
     with translated(path):
         return _create(path, fill, shared)
@@ -124,9 +121,7 @@ def _create(path: str, fill: Callable[[int], None], shared: bool) -> Segment:
 def attach(path: str, hold: bool = False) -> Segment:
     """Open a file, and share the hold on its name if ``hold``.
 
-    Raises:
-      NotFoundError: if it does not exist.
-      AccessDeniedError: if it belongs to another user.
+    Raise ``NotFoundError`` if it does not exist, ``AccessDeniedError`` if it belongs to another user.
     """
     follow = 0 if path.startswith('/proc/') else os.O_NOFOLLOW  # the open files of a process are links there
     for _ in range(_TRIES):

@@ -49,25 +49,17 @@ class Counts(NamedTuple):
 
 
 class Assembly:
-    """Loads batches from a source, in this process or in a worker process.
+    """Loads batches of so many datapoints from a source, in this process or in a worker process.
 
-    Args:
-      source: a source of datapoints, which are dicts of numbers, text and arrays.
-      size: datapoints per batch.
-      spec: dtype and shape of each key.
-      on_error: policy for a datapoint that fails.
-      recycles: True if memory of batches is used again; JAX then must not use it as it is.
-
-    Attributes:
-      captures: True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
-      recycled: batches whose memory may be reused.
+    If it ``recycles`` memory of batches, JAX must not use that as it is.
     """
 
     def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError, recycles: bool) -> None:
         self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error, 'step')
         self._new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty if recycles else memory_for
+        # True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
         self.captures: bool = not self._errors.raises
-        self.recycled: collections.deque[Batch] = collections.deque()
+        self.recycled: collections.deque[Batch] = collections.deque()  # those whose memory may be reused
 
     def stages(self) -> Sequence[Source]:
         """Return the stages of the source, in a fixed order."""
@@ -200,8 +192,7 @@ def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | 
 def spec_of(datapoint: Any, step: int) -> Spec:
     """Return the dtype and shape of each key, from the datapoint at a step, the first of a source.
 
-    Raises:
-      DatapointError: if the datapoint is not a dict of numbers and arrays.
+    Raise ``DatapointError`` if it is not a dict of numbers and arrays.
     """
     if datapoint is None:
         raise DatapointError(f'step {step}: {DROPPED}')

@@ -345,11 +345,7 @@ class RunningLoader(Running):
 
     @property
     def batches(self) -> int | None:
-        """The number of batches; None if the source is endless.
-
-        Raises:
-          InvalidArgumentError: if the source has too few datapoints for one batch.
-        """
+        """The number of batches; None if the source is endless. One with too few datapoints for a batch is refused."""
         if (length := self.length) is None:
             return None
         turns = self.turns
