@@ -104,13 +104,9 @@ def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Ca
 
 
 class Blocking:
-    """Base of the objects that block until their async counterpart has done the work.
+    """Base of the objects that block until their async counterpart has done the work."""
 
-    Attributes:
-      aio: the async counterpart, which does the work.
-    """
-
-    aio: Any
+    aio: Any  # the async counterpart
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

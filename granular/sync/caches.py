@@ -12,11 +12,7 @@ A = TypeVar('A', bound=Core)
 
 
 class Cache(SyncObject[A], Batched, Generic[A]):
-    """Base of the caches in the sync API.
-
-    Attributes:
-      aio: the async counterpart, which does the work.
-    """
+    """Base of the caches in the sync API."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return wrapping, (type(self), self.aio)

@@ -56,9 +56,6 @@ class Disposable(Blocking, Nested, Generic[A]):
 class Fields(Elementless, Disposable[A]):
     """A dataset whose fields are read separately: ``getitem_x(index, ctx=None)``, ``getitems_x(indices)``, and
     ``getall_x()`` for all datapoints.
-
-    Attributes:
-      aio: the async counterpart, which does the work.
     """
 
     fields: tuple[str, ...] | None = passed_on(interface.Fields.fields)

@@ -44,12 +44,9 @@ class _Iteration(Running, Generic[T]):
     An interrupt (Ctrl-C) of the main thread may end the async iterator, which is then made anew from the next item on.
     On the loop of the library, it only comes at an ``await``: an iterator that needs the loop continues there. Several
     items are computed at a time, if they come at once, so that changing threads costs little.
-
-    Attributes:
-      page: the next items: each is removed by taking it, in one step of C code, which Ctrl-C cannot divide.
     """
 
-    page: Iterable[T] = ()
+    page: Iterable[T] = ()  # the next items: taking one, which removes it, is a step in C, which Ctrl-C cannot divide
 
     def __init__(self, make: Callable[[int], AsyncIterator[Any]], convert: Callable[[Any], T] | None) -> None:
         super().__init__()
@@ -120,11 +117,7 @@ class _Iteration(Running, Generic[T]):
 class Iteration(Closing, StandardIterator[T]):
     """Blocking iterator over an async one. Each item is returned once, to one of any number of threads.
 
-    It is closed when it is garbage-collected.
-
-    Args:
-      make: starts the async iterator, from the item with a number on.
-      convert: converts each item.
+    It is closed when it is garbage-collected. ``make`` starts the async iterator, from the item with a number on.
     """
 
     def __init__(self, make: Callable[[int], AsyncIterator[Any]], convert: Callable[[Any], T] | None = None) -> None:
@@ -149,11 +142,7 @@ class Iteration(Closing, StandardIterator[T]):
 
 
 class Listing:
-    """Starts a listing, and after an interrupt lists anew, without the items that were listed before.
-
-    Args:
-      make: starts the listing.
-    """
+    """Starts a listing, and after an interrupt lists anew, without the items that were listed before."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
