@@ -52,7 +52,7 @@ def look_up(source: Source, indices: Ints) -> tuple[Source, Ints]:
 
 
 class Wrapped(IndexNode):
-    """Any source, repeated without end: the root of every chain. An epoch has the first ``length`` datapoints, or all."""
+    """Any source, repeated without end: the root of every chain. An epoch has ``length`` datapoints, or all."""
 
     unlisted = True
 
