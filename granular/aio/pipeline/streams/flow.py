@@ -220,13 +220,30 @@ class Flow(abc.ABC):
         await settle([parent.aclose() for parent in self.parents])
 
 
-def mixes_ended(before: int, flow: Flow) -> int:
-    """Return a checksum of the weights of all mixes by name that have ended: those before, and those of a stage.
+class Outlasting(Flow):
+    """A stage that continues when one of its parents ends: with another one, or with this one from its start."""
 
-    States have it, as a later stage that holds their elements cannot read them again with other weights.
-    """
-    mixes = flow.mixes()
-    return crc32c(json.dumps([before, mixes]).encode()) if mixes else before
+    _uneven = False  # True if hosts have returned different numbers of elements of parents that ended
+    _mixes = 0  # a checksum of the weights of all mixes by name in these
+
+    @property
+    def even(self) -> bool:
+        return super().even and not self._uneven
+
+    @property
+    def in_step(self) -> bool:
+        return super().in_step and not self._uneven
+
+    def mixes(self) -> list[Any]:
+        return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
+
+    def _mixes_after(self, ended: Flow) -> int:
+        """Return the checksum once a parent has ended.
+
+        States have it, as a later stage that holds their elements cannot read them again with other weights.
+        """
+        mixes = ended.mixes()
+        return crc32c(json.dumps([self._mixes, mixes]).encode()) if mixes else self._mixes
 
 
 STATS = ('read', 'bytes', 'wait_seconds', 'consumer_seconds', 'ready', 'in_flight', 'errors')

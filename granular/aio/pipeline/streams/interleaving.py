@@ -12,8 +12,8 @@ from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
 from granular.aio.pipeline.streams.flow import (
     Flow,
+    Outlasting,
     flag_of,
-    mixes_ended,
     number_of,
     of_reading,
     restore_checked,
@@ -107,7 +107,7 @@ class InterleavedSource(Interleaved):
         return []
 
 
-class Interleaving(Flow):
+class Interleaving(Outlasting):
     """Elements of several streams in turn. A stream is started shortly before its turn, and closed at its end."""
 
     calls_functions = True
@@ -130,8 +130,6 @@ class Interleaving(Flow):
         self._closed_failures: deque[tuple[int, str]] = deque(maxlen=RECENT)
         self._terms = FREE  # those under which the saved streams continue
         self._hosts = stage.hosts  # those that share the streams; 0 until one is made
-        self._uneven = False  # True if hosts have returned different numbers of elements of streams that ended
-        self._mixes = 0  # a checksum of those that ended
 
     @property
     def parents(self) -> tuple[Flow, ...]:  # type: ignore[override]
@@ -140,14 +138,6 @@ class Interleaving(Flow):
     @property
     def hosts(self) -> int:
         return self._hosts
-
-    @property
-    def even(self) -> bool:
-        return super().even and not self._uneven
-
-    @property
-    def in_step(self) -> bool:
-        return super().in_step and not self._uneven
 
     def bind(self, token: object) -> None:
         self._token = self._ahead.token = token
@@ -193,7 +183,7 @@ class Interleaving(Flow):
             if element is END:
                 self._open[self._turn] = None
                 if flow is not None:
-                    self._uneven, self._mixes = self._uneven or not flow.even, mixes_ended(self._mixes, flow)
+                    self._uneven, self._mixes = self._uneven or not flow.even, self._mixes_after(flow)
                     del self._flows[number]
                     await self._close([flow])
             self._turn = (self._turn + 1) % len(self._open)
@@ -253,9 +243,6 @@ class Interleaving(Flow):
 
     def failures(self) -> list[tuple[int, str]]:
         return [*self._closed_failures, *super().failures()]
-
-    def mixes(self) -> list[Any]:
-        return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
 
     def state(self) -> Any:
         states = {

@@ -7,7 +7,7 @@ import numpy as np
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
-from granular.aio.pipeline.streams.flow import Flow, flag_of, mixes_ended, number_of
+from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.buffers import read_only
@@ -63,7 +63,7 @@ class Limited(Stream):
         return f'limit({self._limit})'
 
 
-class Repeating(Flow):
+class Repeating(Outlasting):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Flow, epochs: int | None, description: str) -> None:
@@ -72,19 +72,9 @@ class Repeating(Flow):
         self._own = self._start = parent.state()  # the state before an epoch, and that with the weights of this mix
         self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element
-        self._uneven = False  # True if hosts have returned different numbers of elements in their epochs
-        self._mixes = 0  # a checksum of those in earlier epochs
         self._shared: bool | None = None  # by hosts that may have different numbers of elements; None if not known yet
         if not parent.even:
             parent.keep_host()
-
-    @property
-    def even(self) -> bool:
-        return super().even and not self._uneven
-
-    @property
-    def in_step(self) -> bool:
-        return super().in_step and not self._uneven
 
     async def next(self) -> Any:
         while self._epochs is None or self._epoch < self._epochs:
@@ -96,7 +86,7 @@ class Repeating(Flow):
                 return element
             if self._empty:
                 break
-            self._uneven, self._mixes = not self.even, mixes_ended(self._mixes, self._parent)
+            self._uneven, self._mixes = not self.even, self._mixes_after(self._parent)
             await self._parent.restore(self._start, self._terms)
             self._epoch, self._empty, self._shared = self._epoch + 1, True, self._uneven or None
         return END
@@ -110,9 +100,6 @@ class Repeating(Flow):
         if self._mixes:
             state['mixes'] = self._mixes
         return state
-
-    def mixes(self) -> list[Any]:
-        return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         epoch, uneven = number_of(state, 'epoch'), flag_of(state, 'uneven')
