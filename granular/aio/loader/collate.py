@@ -88,7 +88,7 @@ class Assembly:
             with contextlib.suppress(IndexError):  # another thread may take the last one
                 out = self.recycled.popleft()
         if out is None:
-            out = self._memory(len(datapoints))
+            out = {key: self._new((len(datapoints), *shape), dtype) for key, (dtype, shape) in self._spec.items()}
         for key, (dtype, shape) in self._spec.items():
             if dtype.kind in _TEXT and not dtype.itemsize:
                 texts: list[str | bytes] = []
@@ -131,9 +131,6 @@ class Assembly:
             if datapoint is not None:
                 out.append(datapoint)
         return out
-
-    def _memory(self, rows: int) -> Batch:
-        return {key: self._new((rows, *shape), dtype) for key, (dtype, shape) in self._spec.items()}
 
 
 def _as_array(key: str, value: Any, step: int) -> NDArray[Any]:
@@ -194,10 +191,7 @@ def spec_of(datapoint: Any, step: int) -> Spec:
 
     Raise ``DatapointError`` if it is not a dict of numbers and arrays.
     """
-    if datapoint is None:
-        raise DatapointError(f'step {step}: {DROPPED}')
-    if not isinstance(datapoint, Mapping):
-        raise DatapointError(f'step {step}: expected a dict, got {type(datapoint).__name__}')
+    check_keys(datapoint, step, datapoint)  # that it has keys
     arrays = {key: _as_array(key, value, step) for key, value in datapoint.items()}
     for key, value in arrays.items():
         if value.dtype == object:
