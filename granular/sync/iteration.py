@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Iterator as StandardIterator
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from granular.aio.execution.prefetch import END
@@ -32,9 +31,7 @@ class Closing(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
