@@ -48,7 +48,7 @@ class Scope:
 
     def _drop_failed(self, key: Hashable, future: asyncio.Future[Any]) -> None:
         """Let the next caller create the resource again, also if the caller that began was cancelled meanwhile."""
-        if (future.cancelled() or future.exception() is not None) and self._opened.get(key) is future:
+        if has_failed(future) and self._opened.get(key) is future:
             del self._opened[key]
 
     def peek(self, key: Hashable) -> Any | None:
