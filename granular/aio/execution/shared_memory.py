@@ -150,7 +150,7 @@ class Receiver:
     def join(self, item: int, head: bytes, sent: Sent, fd: int) -> Any:
         """Rebuild an item from its pickle, ``head``; closes the descriptor of a new file.
 
-        It is -1 if there is none, or it could not be received.
+        ``fd`` is -1 if there is none, or it could not be received.
         """
         if sent.file < 0:
             return _load(head, bytearray(sent.content), sent.sizes)

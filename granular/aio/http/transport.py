@@ -103,8 +103,8 @@ class Transport:
         await self.pool.aclose()
 
     async def read(self, provider: Provider, download: Download, first: Head | Exception | None = None) -> Reply:
-        """Read one byte range of an object; ``first`` is the head of a reply to be looked at, or the error, of a first
-        attempt that was made.
+        """Read one byte range of an object; ``first`` is the outcome of a first attempt, if one was made: the head of a
+        reply to be looked at, or the error.
 
         Raises:
           OutOfRangeError: if the object ends before the range does, or before it starts.
