@@ -32,11 +32,9 @@ def encode(value: Any) -> bytes:
     """Return the bytes of a value.
 
     A ``bytearray`` is decoded as bytes, numpy's ``str_`` and ``bytes_`` as str and bytes, and an image that was read
-    from a file as a ``PIL.Image.Image`` with the same pixels, palette and transparency.
-
-    Raises:
-      EncodeError: for any other type: other classes, sets, arrays of objects or with fields, tensors that are not dense
-        ones in memory or that require gradients; and beyond 64 levels.
+    from a file as a ``PIL.Image.Image`` with the same pixels, palette and transparency. Raise ``EncodeError`` for any
+    other type: other classes, sets, arrays of objects or with fields, tensors that are not dense ones in memory or that
+    require gradients; and beyond 64 levels.
     """
     if type(value) is bytes:
         return _BYTES + value

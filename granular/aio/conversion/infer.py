@@ -56,13 +56,8 @@ class RecordMapping:
     Bytes of which most are image files, or that have the name of one, are images: the other ones are bad. Keys with
     values of several other types get a type that can represent all: ``jpg``, ``bytes``, ``msgpack`` or ``tree``.
 
-    Args:
-      spec: types that override the inferred ones, by key.
-      name: the source, for errors.
-      images: fields that are images by the names of their files.
-
-    With the type of a key ``file``, it has the names of the files of images. A type ``utf8`` that is given is also that
-    of bytes.
+    ``spec`` has types that override the inferred ones, by key: with that of a key ``file``, it has the names of the
+    files of images, and ``utf8`` is also the type of bytes. ``images`` are the fields that are images by these names.
     """
 
     def __init__(
@@ -353,6 +348,4 @@ def _size(value: Any) -> int:
         value = value.tolist()
     if isinstance(value, Mapping | list | tuple):
         return sum(map(_size, value.values() if isinstance(value, Mapping) else value))
-    if isinstance(value, bytes | str):
-        return len(value)
-    return int(getattr(value, 'nbytes', 8))
+    return len(value) if isinstance(value, bytes | str) else int(getattr(value, 'nbytes', 8))

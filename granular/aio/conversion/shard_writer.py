@@ -39,12 +39,9 @@ class Mapper(Protocol):
 class ShardWriter:
     """Writes shards. Every shard is the same, byte for byte, whichever process writes it; it can be pickled.
 
-    Args:
-      shardlen: datapoints per shard; None for one dataset without shards.
-      name: the source, for errors.
-      hints: the remedy for a value that the encoder rejects, by key.
-      skip: skip records that do not fit the spec: a shard then has fewer datapoints than records.
-      checks: the fields with decoders, which must accept each record.
+    A shard has ``shardlen`` datapoints; None is for one dataset without shards. With ``skip``, records that do not fit
+    the spec are left out, and a shard has fewer datapoints than records. ``hints`` are the remedies for values that the
+    encoder rejects, by key; ``checks`` the fields with decoders, which must accept each record.
     """
 
     def __init__(
