@@ -27,13 +27,10 @@ class Cursor(Running):
     If an element fails, its error is raised and the state stays before it: the next call tries the element again. So
     does the next call of a thread that an interrupt (Ctrl-C) kept from receiving an element. An interrupt of the main
     thread comes where a function begins, or where a call returns: what must not be divided makes no calls.
-
-    Attributes:
-      flow: the running stream.
-      page: the next elements that need no operation: each is removed by taking it, in one step of C code, which neither
-        another thread nor Ctrl-C can divide. Empty during an operation, and in a forked child.
     """
 
+    # The next elements that need no operation: each is removed by taking it, in one step of C code, which neither
+    # another thread nor Ctrl-C can divide. Empty during an operation, and in a forked child.
     page: Iterable[Any] = ()
 
     def __init__(self, stream: Stream) -> None:

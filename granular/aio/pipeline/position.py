@@ -107,20 +107,14 @@ def _reads_beyond(state: Mapping[str, Any]) -> bool:
 
 
 class Fit(NamedTuple):
-    """What the states of a stage fit, besides the same pipeline. All of them fit other prefetches, threads and workers.
+    """What the states of a stage fit, besides the same pipeline. All fit other prefetches, threads and workers."""
 
-    Attributes:
-      in_step: True if all hosts have taken equally many elements of the stages before it when they have returned
-        equally many, so that the state of one host is that of all.
-      holds: what the stage may hold back, which another number of hosts would divide differently; '' for nothing.
-      weights: True if the stages before it may continue with other weights and streams of a mix by name.
-      remedy: how to shard or save so that states fit another number of hosts.
-    """
-
+    # True if all hosts have taken equally many elements of the stages before it when they have returned equally many,
+    # so that the state of one host is that of all.
     in_step: bool = True
-    holds: str = ''
-    weights: bool = True
-    remedy: str = ''
+    holds: str = ''  # what the stage may hold back, which another number of hosts would divide differently
+    weights: bool = True  # True if the stages before it may continue with other weights and streams of a mix by name
+    remedy: str = ''  # how to shard or save so that states fit another number of hosts
 
 
 _CHOOSE: Final = 'keep dropped elements by allow_nones=True, or choose the others beforehand by slice(indices)'
@@ -150,26 +144,16 @@ FITS: Final[Mapping[str, Fit]] = {
 
 
 class Terms(NamedTuple):
-    """The terms under which stages continue from a state, because a later stage needs the elements that follow.
+    """The terms under which stages continue from a state, because a later stage needs the elements that follow."""
 
-    Attributes:
-      stage: the description of the later stage, for errors; '' if there are no terms.
-      kind: its name in ``FITS``.
-      held: True if it holds elements, so that no other number of hosts may read them again.
-      in_step: False if the state of each host is its own.
-      weights: 'own' to continue with the weights of this pipeline, 'saved' to read again with those of the state,
-        'same' to refuse other ones.
-      version: the version of the state.
-      strict: False to continue from a state of a different pipeline, also within an iterator of the user's.
-    """
-
-    stage: str = ''
-    kind: str = ''
-    held: bool = False
-    in_step: bool = True
+    stage: str = ''  # the description of the later stage, for errors; '' if there are no terms
+    kind: str = ''  # its name in ``FITS``
+    held: bool = False  # True if it holds elements, so that no other number of hosts may read them again
+    in_step: bool = True  # False if the state of each host is its own
+    # Continue with the weights of this pipeline, read again with those of the state, or refuse other ones.
     weights: Literal['own', 'saved', 'same'] = 'own'
-    version: int = VERSION
-    strict: bool = True
+    version: int = VERSION  # of the state
+    strict: bool = True  # False to continue from a state of a different pipeline, also within an iterator of the user's
 
     def of(self, stage: str, kind: str, held: bool) -> 'Terms':
         """Return these terms, and those of a stage before the later one."""
@@ -210,24 +194,14 @@ class Turns:
 
     A position is the number of elements that all hosts have taken; from there on they take turns, however many they
     are. So it is the same on all hosts after the same number of rounds, and fits any number of them.
-
-    Args:
-      index: number of this host.
-      count: number of hosts.
-      unit: elements that a host takes in its turn.
-      whole: True to end before a round that is not complete, so that all hosts take equally many.
-
-    Attributes:
-      stride: elements of a round.
-      offset: elements of a round before those of this host.
     """
 
-    stride: int
-    offset: int
-
     def __init__(self, index: int, count: int, unit: int = 1, whole: bool = False) -> None:
-        self.index, self.count, self.unit, self.whole = index, count, unit, whole
-        self.stride, self.offset = unit * count, unit * index
+        self.index, self.count = index, count  # the number of this host, and of all
+        self.unit = unit  # elements that a host takes in its turn
+        self.whole = whole  # True to end before a round that is not complete, so that all hosts take equally many
+        self.stride: int = unit * count  # elements of a round
+        self.offset: int = unit * index  # elements of a round before those of this host
 
     @classmethod
     def of(cls, shard: ShardOptions) -> 'Turns':
