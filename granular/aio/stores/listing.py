@@ -18,13 +18,10 @@ class Page(NamedTuple):
 
 
 class Listing:
-    """A listing over any number of pages.
+    """A listing over any number of pages, of keys that begin with a prefix.
 
-    Args:
-      name: the folder, for errors.
-      prefix: the beginning of all keys.
-      delimiter: groups the keys that contain it after the prefix into folders; no folders if empty.
-      ordered: True if the store lists keys and folders in the order of their bytes.
+    The delimiter groups the keys that contain it after the prefix into folders; there are none if it is empty. It is
+    ``ordered`` if the store lists keys and folders in the order of their bytes.
     """
 
     def __init__(self, name: str, prefix: str, delimiter: str, ordered: bool) -> None:

@@ -103,11 +103,8 @@ def _truncated(name: str, record: int, length: int, at: int, size: int) -> Corru
 class Records:
     """Parses consecutive bytes of a file into records, checked, with memory for about 8 MiB of them.
 
-    Args:
-      name: the file's name in errors.
-      size: bytes of the file; None to decompress gzip or zlib.
-      record: number of the first record.
-      at: position of the first record in the decompressed file; a compressed file is parsed from its beginning.
+    A file without a size is one of gzip or zlib, which is parsed from its beginning; ``at`` is the position of the
+    first record in the decompressed file.
     """
 
     def __init__(self, name: str, size: int | None, record: int = 0, at: int = 0) -> None:
