@@ -3,7 +3,7 @@
 import abc
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, SupportsIndex, TypeVar
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from granular.formats.serialization import decode, encode
 from granular.indexing import index_of, indices_of
 from granular.metrics import counters
 
-C = TypeVar('C', bound='Cache')
 Function = Callable[[Any], Any] | MapTransform[Any, Any]
 _NONE: Final = encode(None)
 _INLINE: Final = MiB  # up to this many bytes of records, decode on the event loop
@@ -61,9 +60,9 @@ class Cache(DataSource, Awaited, AsyncResource):
         return f'{type(self).__name__}({self._upstream.describe()}{suffix})'
 
     def _copy_args(self, **attributes: Any) -> tuple[Any, ...]:
-        """Return the arguments of ``copy_of``, to pickle the cache with further attributes."""
+        """Return the arguments of ``restored``, to pickle the cache with further attributes."""
         options = {**self._options, 'fingerprint': self._print}
-        return type(self), self._source, options, {'_length': self._length, **attributes}
+        return type(self), (self._source,), options, {'_length': self._length, **attributes}
 
     async def _open(self) -> None:
         # A reader that opens at its first read has no length before.
@@ -223,13 +222,6 @@ def _has_substitutes(identity: Any) -> bool:
     if isinstance(identity, list | tuple):
         return any(map(_has_substitutes, identity))
     return isinstance(identity, str) and stands_in(identity)
-
-
-def copy_of(kind: type[C], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]) -> C:
-    """Return the copy of a cache in another process."""
-    cache = kind(source, **options)
-    vars(cache).update(attributes)
-    return cache
 
 
 def storable(records: Mapping[int, Any]) -> list[tuple[int, bytes]]:

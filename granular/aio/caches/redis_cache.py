@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
-from granular.aio.caches.base import Cache, Function, copy_of, digest, storable
+from granular.aio.caches.base import Cache, Function, digest, storable
+from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.lifecycle import Running
 from granular.aio.runtime.loop_resources import PerLoop, scope
 from granular.errors import GranularError, InvalidArgumentError
@@ -349,10 +350,10 @@ def _without_credentials(url: str) -> tuple[str, bool]:
 
 
 def _again(
-    url: str, kind: type[RedisCache], source: Any, options: Mapping[str, Any], attributes: Mapping[str, Any]
+    url: str, kind: type[RedisCache], args: tuple[Any], options: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> RedisCache:
     """Unpickle a cache, with the password that is available in this process."""
     variable = os.environ.get(VARIABLE)
     if attributes['_uses_variable'] and variable is not None and _without_credentials(variable)[0] == url:
         url = variable
-    return copy_of(kind, source, {**options, 'url': url}, attributes)
+    return restored(kind, args, {**options, 'url': url}, attributes)

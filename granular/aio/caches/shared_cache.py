@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from granular.aio.caches.base import Cache, Function, copy_of, digest, storable
+from granular.aio.caches.base import Cache, Function, digest, storable
 from granular.aio.caches.segments import path_of
 from granular.aio.caches.table import Address, Table
+from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.loops import running_loop
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.config import MiB
@@ -75,7 +76,7 @@ class SharedMemoryCache(Cache):
         if self._address is None and self._name is None:
             self._check_open()
         address = self._table.address if self._state == 'open' else self._address
-        return copy_of, self._copy_args(_address=address)
+        return restored, self._copy_args(_address=address)
 
     async def _connect(self) -> None:
         if self._address is not None:
