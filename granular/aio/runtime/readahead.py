@@ -25,7 +25,7 @@ async def pages(
     """Yield all items, in order, or those from an index on: ``fetch`` returns those at some indices.
 
     They have ``size`` bytes together. A page has about 4 MiB, and at most eight pages are in flight, or two of larger
-    items, which bounds memory; nothing is prefetched if they are ``local``, and come without waiting.
+    items, which bounds memory; nothing is prefetched if they are ``local``: they come without waiting.
     """
     step = max(1, min(_MAX_ITEMS, _PAGE * length // max(1, size)))
     ahead = max(2, min(_AHEAD, _AHEAD * _PAGE * length // max(1, step * size)))

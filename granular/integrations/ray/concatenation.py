@@ -19,8 +19,8 @@ T = TypeVar('T')
 class Concatenation(Source):
     """The datapoints of several datasets. It can be pickled; readers are then opened by the process that reads.
 
-    A reader is closed once nothing is read from it and another dataset is: sequential reads have few open. They are
-    made by a function of the number of a dataset, which has so many datapoints.
+    A reader is closed once nothing is read from it and another dataset is: sequential reads have few open. ``make``
+    returns that of the dataset with a number; ``lengths`` are the numbers of datapoints.
     """
 
     def __init__(self, make: Callable[[int], DatasetReader], lengths: Sequence[int]) -> None:
