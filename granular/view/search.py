@@ -155,8 +155,9 @@ async def search(
       value is damaged, or larger than 64 KiB, and the bytes ``read``; with ``sort``, ``order``: texts that sort as the
       values do, of which None belongs to the end; with ``count``, ``counts``: values, their names, their numbers.
     """
-    for key in [*(one.key or one.relation for one in conditions), *filter(None, (sort, count))]:
-        if key not in source.spec and key != 'damaged':
+    compared = (one.key for one in conditions if one.key or one.relation != 'damaged')
+    for key in [*compared, *filter(None, (sort, count))]:
+        if key not in source.spec:
             raise UnknownKeyError(f'filter: expected a key of {list(source.spec)}, got {key!r:.80}')
     # Conditions that read little come first: later ones read the datapoints that are left.
     ordered = sorted(conditions, key=lambda one: (one.relation == 'damaged', not one.relation.startswith(_MEASURES)))

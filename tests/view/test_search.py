@@ -64,7 +64,11 @@ def test_datapoints_meet_all_conditions(served, conditions, expected):
         'key=&relation==&text=1',
         'key=no&relation=damaged&text=',
         'key=label&relation=bytes&text=1',
+        'key=damaged&relation=damaged&text=',
+        'key=damaged&relation==&text=1',
         'sort=no',
+        'sort=damaged',
+        'count=damaged',
         'count=frames',
     ],
 )
