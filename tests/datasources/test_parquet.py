@@ -31,7 +31,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from tests.support.requests import requests, steady
-from tests.support.tables import examples
+from tests.support.tables import FULL_TABLES, examples
 
 COMPRESSIONS = ('none', 'snappy', 'gzip', 'brotli', 'zstd', 'lz4')
 
@@ -596,6 +596,25 @@ def test_damaged_files_are_errors(tmp_path):
             assert 'damaged.parquet' in str(error)
             caught += 1
     assert caught > 15
+
+
+def test_damaged_footers_are_errors(tmp_path):
+    """Also those at whose chunks pyarrow ends the process, and whose text is not UTF-8."""
+    path = granular.Path(tmp_path / 'damaged.parquet')
+    intact = write(path, pa.table({'l': [[1, 2], [3]], 'i': [1, 2], 's': ['a', 'b']})).read_bytes()
+    length = int.from_bytes(intact[-8:-4], 'little')
+    refused = 0
+    for bit in range(0, 8 * length, 1 if FULL_TABLES else 5):
+        damaged = bytearray(intact)
+        damaged[bit // 8 - length - 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            with granular.ParquetDataSource(path) as source:
+                source.fetch(range(min(len(source), 2)))
+        except GranularError as error:
+            assert 'damaged.parquet' in str(error)
+            refused += 1
+    assert refused
 
 
 def test_damaged_row_group_can_be_skipped(tmp_path):

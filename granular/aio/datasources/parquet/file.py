@@ -38,6 +38,7 @@ class Footer(FileIndex):
     names: tuple[str, ...]  # of the columns
     leaves: dict[str, list[int]]  # for each column, the numbers of its chunks in a row group
     encrypted: frozenset[int]  # the numbers of the chunks that are encrypted
+    excess: int  # bytes that a chunk may have beyond its declared length
     stops: Ints  # cumulative number of rows up to the end of each row group
 
     @property
@@ -78,6 +79,7 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         # If columns are encrypted, the plain footer is followed by its signature.
         signed = metadata.serialized_size != len(tail) - TAIL
         encrypted = encrypted_columns(tail[: metadata.serialized_size]) if signed else frozenset[int]()
+        excess = _EXCESS if _OLD.match(metadata.created_by or '') else 0
     except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError) as error:
         raise CorruptError(f'{path}: its footer of {len(tail)} bytes cannot be parsed: {error}') from error
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
@@ -91,7 +93,24 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         for count in range(1, len(parts) + 1):
             if (name := '.'.join(parts[:count])) in leaves:
                 leaves[name].append(number)
-    return Footer(size, version, path, metadata, names, leaves, encrypted, np.cumsum(rows, dtype=np.int64))
+    footer = Footer(size, version, path, metadata, names, leaves, encrypted, excess, np.cumsum(rows, dtype=np.int64))
+    _check_chunks(footer)
+    return footer
+
+
+def _check_chunks(footer: Footer) -> None:
+    """Raise ``CorruptError`` if pyarrow cannot return the metadata of a chunk that is not encrypted: it would end the
+    process. It reports an error only where it prepares to read the chunks, so it gets a file without bytes.
+    """
+    parquet = import_extra('pyarrow.parquet', 'parquet')
+    encrypted, nothing = encrypted_names(footer), _Nothing(footer.size)
+    file = parquet.ParquetFile(nothing, metadata=footer.metadata, pre_buffer=True)
+    names = [name for name in footer.names if name not in encrypted]
+    try:
+        next(file.iter_batches(1, columns=names, use_threads=False), None)
+    except Exception as error:  # it has no bytes, and perhaps columns of unsupported types, which reading refuses
+        if not nothing.was_read and isinstance(error, OSError):
+            raise CorruptError(f'{footer.path}: is damaged: its footer describes no valid columns: {error}') from error
 
 
 def encrypted_names(footer: Footer) -> list[str]:
@@ -99,9 +118,9 @@ def encrypted_names(footer: Footer) -> list[str]:
     return [name for name, leaves in footer.leaves.items() if not footer.encrypted.isdisjoint(leaves)]
 
 
-def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
-    """Return pyarrow's metadata of the chunks of some columns. Encrypted ones are refused: pyarrow would end the
-    process.
+def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, Any]]:
+    """Return the numbers of the chunks of some columns, and pyarrow's metadata of each. Encrypted ones are refused:
+    pyarrow would end the process.
     """
     if footer.encrypted and (refused := [name for name in encrypted_names(footer) if name in names]):
         others = [name for name in footer.names if name not in encrypted_names(footer)]
@@ -116,7 +135,7 @@ def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[Any]:
             f'{footer.path}: row group {group}: expected {footer.metadata.num_columns} columns, got '
             f'{row_group.num_columns}: the footer is damaged'
         )
-    return [row_group.column(i) for i in numbers]
+    return [(i, row_group.column(i)) for i in numbers]
 
 
 def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> tuple[Ints, Ints]:
@@ -124,18 +143,18 @@ def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> tuple[In
     short for one, and ``UnsupportedError`` if one is encrypted.
     """
     ranges = []
-    excess = _EXCESS if _OLD.match(footer.metadata.created_by or '') else 0
-    for chunk in _chunks(footer, group, names):
+    for number, chunk in _chunks(footer, group, names):
         start, dictionary = chunk.data_page_offset, chunk.dictionary_page_offset
         if dictionary is not None and 0 < dictionary < start:
             start = dictionary
         stop, end = start + chunk.total_compressed_size, footer.size - TAIL
         if not len(MAGIC) <= start <= stop <= end:
+            name = footer.metadata.schema.column(number).path
             raise CorruptError(
-                f'{footer.path}: row group {group}, column {chunk.path_in_schema!r}: bytes {start} to {stop} '
+                f'{footer.path}: row group {group}, column {name!r}: bytes {start} to {stop} '
                 f'are outside of the {footer.size} of the file: the footer is damaged, or of another file'
             )
-        ranges.append((start, min(stop + excess, end)))
+        ranges.append((start, min(stop + footer.excess, end)))
     starts, stops = np.array(ranges, np.int64).reshape(-1, 2).T
     return starts, stops
 
@@ -145,7 +164,7 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     if len(names) == len(footer.names):
         size = int(footer.metadata.row_group(group).total_byte_size)
     else:
-        size = sum(chunk.total_uncompressed_size for chunk in _chunks(footer, group, names))
+        size = sum(chunk.total_uncompressed_size for _, chunk in _chunks(footer, group, names))
     return max(size, _LEAST * footer.rows(group) * len(names))
 
 
@@ -203,3 +222,13 @@ class _Chunks(SeekableFile):
         if i < 0 or offset + size > len(data):
             raise OSError(f'bytes {start} to {start + size} are in none of the column chunks')
         return data[offset : offset + size]
+
+
+class _Nothing(SeekableFile):
+    """A file object of a size, of which no bytes are available."""
+
+    was_read = False
+
+    def _bytes_at(self, start: int, size: int) -> bytes:
+        self.was_read = True
+        raise OSError('a file without bytes')
