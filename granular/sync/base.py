@@ -4,12 +4,13 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from types import CodeType, FunctionType, TracebackType
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 from granular._other_names import refuse_unknown
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
+from granular.aio.runtime.nesting import is_within, nested_call
 from granular.aio.runtime.tracebacks import shorten
 
 A = TypeVar('A', bound=Any)
@@ -18,6 +19,8 @@ S = TypeVar('S', bound='SyncObject[Any]')
 P = ParamSpec('P')
 R = TypeVar('R')
 F = TypeVar('F', bound=Callable[..., Any])
+
+_calls: Final[set[CodeType]] = set()  # the code that all methods of ``blocking`` share
 
 
 def sync_doc(thing: object) -> str:
@@ -61,6 +64,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
         return run(coroutine)
 
     call.__doc__ = sync_doc(method)
+    _calls.add(cast(FunctionType, call).__code__)
     return call
 
 
@@ -149,8 +153,12 @@ class SyncObject(Blocking, Generic[A]):
 
     def close(self) -> None:
         """Close the object. Closing it again has no effect."""
-        # What a writer publishes is awaited in any case.
-        (run if isinstance(self.aio, Publishing) else run_close)(self.aio.aclose())
+        if not isinstance(self.aio, Publishing):
+            run_close(self.aio.aclose())
+            return
+        if any(is_within(code, self) for code in _calls):
+            raise nested_call()
+        run(self.aio.aclose())  # what a writer publishes is awaited in any case
 
     def __enter__(self) -> Self:
         return self

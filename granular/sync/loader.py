@@ -9,6 +9,7 @@ from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.nesting import is_within, nested_call
 from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
 
@@ -39,6 +40,8 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
 
     def __next__(self) -> Batch:
         core = self._core
+        if core.is_expected() and is_within(self._next_code, self):
+            raise nested_call()
         try:
             batch: Any = run(core.take())
             if batch is END:
@@ -50,6 +53,8 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
             core.take_back()
             raise
         return result
+
+    _next_code: ClassVar = __next__.__code__
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
         run(self._load(state, strict))

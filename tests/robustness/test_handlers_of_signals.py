@@ -1,79 +1,87 @@
-"""Handlers of signals, and finalizers, that do what they interrupt: Python calls them in the midst of any function."""
+"""Handlers of signals that use the object which the interrupted call uses: an error, instead of a wait for itself."""
 
+import itertools
+import signal
+import threading
+import time
+
+import numpy as np
 import pytest
 
-# `operation(0)` is interrupted at each point where the interpreter looks for signals, by `operation(1)`.
-PROGRAM = """
-import faulthandler, os, sys, tempfile
 import granular
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.errors import EncodeError, GranularError
 
-root = granular.Path(tempfile.mkdtemp())
-
-def statistics(number):
-    granular.io_stats()
-
-async def hop():
-    await ensure_event_loop()
-
-def loop(number):
-    run(hop())
-
-def file(number):
-    path = root / f'{number}.txt'
-    path.write_bytes(b'some text')
-    with path.open() as opened:
-        assert opened.read() == b'some text'
-        path.unlink()
-
-def index(number):
-    assert reader.fetch([number, 30]) == [{'i': number}, {'i': 30}]
-
-with granular.ShardedDatasetWriter(root / 'shards', {'i': 'int'}, shardlen=10) as writer:
-    for i in range(40):
-        writer.append({'i': i})
-granular.build_index(root / 'shards')
-config = granular.IOConfig(index_memory=8)  # so that pages are read and dropped
-reader = granular.ShardedDatasetReader(granular.Path(root, config=config) / 'shards', granular.decoders)
-index(0)
-
-def interrupted(operation, point):
-    seen = 0
-
-    def count(frame, event, argument):
-        nonlocal seen
-        seen += event in ('call', 'c_return')
-        if seen == point:
-            sys.setprofile(None)
-            operation(1)
-
-    faulthandler.dump_traceback_later(20, exit=True)
-    sys.setprofile(count)
-    try:
-        operation(0)
-    finally:
-        sys.setprofile(None)
-        faulthandler.cancel_dump_traceback_later()
-    return seen == point
-
-def forked(operation, point):  # which starts a loop of its own
-    if (child := os.fork()) == 0:
-        os._exit(0 if interrupted(operation, point) else 3)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, 3), code
-    return code == 0
-
-operation = globals()[sys.argv[1]]
-interrupt = forked if operation is loop else interrupted
-point = 1
-while interrupt(operation, point):
-    point += 1
-print('interrupted' if point > 20 else point)
-"""
+MESSAGE = 'in use by another call of this thread'
 
 
-@pytest.mark.parametrize('operation', ['statistics', 'loop', 'file', 'index'])
-def test_handler_of_a_signal_does_what_it_interrupts(operation, interpreter):
-    done = interpreter.run(PROGRAM, operation)
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'interrupted\n', '')
+@pytest.fixture
+def on_signal():
+    """Set the handler of a signal, and return a function that sends it to the main thread."""
+    former = signal.getsignal(signal.SIGUSR1)
+
+    def install(handler):
+        signal.signal(signal.SIGUSR1, lambda number, frame: handler())
+        return lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    yield install
+    signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize('kind', ['DatasetWriter', 'ShardedDatasetWriter'])
+@pytest.mark.parametrize('call', ['close', 'append', 'flush'])
+def test_writer_is_not_used_within_its_own_append(kind, call, tmp_path, on_signal):
+    def encode(value):
+        if value == 3:
+            send()
+        return b'%d' % value
+
+    def handle():
+        writer.append({'n': 100}) if call == 'append' else getattr(writer, call)()
+
+    send = on_signal(handle)
+    writer = getattr(granular, kind)(tmp_path / 'x', {'n': 'number'}, {'number': encode})
+    for n in range(3):
+        writer.append({'n': n})
+    with pytest.raises((EncodeError, GranularError), match=MESSAGE):
+        writer.append({'n': 3})
+    writer.append({'n': 4})
+    writer.close()
+    with granular.open(tmp_path / 'x', None) as reader:
+        assert [one['n'] for one in reader] == [b'0', b'1', b'2', b'4']
+
+
+def numbers_of(element):
+    return np.ravel(element['n']).tolist()
+
+
+@pytest.mark.parametrize('kind', ['stream', 'prefetch', 'Loader'])
+def test_each_element_is_taken_once_also_within_the_call_that_waits_for_one(kind, on_signal):
+    calls, taken, refused = itertools.count(), [], []
+
+    def handle():
+        try:
+            taken.extend(numbers_of(next(iterator)))
+        except GranularError as error:
+            refused.append(str(error))
+        except StopIteration:
+            pass
+
+    send = on_signal(handle)
+
+    def slow(n):
+        if next(calls) % 10 == 5:
+            send()
+            time.sleep(0.01)
+        return {'n': n}
+
+    dataset = granular.MapDataset.range(60).map(slow)
+    stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0))
+    iterator = {
+        'stream': lambda: iter(stream),
+        'prefetch': lambda: iter(stream.prefetch(2)),
+        'Loader': lambda: granular.Loader(dataset, 4, prefetch=0),
+    }[kind]()
+    found = [n for element in iterator for n in numbers_of(element)]
+    assert sorted(found + taken) == list(range(60))
+    assert all(MESSAGE in message for message in refused)
+    assert refused or kind == 'prefetch'

@@ -451,6 +451,10 @@ class RunningLoader(Running):
         if self._recipient == this:  # otherwise another thread has taken a batch since
             self._recipient = 0
 
+    def is_expected(self) -> bool:
+        """Return whether the last batch has not reached this thread yet, which asked for it."""
+        return self._recipient == threading.get_ident()
+
     def take_back(self) -> None:
         """Let a batch that did not reach this thread come again, unless another one was taken or a state loaded."""
         if self._recipient == threading.get_ident():

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from granular._typing import Element_co
 from granular.aio.execution.prefetch import END
@@ -10,6 +10,7 @@ from granular.aio.pipeline.iterator import Cursor, CursorHandle
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.bridge import run, run_close
+from granular.aio.runtime.nesting import is_within, nested_call
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
 
@@ -56,6 +57,8 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
             for element in self._cursor.page:
                 return element
         cursor = self._cursor
+        if cursor.is_expected() and is_within(self._next_code, self):
+            raise nested_call()
         try:
             element = run(cursor.take())
             cursor.received()
@@ -65,6 +68,8 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
         if element is END:
             raise StopIteration
         return element
+
+    _next_code: ClassVar = __next__.__code__
 
     def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
         run(self._cursor.restore(state, strict))

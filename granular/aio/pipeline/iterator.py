@@ -84,6 +84,10 @@ class Cursor(Running):
         if self._recipient == this:  # otherwise another thread has taken an element since
             self.page, self._recipient = self._next_page, 0
 
+    def is_expected(self) -> bool:
+        """Return whether the last element has not reached this thread yet, which asked for it."""
+        return self._recipient == threading.get_ident()
+
     def take_back(self) -> None:
         """Let an element that did not reach this thread come again, unless another thread has taken one since."""
         this = threading.get_ident()

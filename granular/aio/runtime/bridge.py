@@ -22,6 +22,7 @@ from granular._lazy import at_exit, import_if_installed
 from granular.aio.runtime import threads
 from granular.aio.runtime.forking import after_fork, inherited
 from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, outside_loops, running_loop, start_coroutine
+from granular.aio.runtime.nesting import blocking_call
 from granular.aio.runtime.tasks import HeldError, start_task
 from granular.aio.runtime.tracebacks import shorten
 from granular.errors import ClosedError, GranularError
@@ -251,6 +252,7 @@ at_exit(bridge.stop)
 after_fork(bridge.after_fork)
 
 
+@blocking_call
 def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:
     """Run a coroutine of the library and return its result, from any thread, with or without a running loop.
 

@@ -4,11 +4,13 @@ import asyncio
 import collections
 import contextlib
 import inspect
+import threading
 from collections.abc import Coroutine
 from typing import Any, Final, Self
 
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import ensure_event_loop, running_loop, stepped
+from granular.aio.runtime.nesting import nested_call, nested_calls
 
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for a lost wake-up
 _generation: Final = [0]  # forks between the first process and this one
@@ -35,19 +37,20 @@ class Lock:
 class Turn:
     """A coroutine's turn in the queue of a lock; the first in the queue holds the lock."""
 
-    __slots__ = ('_coro', '_generation', '_lock', '_loop', '_wake_up')
+    __slots__ = ('_coro', '_generation', '_lock', '_loop', '_thread', '_wake_up')
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._generation = _generation[0]
         self._coro: Coroutine[Any, Any, Any] | None = None  # the one that takes the turn, if it runs without a loop
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # that which called it without a loop
         self._wake_up: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         queue, self._loop = self._lock.queue, running_loop()
         if self._loop is None:
-            self._coro = stepped.coro
+            self._coro, self._thread = stepped.coro, threading.get_ident()
         queue.append(self)
         if queue[0] is not self:
             try:
@@ -61,6 +64,8 @@ class Turn:
         self._leave()
 
     async def _wait(self, queue: 'collections.deque[Turn]') -> None:
+        if self._thread and nested_calls() and any(turn._thread == self._thread for turn in [*queue][:-1]):
+            raise nested_call()
         await ensure_event_loop()
         self._loop = asyncio.get_running_loop()
         while True:
