@@ -9,7 +9,7 @@ import msgpack
 
 from granular.aio.datasets.codec import Field, decode_now, describe_error, encode_now, keys_error, raw
 from granular.aio.datasets.sharded_writer import length_of_shard
-from granular.aio.datasets.writer import DatasetWriter, expect_copies, write_anew
+from granular.aio.datasets.writer import DatasetWriter, expect_copies, trust_guard, write_anew
 from granular.aio.execution.failures import Failure, of_datapoint
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
@@ -62,6 +62,7 @@ class ShardWriter:
         self._name, self._hints, self._checks = name, hints or {}, checks
         self.skip, self.skipped = skip, dict[str, str]()  # the reasons, by file or number
         self.has_copies = False  # True if several processes may write the same shard at the same time
+        self.guarded = False  # True if another process has locked the folder of the shards for this one
         self.chunk = max(1, min(_MAX_CHUNK, _CHUNK // mapping.mean))  # records read at a time
 
     @property
@@ -82,6 +83,8 @@ class ShardWriter:
         write_anew(writer)
         if self.has_copies:
             expect_copies(writer)
+        if self.guarded:
+            trust_guard(writer)
         await ensure_open(writer)
         if len(writer):
             await writer.abort()

@@ -8,10 +8,11 @@ bags are being removed, or are gone.
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import Final
 
 from granular.aio.paths.path import Path
+from granular.aio.stores import Entry
 
 _NAME: Final = re.compile(r'\.removal\.[0-9a-f]{16}')
 
@@ -29,9 +30,11 @@ async def marked(folder: Path) -> AsyncIterator[None]:
     await path.store.delete([path.key])
 
 
-async def find_removal(folder: Path, names: Iterable[str]) -> str:
-    """Return why files of a folder may be removed now, or are already, for an error message; '' if that is not so."""
-    entries = [entry async for entry in folder.store.scan(folder.key)]
+async def find_removal(folder: Path, names: Iterable[str], entries: Sequence[Entry]) -> str:
+    """Return why files of a folder may be removed now, or are already, for an error message; '' if that is not so.
+
+    The entries of the folder were listed after ``spec.json`` was published.
+    """
     if reason := explain(entry.name for entry in entries):
         return reason
     gone = await first_missing((folder / name for name in sorted(names)), {entry.key for entry in entries})

@@ -10,6 +10,7 @@ from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.appending import warn_of_found
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.removal import explain, find_removal
+from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import Publishing, ensure_open
@@ -142,6 +143,8 @@ class DatasetWriter(DatapointWriter):
             writer.alone = False  # all are verified together, right before the spec is published
         self._length = 0
         self._lock: FolderLock | None = None
+        self._guarded = False  # see `trust_guard`
+        self._shared_lock: FolderLock | None = None  # on the folder of shards, if it is one
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
@@ -181,7 +184,10 @@ class DatasetWriter(DatapointWriter):
 
     async def _enter(self, exist_ok: bool) -> None:
         """Create and lock the folder. If two writers start at once, only one of them creates it or gets the lock."""
-        store = self.directory.store
+        store, above = self.directory.store, None if self._guarded else folder_of_shards(self.directory)
+        if isinstance(store, LocalStore) and above is not None:
+            await above.mkdir(parents=True, exist_ok=True)
+            self._shared_lock = await store.lock_folder(above.key, shared=True)
         while self._lock is None:
             await self.directory.mkdir(parents=True, exist_ok=exist_ok)
             if not isinstance(store, LocalStore):
@@ -221,7 +227,7 @@ class DatasetWriter(DatapointWriter):
             raise AlreadyExistsError(
                 f'{self._name}: exists and holds files that are not part of this dataset: {sorted(foreign)[:5]}'
             )
-        if reason := explain(entries):
+        if reason := explain(entries) or await find_dataset_above(self.directory):
             raise AlreadyExistsError(f'{self._name}: {reason}')
         exclusive = self._lock is not None and self._lock.sure
         if appendable:
@@ -364,8 +370,8 @@ class DatasetWriter(DatapointWriter):
         if published == content:
             if failure is not None:
                 await self._verify_bags()
-            if not path.store.local:
-                await self._ensure_kept(path, writer)
+            if self._lock is None or not self._lock.sure:
+                await self._ensure_alone(path, writer)
             return
         if published is not None and writer is not None and path.store.conditional and await withdraw(path, writer):
             self._standing = False
@@ -381,15 +387,21 @@ class DatasetWriter(DatapointWriter):
             raise failure
         raise self._unpublished(path, failure, 'there is no such file now')
 
-    async def _ensure_kept(self, path: Path, writer: ObjectWriter | None) -> None:
-        """Withdraw the spec, and raise, if `granular clean` may remove the bags: it has not seen the spec."""
+    async def _ensure_alone(self, path: Path, writer: ObjectWriter | None) -> None:
+        """Withdraw the spec, and raise, if there is another writer, or `granular clean` may remove the bags: they have
+        not seen the spec.
+        """
+        names = [file.name for bag in self._writers for file in bag.published]
         try:
-            reason = await find_removal(self.directory, (file.name for bag in self._writers for file in bag.published))
+            entries = [entry async for entry in path.store.scan(self.directory.key)]
+            rival = await find_rival(self.directory, entries)
+            reason = rival or await find_removal(self.directory, names, entries)
         except GranularError as error:
-            raise self._unpublished(path, error, f'listing its folder failed: {error}') from error
+            raise self._unpublished(path, error, f'looking for other writers failed: {error}') from error
         if reason:
             self._standing = self._has_copies or writer is None or not await withdraw(path, writer)
-            raise StoreError(f'{self._name}: its bags were written, but {reason}')
+            kind = AlreadyExistsError if rival else StoreError
+            raise kind(f'{self._name}: its bags were written, but {reason}')
 
     async def _read_spec(self, path: Path, failure: GranularError | None) -> bytes | None:
         try:
@@ -453,9 +465,10 @@ class DatasetWriter(DatapointWriter):
                 await self.directory.store.delete_empty(self.directory.key)
 
     def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        for lock in (self._lock, self._shared_lock):
+            if lock is not None:
+                lock.release()
+        self._lock = self._shared_lock = None
 
 
 # --- writers that own this one
@@ -487,6 +500,11 @@ def write_anew(writer: DatasetWriter) -> None:
     before the writer is opened; a finished dataset is kept.
     """
     writer._anew = True
+
+
+def trust_guard(writer: DatasetWriter) -> None:
+    """Rely on the process that started this one, which keeps other writers out of the folder of the shards."""
+    writer._guarded = True
 
 
 def expect_copies(writer: DatasetWriter) -> None:

@@ -193,6 +193,7 @@ class Datasink(_Base):  # type: ignore[misc]
         writer = ShardWriter(
             self._directory, mapping, fields, self._shardlen, self._layout, self._checksums, f'{self._parts}'
         )
+        writer.guarded = True
         shards = max(1, -(-count // self._shardlen))
         ranges = {
             number: (number * self._shardlen, min(count, (number + 1) * self._shardlen))

@@ -68,13 +68,16 @@ class RangeLocks:
 class FolderLock:
     """Exclusive right to write in a folder, as long as it is held; raise ``AlreadyExistsError`` if another one has it.
 
+    Args:
+      shared: share it with others that do: writers of shards share the right to their parent.
+
     Attributes:
       sure: True if no other writer can hold it; False if the file system has no such locks.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, shared: bool = False) -> None:
         self._folder: Descriptor | None = Descriptor(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        acquired = lock(self._folder.fd)
+        acquired = lock(self._folder.fd, shared)
         # The previous holder may have removed the folder, and another one may have been created since.
         if acquired is False or not is_at(self._folder.fd, folder):
             self.release()

@@ -157,9 +157,9 @@ class LocalStore(Store):
         """Cut off all but the first ``size`` bytes of a file."""
         await _run(key, lambda: os.truncate(key, size))
 
-    async def lock_folder(self, key: str) -> FolderLock:
-        """Acquire the exclusive right to write in a folder."""
-        return await _run(key, lambda: FolderLock(key), undo=FolderLock.release)
+    async def lock_folder(self, key: str, shared: bool = False) -> FolderLock:
+        """Acquire the right to write in a folder, exclusive or shared."""
+        return await _run(key, lambda: FolderLock(key, shared), undo=FolderLock.release)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         from granular.aio.stores.local.writing import sync
