@@ -3,6 +3,7 @@
 import array
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -20,7 +21,7 @@ from granular.aio.stores import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.locks import is_at
 from granular.aio.stores.local.store import LocalStore
-from granular.aio.stores.local.writing import sync
+from granular.aio.stores.local.writing import remove_own, sync
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -62,6 +63,7 @@ class BagOutput(AsyncResource):
         self._max_length: int | None = None
         self._writers: list[ObjectWriter] = []
         self._files: list[BinaryIO] = []
+        self._opened: dict[str, os.stat_result] = {}  # all that were opened to be appended to
         self._published: dict[Path, _Published] = {}  # the files that closing published
         self._uncertain: dict[Path, _Published] = {}  # files whose publishing failed, but which may exist nevertheless
         # False for the bags of a dataset, whose writer compares the folder, and calls ``verify`` after ``aclose``.
@@ -100,14 +102,14 @@ class BagOutput(AsyncResource):
     async def _open_local(self, store: LocalStore) -> None:
         with contextlib.ExitStack() as opened:
             # Each is locked before it is looked at: until then, another writer may append to it.
-            files = [opened.enter_context(await store.open_appender(self.path.key))]
+            files = [opened.enter_context(await store.open_appender(self.path.key, self._opened))]
             datasize = files[0].tell()
             if self.alone and datasize and not await self._index_path.exists():
                 raise AlreadyExistsError(
                     f'{self.path}: exists already, without the table {self._index_path.name} that a bag of version 3 '
                     f'has: only such bags on a local disk can be appended to'
                 )
-            files.append(opened.enter_context(await store.open_appender(self._index_path.key)))
+            files.append(opened.enter_context(await store.open_appender(self._index_path.key, self._opened)))
             index = await self._index_path.read_bytes()
             self.length = len(index) // layout.LIMIT
             if self._max_length is not None:
@@ -120,7 +122,7 @@ class BagOutput(AsyncResource):
             self.flushed = self.length
             sizes = [self._offset if self._tail is None else datasize, self.length * layout.LIMIT]
             if (sums := await self._resume_sums(filled)) is not None:
-                files.append(opened.enter_context(await store.open_appender(self._sums_path.key)))
+                files.append(opened.enter_context(await store.open_appender(self._sums_path.key, self._opened)))
                 sizes.append(4 * sums)
             for file, size in zip(files, sizes, strict=True):
                 if file.tell() != size:
@@ -353,6 +355,16 @@ class BagOutput(AsyncResource):
             if stat is not None and published.version in (None, stat.version):
                 await withdraw(path, published.writer)
         self._published.clear()
+
+    async def remove_opened(self) -> None:
+        """Remove the files that were appended to, unless others have replaced them."""
+
+        def call() -> None:
+            for name, info in self._opened.items():
+                with translated(name):
+                    remove_own(name, functools.partial(os.path.samestat, info))
+
+        await offload_whole(call)
 
     async def _abort(self) -> None:
         await self.path.store.ready()

@@ -228,7 +228,7 @@ class _Work:
         self._parallel, self._report, self._ray, self._sample = parallel, ProgressReport(progress), ray, sample
         self._claim: Claim | None = None
         self._lengths: dict[int, int] = {}  # of the finished shards
-        self._is_new = False
+        self._is_new = self._owns_folder = False  # True if this conversion has begun it, and created its folder
         self._found = self._bytes = self._missing = 0  # missing: the records without a datapoint
         self._shards = self._records = 0  # of a source without random access, so far
 
@@ -259,6 +259,8 @@ class _Work:
 
     async def _find_shards(self) -> None:
         """Find the finished shards, and check that they belong to the same conversion."""
+        if self._directory.store.has_folders:
+            self._owns_folder = not await self._directory.exists()
         await self._directory.mkdir(parents=True, exist_ok=True)
         numbers = []
         if self._writer.shardlen is None:
@@ -338,8 +340,10 @@ class _Work:
                 await store.delete_empty(self._writer.folder(number).key)
             if self._is_new and not await self._is_used(await shards_in(self._directory) if sharded else [0]):
                 await store.delete([self._plan_path.key])
-                for folder in (first, self._directory) if store.has_folders else ():
-                    await store.delete_empty(folder.key)
+                if sharded and store.has_folders:
+                    await store.delete_empty(first.key)
+                if self._owns_folder:
+                    await store.delete_empty(self._directory.key)
 
     async def _is_used(self, numbers: list[int]) -> bool:
         """Return whether there are shards, apart from a folder of the first one with nothing but a plan."""

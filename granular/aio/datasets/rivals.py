@@ -1,7 +1,7 @@
 """Other writers of the same path: a dataset with shards, and one without, of which readers would see only one.
 
-On a disk, locks keep them apart. In a bucket, each writer publishes a ``spec.json``, and then looks for the other one: of
-two, at least one sees the other, and withdraws.
+On a disk, locks keep them apart. In a bucket, each writer publishes a ``spec.json``, and then looks for the other one:
+of two, at least one sees the other, and withdraws.
 """
 
 from collections.abc import Sequence

@@ -143,6 +143,8 @@ class DatasetWriter(DatapointWriter):
             writer.alone = False  # all are verified together, right before the spec is published
         self._length = 0
         self._lock: FolderLock | None = None
+        # True if this writer has created the folder, or that of a shard was created by another one.
+        self._owns_folder = folder_of_shards(self.directory) is not None
         self._guarded = False  # see `trust_guard`
         self._shared_lock: FolderLock | None = None  # on the folder of shards, if it is one
         self._fresh = True  # True if everything in the folder may be removed on failure
@@ -165,6 +167,7 @@ class DatasetWriter(DatapointWriter):
         stat = await store.find(self.directory.key)
         if stat is not None and not stat.is_dir:
             raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
+        self._owns_folder |= stat is None
         try:
             await self._enter(exist_ok=stat is not None or not store.local)
             # Also a folder that was created here: another writer may have locked it first, and have finished by now.
@@ -447,8 +450,8 @@ class DatasetWriter(DatapointWriter):
         sole = self._lock is not None or first.is_winner
         await settle([writer.remove_published(sole) for writer in rest])
         await first.remove_published(sole)  # last, because another writer may start then
-        if (store := self.directory.store).has_folders:
-            await store.delete([(self.directory / name).key for name in self._names])
+        await settle([writer.remove_opened() for writer in self._writers])
+        if self.directory.store.has_folders and self._owns_folder:
             await self._remove_empty()
 
     async def _remove_own_folder(self) -> None:

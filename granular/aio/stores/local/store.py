@@ -140,8 +140,8 @@ class LocalStore(Store):
 
         return await offload_whole(LocalWriter, key, new, undo=operator.methodcaller('discard'))
 
-    async def open_appender(self, key: str) -> BinaryIO:
-        """Open a file for appending, locked until it is closed."""
+    async def open_appender(self, key: str, opened: dict[str, os.stat_result]) -> BinaryIO:
+        """Open a file for appending, locked until it is closed. ``opened`` notes which file it is, also if the call is cancelled."""
 
         def call() -> BinaryIO:
             file = open(key, 'ab')  # noqa: SIM115
@@ -149,6 +149,7 @@ class LocalStore(Store):
             if lock(file.fileno()) is False:
                 file.close()
                 raise AlreadyExistsError(f'{key}: another writer is writing it', path=key)
+            opened[key] = os.fstat(file.fileno())
             return file
 
         return await _run(key, call, undo=operator.methodcaller('close'))

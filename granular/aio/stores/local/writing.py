@@ -8,6 +8,7 @@ import re
 import secrets
 import threading
 import weakref
+from collections.abc import Callable
 from typing import BinaryIO, Final
 
 from granular.aio.reply import changed
@@ -75,6 +76,7 @@ class LocalWriter(ObjectWriter):
 
     def __init__(self, key: str, new: bool) -> None:
         self._key, self._new = key, new
+        self._published: os.stat_result | None = None  # what was published, or was about to be
         with translated(key):
             self._file, self._temporary_path = create_temporary(key)
         # A writer that is never closed leaves no temporary file behind.
@@ -99,15 +101,15 @@ class LocalWriter(ObjectWriter):
             )
 
     async def close(self) -> None:
-        await offload_whole(self._publish, undo=self._withdraw)
+        await offload_whole(self._publish, undo=self._undo)
 
-    def _publish(self) -> os.stat_result:
+    def _publish(self) -> bool:
         self._check_open()
         try:
             with translated(self._key):
                 self._file.flush()
                 os.fsync(self._file.fileno())  # after a power cut, the name must not lead to an empty file
-                info = os.fstat(self._file.fileno())
+                self._published = os.fstat(self._file.fileno())
                 if self._new:
                     _rename_new(self._temporary_path, self._key)
                 else:
@@ -121,13 +123,24 @@ class LocalWriter(ObjectWriter):
                 error.add_note(f'removing {self._temporary_path} failed, too: {failure.strerror}')
             raise
         self.discard.detach()
-        return info
+        return True
 
-    def _withdraw(self, published: os.stat_result) -> None:
+    def _undo(self, _: bool) -> None:
         """Remove a new file that was published although its writer was cancelled meanwhile."""
-        with translated(self._key), contextlib.suppress(FileNotFoundError):
-            if self._new and os.path.samestat(os.stat(self._key), published):
-                os.unlink(self._key)
+        if self._new:
+            self._withdraw()
+
+    async def withdraw(self) -> bool:
+        return await offload_whole(self._withdraw)
+
+    def _withdraw(self) -> bool:
+        with translated(self._key):
+            return remove_own(self._key, self._is_own)
+
+    def _is_own(self, info: os.stat_result) -> bool:
+        own = self._published
+        # A new file may get the number of one that was removed.
+        return own is not None and os.path.samestat(info, own) and info.st_mtime_ns == own.st_mtime_ns
 
     async def abort(self) -> None:
         await ensure_uninterrupted()
@@ -155,9 +168,22 @@ def _rename_new(path: str, name: str) -> None:
         if error.errno not in _NO_LINKS:
             raise
         open(name, 'xb').close()  # this claims the name
-        os.replace(path, name)
+        try:
+            os.replace(path, name)
+        except BaseException:
+            os.unlink(name)
+            raise
     else:
         os.unlink(path)
+
+
+def remove_own(path: str, is_own: Callable[[os.stat_result], bool]) -> bool:
+    """Remove a file if it is one's own, and return whether it is no longer there."""
+    with contextlib.suppress(FileNotFoundError):
+        if not is_own(os.stat(path)):
+            return False
+        os.unlink(path)
+    return True
 
 
 def sync(path: str) -> None:
