@@ -14,8 +14,8 @@ from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import open_source
 from granular.aio.conversion.shard_writer import ShardWriter
-from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import fields_of
+from granular.aio.paths.claims import Claim
 from granular.errors import AlreadyExistsError
 
 RECORDS = [{'a': i, 'b': 'x' * (i % 7)} for i in range(12)]

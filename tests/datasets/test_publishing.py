@@ -154,7 +154,7 @@ os._exit(0)
 @pytest.mark.parametrize('kind', ['writer', 'writer that failed to open', 'conversion'])
 def test_claim_is_renewed_while_its_writer_waits(moto, monkeypatch, kind):
     """The claim protects from `granular clean`, such as the first shard of a conversion, published last."""
-    monkeypatch.setattr('granular.aio.datasets.claims._RENEWED', 0.01)  # instead of five minutes
+    monkeypatch.setattr('granular.aio.paths.claims._RENEWED', 0.01)  # instead of five minutes
     folder = moto.place() / 'ds'
 
     def writes():

@@ -13,12 +13,12 @@ from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.conversion.stored import StoredMapping, checks_of
-from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.clean import CONVERSION
 from granular.aio.datasets.codec import Decoders, Encoders, fields_of
 from granular.aio.datasets.shards import listed_shards, missing_shard, shards_in
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import capturing
+from granular.aio.paths.claims import Claim
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath

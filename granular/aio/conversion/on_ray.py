@@ -10,9 +10,9 @@ from typing import Any, Final, TypeVar, cast
 from granular._lazy import import_extra
 from granular.aio.conversion.record_source import Format, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
-from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import portable, remote
+from granular.aio.paths.claims import Claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from granular.aio.datasets.appending import NAME as MARKER
-from granular.aio.datasets.claims import is_claim
 from granular.aio.datasets.parts_folder import is_parts
 from granular.aio.datasets.removal import is_mark, marked
+from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.threads import offload

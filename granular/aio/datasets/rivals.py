@@ -6,8 +6,8 @@ of two, at least one sees the other, and withdraws.
 
 from collections.abc import Sequence
 
-from granular.aio.datasets.claims import is_claim
 from granular.aio.datasets.shards import filled, shards_of
+from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.stores import Entry
 from granular.formats.layout import shard_number

@@ -9,18 +9,18 @@ from granular import formats
 from granular._other_names import answering
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
-from granular.aio.datasets.claims import Claim, is_claim
 from granular.aio.datasets.codec import Encoders
+from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.reader import DatasetReader, columns_of
 from granular.aio.datasets.shards import check_complete, check_series, filled, shards_of
 from granular.aio.datasets.writer import (
-    DatapointWriter,
     DatasetWriter,
     count_unflushed,
     is_unused,
     precede,
     remove_if_empty,
 )  # fmt: skip
+from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import ending_with, ensure_open, report_no_loss

@@ -1,19 +1,19 @@
 """Write datasets: every bag streams while it grows, and ``spec.json`` is published last."""
 
-import abc
 import contextlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
-from granular.aio.datasets.appending import warn_of_found
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
+from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.removal import explain, find_removal
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
+from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.lifecycle import Publishing, ensure_open
+from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.stores import ObjectWriter
 from granular.aio.stores.local.locks import FolderLock
@@ -30,69 +30,7 @@ from granular.errors import (
     SpecError,
     StoreError,
 )
-from granular.formats.layout import LIMIT, SUFFIXES, Layout, check_spec, dump_spec, pack_refs, parse_spec
-
-
-class DatapointWriter(Publishing):
-    """Base of the writers of a single dataset and of a sharded one."""
-
-    def __init__(self, directory: Path, spec: Mapping[str, str], layout: Layout) -> None:
-        super().__init__()
-        self.directory, self._name, self._layout = directory, f'{directory}', layout
-        self._spec = check_spec(spec, layout)
-        self._found, self._untold = 0, False  # datapoints that existed; if they are a dataset, unknown to the caller
-
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
-
-    @property
-    def spec(self) -> dict[str, str]:
-        """The type of each key, sorted by key."""
-        return dict(self._spec)
-
-    @property
-    def found(self) -> int:
-        """Datapoints that existed when it was opened, of a sharded dataset in its shards: continue after them."""
-        self._untold = False
-        return self._found
-
-    async def append(self, datapoint: Mapping[str, Any], flush: bool = True) -> int:
-        """Append a datapoint and return its index. All values are encoded before any is written.
-
-        The index is that in the dataset; of a sharded one, that among the datapoints which this writer has appended.
-
-        Concurrent calls take turns, in the order of the calls.
-
-        Args:
-          datapoint: a value for each key of the spec; for a sequence any iterable of values.
-          flush: write to the file now. To a bucket, bytes are uploaded in parts, each as soon as it is full.
-
-        Raises:
-          DatapointError: if its keys differ from those of the spec.
-          EncodeError: if an encoder rejects a value.
-        """
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            if self._untold:
-                self._untold = False
-                warn_of_found(self._name, self._found)
-            return await self._append(datapoint, flush)
-
-    async def flush(self) -> None:
-        """Write the appended datapoints to the files, or to the part of each upload that is being filled."""
-        if self._state != 'open':
-            await self._ensure_open()
-        async with self._turns.turn():
-            await self._flush()
-
-    @abc.abstractmethod
-    async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
-        """Append a datapoint, while no other call does."""
-
-    @abc.abstractmethod
-    async def _flush(self) -> None:
-        """Write the appended datapoints, while no other call appends."""
+from granular.formats.layout import LIMIT, SUFFIXES, Layout, dump_spec, pack_refs, parse_spec
 
 
 class DatasetWriter(DatapointWriter):
@@ -233,6 +171,10 @@ class DatasetWriter(DatapointWriter):
         if reason := explain(entries) or await find_dataset_above(self.directory):
             raise AlreadyExistsError(f'{self._name}: {reason}')
         exclusive = self._lock is not None and self._lock.sure
+        claims = set() if store.local else {name for name in entries if is_claim(name)}
+        if isinstance(store, LocalStore) and exclusive:
+            await store.delete_unlocked([entries[name].key for name in temporary])
+            temporary = set()
         if appendable:
             self._fresh = not self._described and not any(entries[name].size for name in bag_files)
             if self._resume == 'discard':
@@ -241,16 +183,15 @@ class DatasetWriter(DatapointWriter):
                 shortest = 0 if self._anew and not self._described else shortest
                 for writer in self._writers:
                     writer.open_at_most(shortest)
-            await store.delete([entries[name].key for name in temporary if exclusive])
             return
         if self._has_copies:
             return
-        if (bag_files or temporary) and not exclusive and self._resume != 'discard':
+        if (bag_files or temporary or claims) and not exclusive and self._resume != 'discard':
             raise AlreadyExistsError(
                 f'{self._name}: exists already, without a spec.json: another writer is writing it, or was killed: if '
                 f"no other writer is running, pass resume='discard' to write it anew"
             )
-        await store.delete([entries[name].key for name in temporary | bag_files])
+        await store.delete([entries[name].key for name in temporary | bag_files | claims])
 
     @property
     def _names(self) -> set[str]:

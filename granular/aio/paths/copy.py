@@ -1,17 +1,20 @@
 """Copy files and folders, with checksums verified; an interrupted copy resumes."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
+from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ContentInfo, Entry, ObjectWriter
+from granular.aio.stores.local.store import LocalStore
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -57,21 +60,73 @@ class FolderCopy:
         self._created: set[str] = set()
         self._compared: set[str] = set()  # the folders of the target whose shards were compared with the source's
         self._lock = asyncio.Lock()
+        self._held = contextlib.AsyncExitStack()  # what keeps other writers out of the datasets of the target
+        self._claims: dict[str, Claim | None] = {}  # by dataset; None if it has none
 
     async def copy(self) -> None:
         source, target = self._source, self._target
         await target.store.mkdir(target.key, parents=True, exist_ok=True)
-        try:
-            async for entry in target.store.scan_tree(target.key):
+        await self._list(target)
+        async with self._held:
+            await for_each(source.store.scan_tree(source.key), self.copy_entry, _PARALLEL)
+            copied = {relative_name(source, entry.key) for entry in self._specs}
+            for parent in self._compared:
+                self._refuse_other_shards(parent, copied)  # of shards that were finished since they were listed
+            for key, claim in self._claims.items():
+                if claim is not None and not await claim.check_owner():
+                    raise ObjectChangedError(f'{target.store.url(key)}: its claim was removed while it was copied')
+            await for_each(self._specs, self._copy_spec, _PARALLEL)
+
+    async def _list(self, folder: PurePath) -> None:
+        """Note the files of the target in a folder."""
+        with contextlib.suppress(NotFoundError):  # a bucket has no empty folders
+            async for entry in folder.store.scan_tree(folder.key):
                 if not entry.is_dir:
-                    self._target_sizes[relative_name(target, entry.key)] = entry.size
-        except NotFoundError:
-            pass  # a bucket has no empty folders
-        await for_each(source.store.scan_tree(source.key), self.copy_entry, _PARALLEL)
-        copied = {relative_name(source, entry.key) for entry in self._specs}
-        for parent in self._compared:
-            self._refuse_other_shards(parent, copied)  # of shards that were finished since they were listed
-        await for_each(self._specs, self._copy_spec, _PARALLEL)
+                    self._target_sizes[relative_name(self._target, entry.key)] = entry.size
+
+    async def exclude(self, folder: PurePath) -> None:
+        """Keep other writers and copies out of the dataset of a folder, as its writers do, until this copy ends."""
+        is_shard = folder.key != self._target.key and shard_number(folder.name) is not None
+        dataset = folder.parent if is_shard else folder
+        prefix = '' if dataset.key == self._target.key else f'{relative_name(self._target, dataset.key)}/'
+        async with self._lock:
+            if dataset.key not in self._claims:
+                self._claims[dataset.key] = await self._hold(dataset)
+                for name in [name for name in self._target_sizes if name.startswith(prefix)]:
+                    del self._target_sizes[name]  # another writer may have ended since they were listed
+                await self._list(dataset)
+                await self._refuse_other_kind(prefix, is_shard)
+
+    async def _hold(self, dataset: PurePath) -> Claim | None:
+        store, claim = dataset.store, None
+        if isinstance(store, LocalStore):
+            await self.make_folder(dataset)
+            await self.lock(dataset, store)
+        elif store.conditional:
+            claim = Claim(dataset, 0, 1, 'stale')
+            await claim.take()
+            await self._held.enter_async_context(claim.releasing())
+        return claim
+
+    async def lock(self, dataset: PurePath, store: LocalStore) -> None:
+        """Lock the folder of a dataset, and that above it if it is a shard."""
+        if shard_number(dataset.name) is not None:
+            self._held.callback((await store.lock_folder(dataset.parent.key, shared=True)).release)
+        self._held.callback((await store.lock_folder(dataset.key)).release)
+
+    async def _refuse_other_kind(self, prefix: str, has_shards: bool) -> None:
+        """Raise an error if the target has a dataset without shards where the source has shards, or the reverse."""
+        names = [name.removeprefix(prefix) for name in self._target_sizes if name.startswith(prefix)]
+        others = {'spec.json'}.intersection(names) if has_shards else {name.rpartition('/')[0] for name in names}
+        for name in sorted(others):
+            if has_shards or (shard_number(name) is not None and await self._has(f'{prefix}spec.json')):
+                if not await self._has(f'{prefix}{name}'):
+                    raise self._mixing_error(f'{prefix}{name}')
+                return
+
+    async def _has(self, name: str) -> bool:
+        """Return whether the source has a file or folder."""
+        return await self._source.store.find(_join(self._source, name).key) is not None
 
     async def copy_entry(self, entry: Entry) -> None:
         """Create a folder, or copy a file. ``spec.json`` files are deferred to the end."""
@@ -80,7 +135,10 @@ class FolderCopy:
                 await self.make_folder(self.target_of(entry))
             return
         folder, _, name = entry.key.rpartition('/')
+        if is_claim(name):
+            return
         if name == 'spec.json' or name.endswith(SUFFIXES):
+            await self.exclude(self.target_of(entry).parent)
             self._listed.setdefault(folder, {})[entry.key] = entry
         if name == 'spec.json':
             self._specs.append(entry)
@@ -133,7 +191,7 @@ class FolderCopy:
     async def _compare_layouts(self, folder: str, checksums: str) -> None:
         """Before a file of a dataset is replaced, check that no file of another layout would remain beside it."""
         for other in {f'{folder}/refs.bag'.lstrip('/'), checksums} & self._target_sizes.keys():
-            if await self._source.store.find(_join(self._source, other).key) is None:
+            if not await self._has(other):
                 raise self._mixing_error(other)
 
     async def _compare_shards(self, shard: str) -> None:

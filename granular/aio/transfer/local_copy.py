@@ -401,6 +401,10 @@ class _Copying(FolderCopy):
         self.bytes += done.bytes
         self.unpacked = True
 
+    async def lock(self, dataset: PurePath, store: LocalStore) -> None:
+        if dataset.key != self._bottom.key:  # which is locked already
+            await super().lock(dataset, store)
+
     def _claim(self, folder: PurePath, archive: str) -> None:
         if folder.key in self._owners:
             raise self._duplicate(folder, f'{self._owners[folder.key]} and {archive}')

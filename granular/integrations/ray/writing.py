@@ -11,12 +11,12 @@ from granular._lazy import import_extra
 from granular.aio.conversion.on_ray import RayShards, shared
 from granular.aio.conversion.record_source import open_source
 from granular.aio.conversion.shard_writer import ShardWriter
-from granular.aio.datasets.claims import Claim
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.parts_folder import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.removal import first_missing
 from granular.aio.datasets.shards import shards_in
+from granular.aio.paths.claims import Claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run

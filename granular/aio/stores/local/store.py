@@ -141,7 +141,10 @@ class LocalStore(Store):
         return await offload_whole(LocalWriter, key, new, undo=operator.methodcaller('discard'))
 
     async def open_appender(self, key: str, opened: dict[str, os.stat_result]) -> BinaryIO:
-        """Open a file for appending, locked until it is closed. ``opened`` notes which file it is, also if the call is cancelled."""
+        """Open a file for appending, locked until it is closed.
+
+        Which file it is is noted in ``opened``, also if the call is cancelled.
+        """
 
         def call() -> BinaryIO:
             file = open(key, 'ab')  # noqa: SIM115

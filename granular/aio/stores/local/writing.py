@@ -210,10 +210,10 @@ def copy_file(source: str, target: str, stopped: threading.Event) -> None:
                 file.write(chunk)
         with translated(target):
             file.flush()
-            sync(temporary)
+            os.fsync(file.fileno())
         with translated(source):
             after = version_of(os.stat(source))
-        if after != before.version or os.path.getsize(temporary) != before.size:
+        if after != before.version or os.fstat(file.fileno()).st_size != before.size:
             raise changed(source, before.version, after)
         with translated(target):
             os.replace(temporary, target)

@@ -1,4 +1,6 @@
-"""Claims: objects that give one writer at a time the right to write a series of shards in a bucket."""
+"""Claims: objects that give one writer at a time the right to write a series of shards, or one copy at a time the right
+to write a dataset, in a bucket.
+"""
 
 import asyncio
 import functools
@@ -13,7 +15,7 @@ import weakref
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
-from granular.aio.paths.path import Path
+from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.background import background
 from granular.aio.runtime.lifecycle import ending_with
 from granular.aio.runtime.lock import Lock
@@ -25,6 +27,7 @@ from granular.formats.base import parse_json
 
 _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
 _RENEWED: Final = 300.0  # seconds
+_STALE: Final = 3 * _RENEWED
 
 logger: Final = logging.getLogger('granular')
 
@@ -44,10 +47,13 @@ class Claim:
     Args:
       start, step: the series of shards.
       take_over: the claims of other writers to take over. ``'ended'``: those of ended processes of this machine;
-        ``'unknown'``: also those of other machines, whose state is unknown; ``'any'``: all.
+        ``'stale'``: also those of other machines that were not renewed for 900 seconds; ``'unknown'``: also all of
+        other machines, whose state is unknown; ``'any'``: all.
     """
 
-    def __init__(self, directory: Path, start: int, step: int, take_over: Literal['ended', 'unknown', 'any']) -> None:
+    def __init__(
+        self, directory: PurePath, start: int, step: int, take_over: Literal['ended', 'stale', 'unknown', 'any']
+    ) -> None:
         self._directory, self._start, self._step, self._take_over = directory, start, step, take_over
         self._path = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
@@ -73,7 +79,7 @@ class Claim:
             if owner.get('token') != self._token:
                 if not isinstance(error, AlreadyExistsError):
                     raise
-                self._refuse(owner, error)
+                await self._refuse(self._path, owner, error)
                 self.took_over = True
                 await self._write(new=False)
         _held.add(self)
@@ -105,8 +111,9 @@ class Claim:
         start, step = int(match[1]), int(match[2])
         if not step or (start - self._start) % math.gcd(step, self._step):
             return
-        if (owner := await self._read(Path.of(self._directory.store, entry.key))) is not None:
-            self._refuse(owner, None)
+        path = PurePath.of(self._directory.store, entry.key)
+        if (owner := await self._read(path)) is not None:
+            await self._refuse(path, owner, None)
             await self._directory.store.delete([entry.key])
 
     async def check(self) -> None:
@@ -142,23 +149,33 @@ class Claim:
     def releasing(self) -> AbstractAsyncContextManager[None]:
         return ending_with(self.release, 'removing the claim of the writer')
 
-    def _refuse(self, owner: dict[str, Any], error: GranularError | None) -> None:
-        alive = _is_alive(owner)
-        if self._take_over == 'any' or alive is False or (alive is None and self._take_over == 'unknown'):
+    async def _refuse(self, path: PurePath, owner: dict[str, Any], error: GranularError | None) -> None:
+        alive, take_over = _is_alive(owner), self._take_over
+        if take_over == 'any' or alive is False or (alive is None and take_over == 'unknown'):
             return
-        remedy = 'wait for it' if self._take_over == 'unknown' else "if it is not running, pass resume='discard'"
+        if alive is None and take_over == 'stale' and await self._age(path) > _STALE:
+            return
+        remedy = {
+            'ended': "if it is not running, pass resume='discard'",
+            'stale': f'wait for it, or remove {path.name}',
+        }
         raise AlreadyExistsError(
-            f'{self._directory}: another writer is writing these shards{"" if alive else ", or was killed"}: process '
-            f'{owner.get("pid")!r:.20} on {owner.get("host")!r:.100}: {remedy}'
+            f'{self._directory}: another writer is writing it{"" if alive else ", or was killed"}: process '
+            f'{owner.get("pid")!r:.20} on {owner.get("host")!r:.100}: {remedy.get(take_over, "wait for it")}'
         ) from error
+
+    async def _age(self, path: PurePath) -> float:
+        """Return the seconds since a claim was renewed; 0 if unknown."""
+        stat = await path.store.find(path.key)
+        return 0.0 if stat is None or stat.modified is None else await path.store.now(path.key) - stat.modified
 
     async def _write(self, new: bool) -> None:
         content = {'token': self._token, 'shardstart': self._start, 'shardstep': self._step, **_process()}
         await self._path.store.write(self._path.key, json.dumps(content).encode(), new)
 
-    async def _read(self, path: Path) -> dict[str, Any] | None:
+    async def _read(self, path: PurePath) -> dict[str, Any] | None:
         try:
-            content = parse_json(await path.read_bytes())
+            content = parse_json((await path.store.read(path.key)).data)
         except NotFoundError:
             return None
         except ValueError:
