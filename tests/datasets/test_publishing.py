@@ -215,7 +215,7 @@ def test_second_of_two_conversions_is_refused(request, store):
     thread.start()
     try:
         assert reached.wait(30)
-        with pytest.raises(AlreadyExistsError, match='another writer is writing these shards: process .*: wait'):
+        with pytest.raises(AlreadyExistsError, match='another writer is writing it: process .*: wait'):
             granular.convert([{'n': 7}], folder, shardlen=2)
     finally:
         go_on.set()
