@@ -387,12 +387,17 @@ class DatasetWriter(DatapointWriter):
             self._release()
 
     async def _remove_published(self) -> None:
+        store = self.directory.store
+        if not store.local and any(bag.published for bag in self._writers):
+            with contextlib.suppress(NotFoundError):
+                if any([is_claim(entry.name) async for entry in store.scan(self.directory.key, '.writer.')]):
+                    return  # A copy may have found files that equal its own: it replaces the others.
         *rest, first = self._writers
         sole = self._lock is not None or first.is_winner
         await settle([writer.remove_published(sole) for writer in rest])
         await first.remove_published(sole)  # last, because another writer may start then
         await settle([writer.remove_opened() for writer in self._writers])
-        if self.directory.store.has_folders and self._owns_folder:
+        if store.has_folders and self._owns_folder:
             await self._remove_empty()
 
     async def _remove_own_folder(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final
 
 from granular.aio.http.digests import Digests, proven
@@ -30,6 +30,7 @@ from granular.formats.layout import SUFFIXES, shard_number
 
 _CHUNK: Final = 8 * MiB
 _PARALLEL: Final = 16  # files copied concurrently
+_HELD: Final = 64  # datasets that are locked, or claimed, at a time
 
 
 async def copy(source: PurePath, target: PurePath, progress: Progress | None) -> None:
@@ -67,15 +68,54 @@ class FolderCopy:
         source, target = self._source, self._target
         await target.store.mkdir(target.key, parents=True, exist_ok=True)
         await self._list(target)
+        async with contextlib.aclosing(source.store.scan_tree(source.key)) as entries:  # type: ignore[type-var]
+            following: Entry | None = await anext(entries, None)
+            while following is not None:
+                following = await self._copy_some(following, entries)
+
+    async def _copy_some(self, first: Entry, rest: AsyncIterator[Entry]) -> Entry | None:
+        """Copy entries, and complete the datasets among them; return the first one of those that are left."""
+        following: Entry | None = None
+
+        async def some() -> AsyncIterator[Entry]:
+            nonlocal following
+            following = first
+            while following is not None and not self._is_beyond(following):
+                if _is_of_dataset(following.name):
+                    await self._exclude(self.target_of(following).parent)
+                yield following
+                following = await anext(rest, None)
+
         async with self._held:
-            await for_each(source.store.scan_tree(source.key), self.copy_entry, _PARALLEL)
-            copied = {relative_name(source, entry.key) for entry in self._specs}
+            await for_each(some(), self.copy_entry, _PARALLEL)
+            copied = {relative_name(self._source, entry.key) for entry in self._specs}
             for parent in self._compared:
                 self._refuse_other_shards(parent, copied)  # of shards that were finished since they were listed
-            for key, claim in self._claims.items():
-                if claim is not None and not await claim.check_owner():
-                    raise ObjectChangedError(f'{target.store.url(key)}: its claim was removed while it was copied')
+            await self._check_held()
             await for_each(self._specs, self._copy_spec, _PARALLEL)
+        for held in (self._specs, self._listed, self._compared, self._claims):
+            held.clear()
+        return following
+
+    def _is_beyond(self, entry: Entry) -> bool:
+        """Return whether an entry is of another dataset than those that are held, which are enough."""
+        if len(self._claims) < _HELD or not _is_of_dataset(entry.name):
+            return False
+        folder = self.target_of(entry).parent
+        return not any(folder.is_relative_to(PurePath.of(folder.store, key)) for key in self._claims)
+
+    async def _check_held(self) -> None:
+        """Check that no other writer has taken over a dataset in a bucket, or removed files of it."""
+        store = self._target.store
+        files = [entry for entries in self._listed.values() for entry in entries.values()]
+        keys = {self.target_of(entry).key for entry in files if entry.name != 'spec.json'}
+        for key, claim in self._claims.items():
+            if claim is not None:
+                present = {entry.key async for entry in store.scan_tree(key)}
+                head = f'{key}/' if key else ''
+                missing = sorted(name for name in keys - present if name.startswith(head))
+                if not await claim.check_owner() or any([await store.find(name) is None for name in missing]):
+                    raise ObjectChangedError(f'{store.url(key)}: another writer has removed files while it was copied')
 
     async def _list(self, folder: PurePath) -> None:
         """Note the files of the target in a folder."""
@@ -84,18 +124,17 @@ class FolderCopy:
                 if not entry.is_dir:
                     self._target_sizes[relative_name(self._target, entry.key)] = entry.size
 
-    async def exclude(self, folder: PurePath) -> None:
+    async def _exclude(self, folder: PurePath) -> None:
         """Keep other writers and copies out of the dataset of a folder, as its writers do, until this copy ends."""
         is_shard = folder.key != self._target.key and shard_number(folder.name) is not None
         dataset = folder.parent if is_shard else folder
         prefix = '' if dataset.key == self._target.key else f'{relative_name(self._target, dataset.key)}/'
-        async with self._lock:
-            if dataset.key not in self._claims:
-                self._claims[dataset.key] = await self._hold(dataset)
-                for name in [name for name in self._target_sizes if name.startswith(prefix)]:
-                    del self._target_sizes[name]  # another writer may have ended since they were listed
-                await self._list(dataset)
-                await self._refuse_other_kind(prefix, is_shard)
+        if dataset.key not in self._claims:
+            self._claims[dataset.key] = await self._hold(dataset)
+            for name in [name for name in self._target_sizes if name.startswith(prefix)]:
+                del self._target_sizes[name]  # another writer may have ended since they were listed
+            await self._list(dataset)
+            await self._refuse_other_kind(prefix, is_shard)
 
     async def _hold(self, dataset: PurePath) -> Claim | None:
         store, claim = dataset.store, None
@@ -137,8 +176,7 @@ class FolderCopy:
         folder, _, name = entry.key.rpartition('/')
         if is_claim(name):
             return
-        if name == 'spec.json' or name.endswith(SUFFIXES):
-            await self.exclude(self.target_of(entry).parent)
+        if _is_of_dataset(name):
             self._listed.setdefault(folder, {})[entry.key] = entry
         if name == 'spec.json':
             self._specs.append(entry)
@@ -247,6 +285,10 @@ class FolderCopy:
             real = await offload(os.path.realpath, folder.key)
             raise InvalidArgumentError(f'{folder}: is {real}, which lies outside of {self._target}')
         self._created.add(folder.key)
+
+
+def _is_of_dataset(name: str) -> bool:
+    return name == 'spec.json' or name.endswith(SUFFIXES)
 
 
 async def is_within(inner: PurePath, outer: PurePath) -> bool:
