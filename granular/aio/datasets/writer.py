@@ -81,8 +81,7 @@ class DatasetWriter(DatapointWriter):
             writer.alone = False  # all are verified together, right before the spec is published
         self._length = 0
         self._lock: FolderLock | None = None
-        # True if this writer has created the folder, or that of a shard was created by another one.
-        self._owns_folder = folder_of_shards(self.directory) is not None
+        self._owns_folder = False  # True if this writer, or the one that owns it, has created the folder
         self._guarded = False  # see `trust_guard`
         self._shared_lock: FolderLock | None = None  # on the folder of shards, if it is one
         self._fresh = True  # True if everything in the folder may be removed on failure
@@ -105,7 +104,7 @@ class DatasetWriter(DatapointWriter):
         stat = await store.find(self.directory.key)
         if stat is not None and not stat.is_dir:
             raise AlreadyExistsError(f'{self._name}: exists already, and is a file')
-        self._owns_folder |= stat is None
+        self._owns_folder = self._owns_folder or stat is None
         try:
             await self._enter(exist_ok=stat is not None or not store.local)
             # Also a folder that was created here: another writer may have locked it first, and have finished by now.
@@ -435,7 +434,7 @@ def is_unused(writer: DatasetWriter) -> bool:
 
 def precede(writer: DatasetWriter, folder: Path) -> None:
     """Keep the folder of a writer that fails or is aborted, without its files, while another folder exists."""
-    writer._next_folder = folder
+    writer._next_folder, writer._owns_folder = folder, True
 
 
 async def remove_if_empty(writer: DatasetWriter) -> None:

@@ -103,7 +103,7 @@ class LocalWriter(ObjectWriter):
     async def close(self) -> None:
         await offload_whole(self._publish, undo=self._undo)
 
-    def _publish(self) -> bool:
+    def _publish(self) -> None:
         self._check_open()
         try:
             with translated(self._key):
@@ -123,9 +123,8 @@ class LocalWriter(ObjectWriter):
                 error.add_note(f'removing {self._temporary_path} failed, too: {failure.strerror}')
             raise
         self.discard.detach()
-        return True
 
-    def _undo(self, _: bool) -> None:
+    def _undo(self, _: None) -> None:
         """Remove a new file that was published although its writer was cancelled meanwhile."""
         if self._new:
             self._withdraw()
