@@ -433,7 +433,9 @@ def is_unused(writer: DatasetWriter) -> bool:
 
 
 def precede(writer: DatasetWriter, folder: Path) -> None:
-    """Keep the folder of a writer that fails or is aborted, without its files, while another folder exists."""
+    """Keep the folder of a writer that fails or is aborted, without its files, while another folder exists; without
+    that, remove it, also if a killed writer has left it.
+    """
     writer._next_folder, writer._owns_folder = folder, True
 
 
