@@ -174,8 +174,8 @@ class Path(PurePath):
           The target.
 
         Raises:
-          AlreadyExistsError: if the target holds another dataset that would be mixed with the copy, or another writer, or
-            copy, is writing one there.
+          AlreadyExistsError: if the target holds another dataset that would be mixed with the copy, or another writer
+            or copy is writing one there.
           InvalidArgumentError: if a name in the folder leads out of it, such as one with ``..``.
           BadReplyError: if the bytes received do not match the store's checksum.
           ObjectChangedError: if a file, or a dataset, changed while it was copied.
