@@ -27,6 +27,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
+from granular.aio.stores.local.store import LocalStore
 from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.errors import AlreadyExistsError, CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.base import parse_json
@@ -227,6 +228,7 @@ class _Work:
         self._source, self._writer, self._directory = source, writer, writer.directory
         self._parallel, self._report, self._ray, self._sample = parallel, ProgressReport(progress), ray, sample
         self._claim: Claim | None = None
+        self._locked = contextlib.ExitStack()  # keeps copies and writers without shards out of the folder, on a disk
         self._lengths: dict[int, int] = {}  # of the finished shards
         self._is_new = self._owns_folder = False  # True if this conversion has begun it, and created its folder
         self._found = self._bytes = self._missing = 0  # missing: the records without a datapoint
@@ -236,7 +238,8 @@ class _Work:
         """Convert, and return the plan with the counts."""
         store = self._directory.store
         if self._writer.shardlen is None or store.local or not store.conditional:
-            return await self._run(plan)
+            with self._locked:
+                return await self._run(plan)
         claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
         await claim.take()
         self._claim = claim
@@ -262,6 +265,8 @@ class _Work:
         if self._directory.store.has_folders:
             self._owns_folder = not await self._directory.exists()
         await self._directory.mkdir(parents=True, exist_ok=True)
+        if isinstance(store := self._directory.store, LocalStore) and self._writer.shardlen is not None:
+            self._locked.callback((await store.lock_folder(self._directory.key, shared=True)).release)
         numbers = []
         if self._writer.shardlen is None:
             numbers = [0] if await self._directory.store.has_files(self._directory.key) else []
