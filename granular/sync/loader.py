@@ -10,6 +10,7 @@ from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.nesting import is_within, nested_call
+from granular.aio.runtime.user_functions import computing
 from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
 
@@ -40,7 +41,7 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
 
     def __next__(self) -> Batch:
         core = self._core
-        if core.is_expected() and is_within(self._next_code, self):
+        if core.is_expected() and not computing.get() and is_within(self._next_code, self):
             raise nested_call()
         try:
             batch: Any = run(core.take())

@@ -57,7 +57,7 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
             for element in self._cursor.page:
                 return element
         cursor = self._cursor
-        if cursor.is_expected() and is_within(self._next_code, self):
+        if cursor.is_expected() and not _computing() and is_within(self._next_code, self):
             raise nested_call()
         try:
             element = run(cursor.take())
