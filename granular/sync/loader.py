@@ -58,6 +58,8 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
     _next_code: ClassVar = __next__.__code__
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        if is_within(self._next_code, self):
+            raise nested_call()
         run(self._load(state, strict))
 
     async def _load(self, state: Mapping[str, Any], strict: bool) -> None:

@@ -65,6 +65,10 @@ def test_each_element_is_taken_once_also_within_the_call_that_waits_for_one(kind
             refused.append(str(error))
         except StopIteration:
             pass
+        try:
+            iterator.load_state_dict(iterator.state_dict())
+        except GranularError as error:
+            refused.append(str(error))
 
     send = on_signal(handle)
 

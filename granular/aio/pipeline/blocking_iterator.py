@@ -72,6 +72,8 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
     _next_code: ClassVar = __next__.__code__
 
     def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        if is_within(self._next_code, self):
+            raise nested_call()
         run(self._cursor.restore(state, strict))
 
     def set_next_index(self, index: int) -> None:
