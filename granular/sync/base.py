@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, c
 from granular._other_names import refuse_unknown
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
-from granular.aio.runtime.nesting import is_within, nested_call
+from granular.aio.runtime.nesting import refuse_within
 from granular.aio.runtime.tracebacks import shorten
 
 A = TypeVar('A', bound=Any)
@@ -156,8 +156,8 @@ class SyncObject(Blocking, Generic[A]):
         if not isinstance(self.aio, Publishing):
             run_close(self.aio.aclose())
             return
-        if any(is_within(code, self) for code in _calls):
-            raise nested_call()
+        for code in _calls:
+            refuse_within(code, self)
         run(self.aio.aclose())  # what a writer publishes is awaited in any case
 
     def __enter__(self) -> Self:

@@ -9,7 +9,7 @@ from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.nesting import is_within, nested_call
+from granular.aio.runtime.nesting import refuse_within
 from granular.aio.runtime.user_functions import computing
 from granular.sync.base import constructing, sync_doc
 from granular.sync.iteration import Closing
@@ -41,8 +41,8 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
 
     def __next__(self) -> Batch:
         core = self._core
-        if core.is_expected() and not computing.get() and is_within(self._next_code, self):
-            raise nested_call()
+        if core.is_expected() and not computing.get():
+            refuse_within(self._next_code, self)
         try:
             batch: Any = run(core.take())
             if batch is END:
@@ -58,8 +58,7 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
     _next_code: ClassVar = __next__.__code__
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        if is_within(self._next_code, self):
-            raise nested_call()
+        refuse_within(self._next_code, self)
         run(self._load(state, strict))
 
     async def _load(self, state: Mapping[str, Any], strict: bool) -> None:

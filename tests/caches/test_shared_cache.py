@@ -533,8 +533,9 @@ def places_of(content, count):
     return [8 * place for place in np.flatnonzero(numbers).tolist() if place >= 16 + 4000]
 
 
-@pytest.mark.parametrize('position', [2, 9_990, 10_000, 2**31, 2**62, 2**64 - 1])
-def test_value_at_a_damaged_position_is_read_from_its_source(source, position):
+@contextlib.contextmanager
+def damaged_cache(source):
+    """Yield the file of a cache of two values, its content and the places of their positions; then, both are read."""
     from granular.aio.caches.segments import path_of
 
     name = f'test-{uuid.uuid4().hex}'
@@ -542,33 +543,30 @@ def test_value_at_a_damaged_position_is_read_from_its_source(source, position):
         assert cache.fetch([1, 2]) == [1, 2]
         with open(path_of('cache', name), 'r+b') as opened:
             content = opened.read()
-            for place in places_of(content, len(source)):
-                opened.seek(place)
-                opened.write(position.to_bytes(8, 'little'))
+            yield opened, content, places_of(content, len(source))
         assert cache.fetch([1, 2]) == [1, 2]
         assert len(source.fetched) == 2
+
+
+@pytest.mark.parametrize('position', [2, 9_990, 10_000, 2**31, 2**62, 2**64 - 1])
+def test_value_at_a_damaged_position_is_read_from_its_source(source, position):
+    with damaged_cache(source) as (opened, _, places):
+        for place in places:
+            opened.seek(place)
+            opened.write(position.to_bytes(8, 'little'))
 
 
 @pytest.mark.parametrize('damage', ['the position of another value', 'a length beyond the memory'])
 def test_value_that_is_not_at_its_position_is_read_from_its_source(source, damage):
-    from granular.aio.caches.segments import path_of
-
-    name = f'test-{uuid.uuid4().hex}'
-    with granular.SharedMemoryCache(source, label, name=name, max_bytes=10_000) as cache:
-        assert cache.fetch([1, 2]) == [1, 2]
-        with open(path_of('cache', name), 'r+b') as opened:
-            content = opened.read()
-            places = places_of(content, len(source))
-            positions = [content[place : place + 8] for place in places]
-            if damage == 'a length beyond the memory':
-                start = len(content) - 10_000 - 1
-                places = [start + int.from_bytes(position, 'little') for position in positions]
-                positions = [(1 << 20).to_bytes(8, 'little')] * 2
-            for place, changed in zip(places, reversed(positions), strict=True):
-                opened.seek(place)
-                opened.write(changed)
-        assert cache.fetch([1, 2]) == [1, 2]
-        assert len(source.fetched) == 2
+    with damaged_cache(source) as (opened, content, places):
+        positions = [content[place : place + 8] for place in places]
+        if damage == 'a length beyond the memory':
+            start = len(content) - 10_000 - 1
+            places = [start + int.from_bytes(position, 'little') for position in positions]
+            positions = [(1 << 20).to_bytes(8, 'little')] * 2
+        for place, changed in zip(places, reversed(positions), strict=True):
+            opened.seek(place)
+            opened.write(changed)
 
 
 def test_value_that_was_written_in_part_is_not_kept():

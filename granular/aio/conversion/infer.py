@@ -109,8 +109,7 @@ class RecordMapping:
         self.hints: dict[str, str] = {key: _hint(key, kind, key in given) for key, kind in self.spec.items()}
         self._texts = {key for key, kind in given.items() if element(kind) == 'utf8'}
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
-        # The mean size of a record in bytes.
-        self.mean: int = max(1, sum(_size(list(record.values())) for record in records) // max(1, len(records)))
+        self.mean: int = mean_size(records)
         images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
         self._files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)
         self._images = images if self._files else []
@@ -340,6 +339,11 @@ def _common_type(kinds: set[str]) -> str:
     if kinds <= {*_PLAIN, 'jpg', 'png'}:
         return 'msgpack'
     return 'tree' if kinds <= {*_PLAIN, 'array', 'tree', 'jpg', 'png'} else ''
+
+
+def mean_size(records: Sequence[Mapping[str, Any]]) -> int:
+    """Return the mean size of records in bytes, at least 1."""
+    return max(1, sum(map(_size, records)) // max(1, len(records)))
 
 
 def _size(value: Any) -> int:

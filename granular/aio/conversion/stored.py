@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from granular import formats
+from granular.aio.conversion.infer import mean_size
 from granular.aio.datasets.codec import Decoders, Field, check_decoders, raw
 from granular.aio.datasets.reader import DatapointReader, fetch_stored, fields_read
 from granular.errors import InvalidArgumentError
@@ -54,8 +55,7 @@ class StoredMapping:
         self.reasons = dict.fromkeys(self.spec, 'of the dataset')
         self.renamed: dict[str, str] = {}
         self.hints: dict[str, str] = {}
-        sizes = [sum(map(_size, record.values())) for record in sample]
-        self.mean: int = max(1, sum(sizes) // max(1, len(sizes)))
+        self.mean: int = mean_size(sample)
 
     def refuse_bad(self, sample: Sequence[Any]) -> None:
         """Accept all records."""
@@ -77,7 +77,3 @@ def checks_of(fields: Sequence[Field], decoders: Decoders, reader: DatapointRead
         return [] if reader is None else fields_read(reader)
     functions = check_decoders(decoders)
     return [field._replace(fn=functions.get(element(field.kind)) or raw) for field in fields]
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, bytes) else sum(map(len, value))

@@ -10,7 +10,7 @@ from granular.aio.pipeline.iterator import Cursor, CursorHandle
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.bridge import run, run_close
-from granular.aio.runtime.nesting import is_within, nested_call
+from granular.aio.runtime.nesting import refuse_within
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
 
@@ -57,8 +57,8 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
             for element in self._cursor.page:
                 return element
         cursor = self._cursor
-        if cursor.is_expected() and not _computing() and is_within(self._next_code, self):
-            raise nested_call()
+        if cursor.is_expected() and not _computing():
+            refuse_within(self._next_code, self)
         try:
             element = run(cursor.take())
             cursor.received()
@@ -72,8 +72,7 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
     _next_code: ClassVar = __next__.__code__
 
     def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        if is_within(self._next_code, self):
-            raise nested_call()
+        refuse_within(self._next_code, self)
         run(self._cursor.restore(state, strict))
 
     def set_next_index(self, index: int) -> None:

@@ -27,14 +27,13 @@ def nested_calls() -> bool:
     return count > 1
 
 
-def is_within(code: CodeType, owner: object) -> bool:
-    """Return whether this thread runs a method of an object, with this code, further out than the caller of this."""
+def refuse_within(code: CodeType, owner: object) -> None:
+    """Raise ``GranularError`` if this thread runs a method of an object, with this code, outside of the caller."""
     frame: FrameType | None = sys._getframe(1).f_back
     while frame is not None:
         if frame.f_code is code and frame.f_locals.get('self') is owner:
-            return True
+            raise nested_call()
         frame = frame.f_back
-    return False
 
 
 def nested_call() -> GranularError:
