@@ -103,6 +103,7 @@ def test_folder_is_not_converted_into_itself(inner, source, tmp_path):
     file.write_bytes(records(source)[1][0]['image'])
     with pytest.raises(InvalidArgumentError, match='cannot be converted into itself'):
         granular.convert(tmp_path / 'images', tmp_path / 'images' / inner)
-    with pytest.raises(InvalidArgumentError, match='cannot be converted into itself'):
-        granular.convert(source, source / inner)
+    for target in (source / inner, granular.Path(source / inner, config=granular.IOConfig(max_gap=1))):
+        with pytest.raises(InvalidArgumentError, match='cannot be converted into itself'):
+            granular.convert(source, target)
     assert [path.name for path in (tmp_path / 'images').rglob('*')] == ['any', '1.jpg']

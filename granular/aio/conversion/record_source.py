@@ -27,7 +27,7 @@ from granular.aio.datasources.detect import open as open_dataset
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.execution.prefetch import END
-from granular.aio.paths.copy import is_within
+from granular.aio.paths.copy import in_one_store, is_within
 from granular.aio.paths.path import Path, is_pattern, matches_of
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import adapters
@@ -175,7 +175,7 @@ async def open_source(source: Any, format: Format | None, target: Path | None = 
         raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {format!r}')
     opened = await _open(source, format)
     folder = opened.folder
-    if folder is not None and target is not None and target.store == folder.store and await is_within(target, folder):
+    if folder is not None and target is not None and in_one_store(target, folder) and await is_within(target, folder):
         await opened.aclose()
         raise InvalidArgumentError(f'{folder}: cannot be converted into itself, to {target}')
     return opened

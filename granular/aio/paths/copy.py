@@ -36,8 +36,7 @@ _HELD: Final = 64  # datasets that are locked, or claimed, at a time
 async def copy(source: PurePath, target: PurePath, progress: Progress | None) -> None:
     """Copy a file, or a folder with everything in it. See ``Path.copy``."""
     stat = await source.store.stat(source.key)
-    # Other settings make another store of the same files, and another server may have a bucket of the same name.
-    same = source.store == target.store or source.store.fingerprint == target.store.fingerprint
+    same = in_one_store(source, target)
     if stat.is_dir:
         if same and await is_within(target, source):
             raise InvalidArgumentError(f'{source}: cannot be copied into itself, to {target}')
@@ -289,6 +288,13 @@ class FolderCopy:
 
 def _is_of_dataset(name: str) -> bool:
     return name == 'spec.json' or name.endswith(SUFFIXES)
+
+
+def in_one_store(one: PurePath, other: PurePath) -> bool:
+    """Return whether two paths lead to the same files: other settings make another store of these, and another server
+    may have a bucket of the same name.
+    """
+    return one.store == other.store or one.store.fingerprint == other.store.fingerprint
 
 
 async def is_within(inner: PurePath, outer: PurePath) -> bool:
