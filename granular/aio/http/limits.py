@@ -178,7 +178,7 @@ class Limit:
         if now - self._second > _PAUSE:
             self._turn(now)
         self._answered += 1
-        if self._waiting:
+        if self._waiting or self._failed:
             self._crowded = True
         if self._goal:
             self._grow(now)
