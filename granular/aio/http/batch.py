@@ -23,8 +23,8 @@ class Batch:
 
     def __init__(self, transport: Transport, provider: Provider, downloads: Sequence[Download]) -> None:
         self._transport, self._provider, self._downloads = transport, provider, downloads
-        self._limit = transport.traffic.limit
-        self._metrics = transport.traffic.metrics
+        self._traffic = transport.traffic
+        self._limit, self._metrics = self._traffic.limit, self._traffic.metrics
         self._left = len(downloads)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,7 +94,7 @@ class Batch:
         download.batch = None
         metrics.bytes += download.got
         moved: float = download.first.moved  # type: ignore[union-attr]
-        self._transport.traffic.succeeded(moved)
+        self._traffic.succeeded(moved)
         self._limit.measure_turn(moved)
         self._limit.release(download.weight)
         self._count()

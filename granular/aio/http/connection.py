@@ -43,21 +43,22 @@ class PoolClosedError(ConnectionAbortedError):
 class Exchange:
     """A request and the receiver of its reply: on one connection, or on up to three if it is hedged."""
 
-    # Most of these stay as they are, so that a range read is created by few assignments.
-    target: Target  # the server and the object
-    request: bytes = b''  # the head of the request
-    bodiless: bool = False  # True if the reply has no body regardless of its head, as for HEAD
-    body: bytes | memoryview = b''  # of the request
-    hedged: bool = True  # True if the request may be hedged
-    large: bool = False  # True if the body of the expected reply is larger than ``SCRATCH / 2``
-    got = 0  # bytes of the reply's body that have arrived
-    collected: bytearray  # the body, if it is collected
-    future: 'asyncio.Future[Head] | None' = None  # returns the head of the reply, if a coroutine awaits it
-    first: 'Connection | None' = None  # on which the request was sent, or the one that replies
-    others: 'tuple[Connection, ...]' = ()  # those of the hedged requests, in order
+    __slots__ = (
+        'bodiless', 'body', 'collected', 'first', 'future', 'got', 'hedged', 'large', 'others', 'request', 'target'
+    )  # fmt: skip
 
-    def __init__(self, target: Target, request: bytes) -> None:
-        self.target, self.request = target, request
+    def __init__(self, target: Target | None = None, request: bytes = b'') -> None:
+        self.target: Target = target  # type: ignore[assignment]  # the server and the object; known once it is sent
+        self.request = request  # its head
+        self.body: bytes | memoryview = b''  # of the request
+        self.bodiless = False  # True if the reply has no body regardless of its head, as for HEAD
+        self.hedged = True  # True if the request may be hedged
+        self.large = False  # True if the body of the expected reply is larger than ``SCRATCH / 2``
+        self.got = 0  # bytes of the reply's body that have arrived
+        self.collected: bytearray  # the body, if it is collected
+        self.future: asyncio.Future[Head] | None = None  # returns the head of the reply, if a coroutine awaits it
+        self.first: Connection | None = None  # on which the request was sent, or the one that replies
+        self.others: tuple[Connection, ...] = ()  # those of the hedged requests, in order
 
     def expects(self, head: bytes) -> int:
         """Return the length of the body, at least one byte, if a head is exactly that of the expected reply, else -1.

@@ -53,21 +53,11 @@ class Download(Exchange):
       into: the destination of the bytes; by default, newly allocated memory.
     """
 
-    data: bytes = b''  # once they are complete; empty if they are in ``into``
-    ranged = False  # True if the current request has a range
-    coding = ''  # the Content-Encoding of the replies
-    unproven = False  # True while it is unverified that the object is stored with it, or has the received length
-    batch: 'Batch | None' = None  # that sent it, or will send it, and is told how it ended; None for a coroutine's
-    has_slot = False  # True if the batch has left its slot of the limit to a coroutine, which has not begun
-    withdrawn = False  # True if the batch was cancelled while the download waited for its slot of the limit
-    _range = b''  # the expected range, as first-last
-    _size = 0  # of the object, by the expected head
-    _space = _NOTHING  # for the whole span
-    _done = 0  # bytes received by earlier replies
-    _held = 0  # bytes received at the last call of ``gained``
-    _filling = False  # True if the current reply contains bytes of the span, not an error text
-    _span: tuple[int, int, int] | None = None  # first byte, end, size of the object; from the first reply
-    _enough: int | None = None  # bytes after which a whole object contains the requested range
+    __slots__ = (
+        '_done', '_enough', '_filling', '_held', '_into', '_range', '_size', '_space', '_span', '_start', '_stop',
+        '_versions', 'batch', 'coding', 'data', 'has_slot', 'key', 'name', 'ranged', 'unproven', 'version', 'weight',
+        'withdrawn',
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -79,11 +69,27 @@ class Download(Exchange):
         versions: Versions,
         into: Space | None = None,
     ) -> None:
+        super().__init__()
         self.key, self.name, self._start, self._stop = key, name, start, stop
         self._versions, self._into = versions, into
         self.version = version  # that was requested, or else that of the object, once a reply has come
         # Bytes of memory to reserve; a guess if the object's end is requested.
         self.weight = -start if start < 0 else MiB if stop is None else stop - start
+        self.data = b''  # once they are complete; empty if they are in ``into``
+        self.ranged = False  # True if the current request has a range
+        self.coding = ''  # the Content-Encoding of the replies
+        self.unproven = False  # True while it is unverified that the object is stored with it, or has the length
+        self.batch: Batch | None = None  # that sends it, and is told how it ended; None for a coroutine's
+        self.has_slot = False  # True if the batch has left its slot of the limit to a coroutine, which has not begun
+        self.withdrawn = False  # True if the batch was cancelled while the download waited for its slot of the limit
+        self._range = b''  # the expected range, as first-last
+        self._size = 0  # of the object, by the expected head
+        self._space = _NOTHING  # for the whole span
+        self._done = 0  # bytes received by earlier replies
+        self._held = 0  # bytes received at the last call of ``gained``
+        self._filling = False  # True if the current reply contains bytes of the span, not an error text
+        self._span: tuple[int, int, int] | None = None  # first byte, end, size of the object; from the first reply
+        self._enough: int | None = None  # bytes after which a whole object contains the requested range
 
     # --- the plain case: one request, and the one reply that is expected
 

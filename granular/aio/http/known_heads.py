@@ -7,15 +7,22 @@ head that matches would be accepted by the full parser with the same result; any
 """
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 from granular.aio.http.messages import Head
 
 _MOST: Final = 16  # patterns for one store: a server that varies its headers more is parsed in full
-_ANY: Final = rb'[^\r\n\0]*'
+_ANY: Final = rb'.*'  # but for a line feed; ``match`` looks for the other characters that no value may have
 _RANGE: Final = rb'bytes (?P<range>\d{1,18}-\d{1,18})/(?P<size>\d{1,18})'
 _LENGTH: Final = rb'(?P<length>\d{1,18})'
-_VERSION: Final = rb'(?P<version>[^\r\n\0]*)'
+_VERSION: Final = rb'(?P<version>.*)'
+_FACTS: Final = ('range', 'size', 'length', 'version')
+
+
+class _Known(NamedTuple):
+    pattern: re.Pattern[bytes]
+    facts: tuple[int, ...]  # the groups of ``_FACTS``
+    lines: int
 
 
 class KnownHeads:
@@ -23,27 +30,28 @@ class KnownHeads:
 
     def __init__(self, version_header: str) -> None:
         self._version_header = version_header  # in lower case
-        self._patterns: list[re.Pattern[bytes]] = []
+        self._known: list[_Known] = []
 
     def match(self, head: bytes) -> tuple[bytes, ...] | None:
         """Return the range (``first-last``), object size, body length and version in a known head, else None.
 
         The head goes up to the end of its last line, here as in ``learn``.
         """
-        for pattern in self._patterns:
+        for pattern, facts, lines in self._known:
             match = pattern.fullmatch(head)
-            if match is not None:
-                return match.group('range', 'size', 'length', 'version')
+            if match is not None and head.count(b'\r') == lines and 0 not in head:
+                return match.group(*facts)
         return None
 
     def learn(self, raw: bytes, head: Head) -> None:
         """Add a head that the full parser accepted, if replies like it need nothing else."""
         status, *lines = raw[:-2].split(b'\r\n')
-        if len(self._patterns) >= _MOST or len(lines) != len(head.headers) or not self._is_simple(head):
+        if len(self._known) >= _MOST or len(lines) != len(head.headers) or not self._is_simple(head):
             return
         pattern = re.compile(b''.join([re.escape(status + b'\r\n'), *map(self._line, lines)]))
         if pattern.fullmatch(raw) is not None:  # not with unusual spaces
-            self._patterns.append(pattern)
+            facts = tuple(pattern.groupindex[name] for name in _FACTS)
+            self._known.append(_Known(pattern, facts, 1 + len(lines)))
 
     def _is_simple(self, head: Head) -> bool:
         """Return whether a reply is a range of a larger object that keeps its version, coding and connection."""

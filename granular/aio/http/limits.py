@@ -261,7 +261,7 @@ class Limit:
 
     def fill(self) -> None:
         """Give the free slots to the requests that wait."""
-        while self._running < self.capacity and (waiting := self._queue()):
+        while self._running < self.capacity and (waiting := self._queue() if self._failed else self._waiting):
             request = waiting[0]
             if request.withdrawn:
                 waiting.popleft()
@@ -272,9 +272,9 @@ class Limit:
                 return
 
     def _queue(self) -> collections.deque[Any]:
-        """Return the queue that has the next request."""
+        """Return the queue that has the next request, if some have failed."""
         failed = self._failed
-        return failed if failed and (self._last > failed[0].failed or not self._waiting) else self._waiting
+        return failed if self._last > failed[0].failed or not self._waiting else self._waiting
 
     def _take(self, request: Waiting) -> bool:
         """Take one of the free slots for a request, unless it has too many bytes, or the rate does not permit it yet:
