@@ -406,7 +406,12 @@ class _Work:
         async def convert_shard(number: int) -> None:
             start, stop = ranges[number]
             if not await self._is_finished(number, stop - start):
-                await self._write_shard(source, number, start, stop, [finished] * (0 if number else shards - 1))
+                writer = await self._writer.start(source, number, start, stop, self._report.add)
+                async with writer:
+                    for _ in range(0 if number else shards - 1):
+                        await finished.acquire()
+                self._bytes += writer.size
+                self._missing += stop - start - len(writer)
             if number:
                 finished.release()
 
@@ -425,16 +430,6 @@ class _Work:
             raise CorruptDatasetError(
                 f'{self._writer.folder(surplus[0])}: exists, but {records} records fill {shards} shards'
             )
-
-    async def _write_shard(
-        self, source: Source, number: int, start: int, stop: int, publish_after: list[asyncio.Semaphore]
-    ) -> None:
-        writer = await self._writer.start(source, number, start, stop, self._report.add)
-        async with writer:
-            for shard in publish_after:
-                await shard.acquire()
-        self._bytes += writer.size
-        self._missing += stop - start - len(writer)
 
     # --- sources without random access
 
@@ -473,38 +468,30 @@ class _Work:
             while not errors and (await records.more() or not self._shards):
                 number = self._shards
                 if number in self._lengths:
-                    self._records += await self._skip(records, number)
+                    count = await self._take(records)
+                    await self._is_finished(number, count)
                 else:
                     writer = await self._writer.open(number) if first is None or number else first
                     try:
-                        self._records += await self._pour(records, writer)
+                        count = await self._take(records, writer)
                     except BaseException:
                         await writer.abort()
                         raise
+                    self._missing += count - len(writer)
                     if number:
                         yield writer
+                self._records += count
                 self._shards += 1
         except Exception as error:
             errors.append(error)
 
-    def _left(self, count: int) -> int:
-        """Return how many records to request next for a shard that has ``count``."""
-        chunk, shardlen = self._writer.chunk, self._writer.shardlen
-        return chunk if shardlen is None else min(chunk, shardlen - count)
-
-    async def _skip(self, records: ReadAhead, number: int) -> int:
-        """Skip the records of a finished shard; return their number."""
-        count = 0
-        while chunk := await records.take(self._left(count)):
+    async def _take(self, records: ReadAhead, writer: DatasetWriter | None = None) -> int:
+        """Take the records of a shard, until it is full or they end, and write them, unless it is finished. Return
+        their number.
+        """
+        count, most, shardlen = 0, self._writer.chunk, self._writer.shardlen
+        while chunk := await records.take(most if shardlen is None else min(most, shardlen - count)):
+            if writer is not None:
+                await self._writer.write(writer, chunk, self._records + count, self._report.add)
             count += len(chunk)
-        await self._is_finished(number, count)
-        return count
-
-    async def _pour(self, records: ReadAhead, writer: DatasetWriter) -> int:
-        """Fill a shard until it is full or the records end; return the number of its records."""
-        count = 0
-        while chunk := await records.take(self._left(count)):
-            await self._writer.write(writer, chunk, self._records + count, self._report.add)
-            count += len(chunk)
-        self._missing += count - len(writer)
         return count

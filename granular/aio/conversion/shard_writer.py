@@ -92,21 +92,19 @@ class ShardWriter:
         return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
-        """Write a shard from a range of records, and return its writer: close it to publish the shard."""
+        """Write a shard from a range of records, of which the next ones are read meanwhile, and return its writer:
+        close it to publish the shard.
+        """
         writer = await self.open(number)
         try:
-            await self._fill(source, writer, start, stop, tell)
+            async with contextlib.aclosing(whole_pages(source.fetch, stop, self.chunk, 2, start)) as chunks:
+                async for records in chunks:
+                    await self.write(writer, records, start, tell)
+                    start += self.chunk
         except BaseException:
             await writer.abort()
             raise
         return writer
-
-    async def _fill(self, source: Source, writer: DatasetWriter, start: int, stop: int, tell: Tell) -> None:
-        """Write records to a shard, and read the next ones meanwhile."""
-        async with contextlib.aclosing(whole_pages(source.fetch, stop, self.chunk, 2, start)) as chunks:
-            async for records in chunks:
-                await self.write(writer, records, start, tell)
-                start += self.chunk
 
     async def write(self, writer: DatasetWriter, records: list[Any], first: int, tell: Tell) -> None:
         """Append records, of which the first one has number ``first`` in the source."""
