@@ -182,7 +182,7 @@ class Clock:
 
 def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch):
     clock = Clock()
-    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.loader.time'):
+    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.running.time'):
         monkeypatch.setattr(module, clock)
 
     async def ensure_busy_event_loop():
@@ -195,7 +195,7 @@ def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch)
         clock.advance(100)
         return result
 
-    monkeypatch.setattr('granular.aio.loader.loader.ensure_event_loop', ensure_busy_event_loop)
+    monkeypatch.setattr('granular.aio.loader.running.ensure_event_loop', ensure_busy_event_loop)
     monkeypatch.setattr('granular.sync.loader.run', run_and_wake_up_late)
     before = metrics.snapshot()
     with granular.Loader(granular.MapDataset.range(30).map(lambda x: {'x': x}), 10) as loader:
@@ -230,7 +230,7 @@ def test_a_loader_that_shares_a_busy_interpreter_says_so(program, loader, mp, sa
             clock.compute(loader)
             return [{'i': i} for i in indices]
 
-    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.loader.time'):
+    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.running.time'):
         monkeypatch.setattr(module, clock)
     with granular.Loader(Source(), 4, prefetch=1, mp=mp, workers=1) as batches:
         for _ in range(250):
