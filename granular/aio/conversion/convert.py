@@ -389,10 +389,9 @@ class _Work:
     # --- sources with random access
 
     async def _convert_indexed(self, source: Source) -> tuple[int, int]:
-        count, length = len(self._source), self._writer.shardlen or max(1, len(self._source))
-        shards = max(1, -(-count // length))
-        self._check_surplus(shards, count)
-        ranges = {number: (number * length, min(count, (number + 1) * length)) for number in (*range(1, shards), 0)}
+        count = len(self._source)
+        ranges = self._writer.ranges(count)
+        self._check_surplus(shards := len(ranges), count)
         if self._ray is not None:
             left = {
                 number: (first, end)

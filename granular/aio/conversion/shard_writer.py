@@ -73,6 +73,12 @@ class ShardWriter:
     def folder(self, number: int) -> Path:
         return self.directory if self.shardlen is None else self.directory / shard_name(number)
 
+    def ranges(self, records: int) -> dict[int, tuple[int, int]]:
+        """Return the first record of each shard and the one after the last; shard 0 comes last."""
+        length = self.shardlen or max(1, records)
+        numbers = (*range(1, -(-records // length)), 0)
+        return {number: (number * length, min(records, (number + 1) * length)) for number in numbers}
+
     async def length_of(self, number: int) -> int | None:
         """Return the number of datapoints of a shard; None if it is not finished."""
         return await length_of_shard(self.folder(number), self.mapping.spec, self.layout)

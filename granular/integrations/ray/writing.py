@@ -186,7 +186,6 @@ class Datasink(_Base):  # type: ignore[misc]
         if folders:
             async with DatasetReader(folders[0], None, cache_index=False) as reader:
                 mean = max(1, reader.size // lengths[0])
-        count = sum(lengths)
         mapping = _Records(self._spec, mean)
         fields = fields_of(self._spec, None, self._layout, f'{self._directory}')
         source = Concatenation(functools.partial(_open, folders, self._checksums), lengths)
@@ -194,14 +193,10 @@ class Datasink(_Base):  # type: ignore[misc]
             self._directory, mapping, fields, self._shardlen, self._layout, self._checksums, f'{self._parts}'
         )
         writer.guarded = True
-        shards = max(1, -(-count // self._shardlen))
-        ranges = {
-            number: (number * self._shardlen, min(count, (number + 1) * self._shardlen))
-            for number in (*range(1, shards), 0)
-        }
         self._committing = True
         tasks = RayShards(writer, source, None, await open_source(source, None))
-        await tasks.write(ranges, None, None, None if self._guard is None else self._guard.claim)
+        claim = None if self._guard is None else self._guard.claim
+        await tasks.write(writer.ranges(len(source)), None, None, claim)
         if not self._directory.store.local:  # on a disk, the lock of the guard keeps `granular clean` out
             await self._ensure_kept(folders)
         self._committing = False
