@@ -1,8 +1,8 @@
-"""Checks of integer arguments, and conversion of user-supplied indices to arrays of positions."""
+"""Checks of integer arguments, and arrays of positions: made of user-supplied indices, and grouped by their owners."""
 
 import operator
 from collections.abc import Hashable, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.errors import InvalidArgumentError, OutOfRangeError
 
+T = TypeVar('T')
 Ints = NDArray[np.int64]
 Seed = int | tuple[int, ...]
 _BOOLEANS: Final = frozenset((bool, np.bool_))
@@ -147,4 +148,24 @@ def sums_of(values: Ints, counts: Sequence[int]) -> Ints:
     """Return the sums of so many successive values each."""
     sums, ends = np.append(0, np.cumsum(values)), np.cumsum(counts)
     out: Ints = sums[ends] - sums[ends - counts]
+    return out
+
+
+def grouped(owners: Ints) -> list[tuple[int, Ints]]:
+    """Return each owner with the positions that it has, in order."""
+    if len(owners) and (owners == owners[0]).all():
+        return [(int(owners[0]), np.arange(len(owners)))]
+    order = np.argsort(owners, kind='stable')
+    numbers, firsts = np.unique(owners[order], return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
+
+
+def placed(groups: Sequence[tuple[int, Ints]], values: Sequence[Sequence[T]], count: int) -> list[T]:
+    """Return the values of all groups in the order of the positions."""
+    if len(groups) == 1:
+        return list(values[0])
+    out: list[Any] = [None] * count
+    for (_, positions), group_values in zip(groups, values, strict=True):
+        for position, value in zip(positions.tolist(), group_values, strict=True):
+            out[position] = value
     return out

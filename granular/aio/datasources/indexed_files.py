@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, Self, SupportsIndex, overload
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
 from granular.errors import ObjectChangedError
-from granular.indexing import Ints, index_of, indices_of
-
-T = TypeVar('T')
+from granular.indexing import Ints, grouped, index_of, indices_of, placed
 
 
 class SequenceSource(OpenedDataSource[Datapoint_co]):
@@ -153,26 +151,6 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
 
     async def _reading(self) -> tuple[int, bool]:
         return self.size, all(path.store.local for path in self.paths)
-
-
-def grouped(owners: Ints) -> list[tuple[int, Ints]]:
-    """Return each owner with the positions that it has, in order."""
-    if len(owners) and (owners == owners[0]).all():
-        return [(int(owners[0]), np.arange(len(owners)))]
-    order = np.argsort(owners, kind='stable')
-    numbers, firsts = np.unique(owners[order], return_index=True)
-    return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
-
-
-def placed(groups: Sequence[tuple[int, Ints]], values: Sequence[Sequence[T]], count: int) -> list[T]:
-    """Return the values of all groups in the order of the positions."""
-    if len(groups) == 1:
-        return list(values[0])
-    out: list[Any] = [None] * count
-    for (_, positions), group_values in zip(groups, values, strict=True):
-        for position, value in zip(positions.tolist(), group_values, strict=True):
-            out[position] = value
-    return out
 
 
 async def read_files(reads: Sequence[tuple[Store, Request]]) -> list[list[bytes]]:

@@ -17,7 +17,7 @@ from granular.aio.datasets.sharded_reader import (
     compare_shards,
     indexed_shards_of,
 )
-from granular.aio.datasources.indexed_files import SequenceSource, grouped, placed
+from granular.aio.datasources.indexed_files import SequenceSource
 from granular.aio.pipeline.data_source import file_bytes
 from granular.aio.runtime.lifecycle import check_open, ensure_open
 from granular.aio.stores.fanout import once_more
@@ -30,7 +30,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
-from granular.indexing import Ints, check_integer
+from granular.indexing import Ints, check_integer, grouped, placed
 
 _HEAD = 64  # bytes; at least those before the data of an array
 

@@ -13,7 +13,7 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
-from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, grouped, read_files
+from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.tasks import gather
@@ -22,7 +22,7 @@ from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints
+from granular.indexing import Ints, grouped
 from granular.metrics import counters
 
 _SLICED: Final = re.compile(r'(.*)\[(\d{1,18}):(\d{1,18})\]', re.DOTALL)

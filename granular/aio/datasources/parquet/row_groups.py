@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from granular._lazy import import_extra
-from granular.aio.datasources.indexed_files import grouped, placed, read_files
+from granular.aio.datasources.indexed_files import read_files
 from granular.aio.datasources.parquet.arrow_values import values_of
 from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
@@ -17,7 +17,7 @@ from granular.aio.runtime.loop_resources import PerLoop
 from granular.aio.runtime.threads import CORES, map_threads, offload
 from granular.aio.stores import Request
 from granular.errors import CorruptError, DatapointError
-from granular.indexing import Ints
+from granular.indexing import Ints, grouped, placed
 
 T = TypeVar('T')
 Values = dict[str, list[Any]]

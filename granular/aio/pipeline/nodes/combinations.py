@@ -20,7 +20,7 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints
+from granular.indexing import Ints, grouped, placed
 
 
 class SourceChoice(Node):
@@ -47,15 +47,10 @@ async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[An
 
     ``fetch`` returns the datapoints of a source, given its number and the positions in ``owners``.
     """
-    groups = {owner: np.flatnonzero(owners == owner) for owner in np.unique(owners).tolist()}
+    groups = grouped(owners)
     if len(groups) > 1:
         await ensure_event_loop()
-    fetched = await gather([fetch(owner, positions) for owner, positions in groups.items()])
-    out: list[Any] = [None] * len(owners)
-    for positions, datapoints in zip(groups.values(), fetched, strict=True):
-        for position, datapoint in zip(positions.tolist(), datapoints, strict=True):
-            out[position] = datapoint
-    return out
+    return placed(groups, await gather([fetch(owner, positions) for owner, positions in groups]), len(owners))
 
 
 class Interleave(SourceChoice):
