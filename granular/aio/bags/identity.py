@@ -105,6 +105,9 @@ class PinnedSource(OpenedDataSource[Datapoint_co]):
         super().__init__()
         self._expected: Identity | None = None  # of the source that this one was unpickled from
 
+    def __repr__(self) -> str:
+        return f'{type(self).__name__}({self._name!r})'
+
     @abc.abstractmethod
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the constructor, from which the source is unpickled."""

@@ -60,9 +60,6 @@ class BagReader(PinnedSource[bytes]):
         cache_index, cache_data, verify = self._options
         return (self._source, cache_index, cache_data), {'index': self._index, 'verify': verify}
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._bag.name!r})'
-
     def identity(self) -> tuple[Any, ...]:
         return self._bag.origin, *self._bag.versions
 

@@ -83,9 +83,6 @@ class DatapointReader(PinnedSource[Datapoint_co]):
         self._check_open()
         return self._first.layout
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
-
     @overload
     async def get(self, index: SupportsIndex, mask: Mask) -> Datapoint: ...
     @overload

@@ -70,9 +70,6 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def _pickled(self) -> dict[str, Any]:
         return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
 
-    def __repr__(self) -> str:
-        return f'{type(self).__name__}({self._name!r})'
-
     # --- opening
 
     @abc.abstractmethod
