@@ -13,12 +13,11 @@ from typing import Any, Final, NamedTuple, Self
 from granular.aio.loader.loader import LoaderHandle
 from granular.aio.runtime.bridge import call_uninterrupted, may_wait
 from granular.aio.runtime.forking import each_after_fork
-from granular.aio.runtime.lifecycle import copied
+from granular.aio.runtime.lifecycle import Closing, copied
 from granular.aio.runtime.threads import Threads
 from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 from granular.indexing import check_integer
-from granular.sync.iteration import Closing
 
 ANSWERS: Final = {
     'batch_size': 'to_iter_dataset().batch(64)',

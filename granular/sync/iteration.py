@@ -1,6 +1,5 @@
 """Blocking iterators over async ones, one item at a time."""
 
-import abc
 import contextlib
 import itertools
 import time
@@ -10,7 +9,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from granular.aio.execution.prefetch import END
 from granular.aio.runtime.bridge import run, run_close
-from granular.aio.runtime.lifecycle import Running, copied
+from granular.aio.runtime.lifecycle import Closing, Running, copied
 from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.errors import ObjectChangedError, UnsupportedError
 
@@ -19,20 +18,6 @@ T = TypeVar('T')
 _PAGE_SECONDS: Final = 0.01
 _MAX_ITEMS: Final = 1024
 _KEPT: Final = 2 * _MAX_ITEMS
-
-
-class Closing(abc.ABC):
-    """A context manager that is closed at its end."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Close it. Closing it again has no effect."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class _Iteration(Running, Generic[T]):

@@ -8,11 +8,11 @@ from granular.aio.execution.prefetch import END
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
 from granular.aio.runtime.bridge import run, run_close
+from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.nesting import refuse_within
 from granular.aio.runtime.user_functions import computing
 from granular.sync.base import constructing, sync_doc
-from granular.sync.iteration import Closing
 
 
 class Loader(Unindexed, core.LoaderHandle, Closing):

@@ -12,6 +12,7 @@ import numpy as np
 
 from granular._other_names import answering
 from granular.aio.caches.segments import Segment, attach, create, path_of
+from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.tasks import HeldError
 from granular.aio.stores.errors import translated
 from granular.errors import ClosedError, CorruptError, DecodeError, EncodeError, InvalidArgumentError
@@ -25,7 +26,7 @@ _HEAD: Final = struct.Struct('<16sQI4x')
 _BUFFER: Final = 1 << 20
 
 
-class InMemoryDataSource:
+class InMemoryDataSource(Closing):
     """Elements stored once in memory for all processes of the machine; for the sync and the async API.
 
     ::
@@ -122,12 +123,6 @@ class InMemoryDataSource:
         if self._holder is not None:
             self._holder.release()
         self._map.close()
-
-    def __enter__(self) -> 'InMemoryDataSource':
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _attached(name: str, named: bool) -> InMemoryDataSource:

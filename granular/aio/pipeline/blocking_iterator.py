@@ -10,6 +10,7 @@ from granular.aio.pipeline.iterator import Cursor, CursorHandle
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.bridge import run, run_close
+from granular.aio.runtime.lifecycle import Closing
 from granular.aio.runtime.nesting import refuse_within
 from granular.aio.runtime.user_functions import computing
 from granular.errors import InvalidArgumentError
@@ -17,7 +18,7 @@ from granular.errors import InvalidArgumentError
 _computing: Final = computing.get
 
 
-class DatasetIterator(CursorHandle, Iterator[Element_co]):
+class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
     """The elements of a stream, for ``for``; its state can be saved and restored between any two elements.
 
     ::
@@ -122,9 +123,3 @@ class DatasetIterator(CursorHandle, Iterator[Element_co]):
                 stack.callback(parent.close)
         if self._runs:
             run_close(self._cursor.aclose())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self.close()

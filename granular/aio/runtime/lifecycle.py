@@ -102,6 +102,20 @@ class AsyncResource(Answering, abc.ABC):
             raise
 
 
+class Closing(abc.ABC):
+    """A context manager that is closed at its end."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close it. Closing it again has no effect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
 @contextlib.asynccontextmanager
 async def ending_with(clean_up: Callable[[], Awaitable[None]], doing: str) -> AsyncIterator[None]:
     """Clean up at the end of a block, whether it fails or not.
