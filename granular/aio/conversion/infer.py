@@ -4,6 +4,7 @@ import collections
 import contextlib
 import datetime
 import decimal
+import functools
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -140,9 +141,10 @@ class RecordMapping:
         """Return the encoders. Those for images and JSON leave files as they are."""
         out: dict[str, Any] = {**formats.encoders, 'json': _encode_json, 'array': _encode_array}
         for kind in ('utf8', 'msgpack', 'tree'):
-            out[kind] = _Simplified(out[kind])
+            out[kind] = functools.partial(_encode_simplified, out[kind])
         for kind in ('jpg', 'png'):
-            out[kind] = formats.encode_image_file if self._files else _Image(out[kind])
+            encode = functools.partial(_encode_image, out[kind])
+            out[kind] = formats.encode_image_file if self._files else encode
         return {**out, **(custom or {})}
 
     def datapoint(self, record: Any) -> dict[str, Any]:
@@ -173,27 +175,17 @@ class RecordMapping:
         )
 
 
-class _Image:
-    """Encodes arrays and PIL images, and leaves image files as they are."""
-
-    def __init__(self, encode: Callable[[Any], bytes]) -> None:
-        self._encode = encode
-
-    def __call__(self, value: Any) -> bytes:
-        return formats.encode_image_file(value) if isinstance(value, bytes) else self._encode(value)
+def _encode_image(encode: Callable[[Any], bytes], value: Any) -> bytes:
+    """Encode arrays and PIL images, and leave image files as they are."""
+    return formats.encode_image_file(value) if isinstance(value, bytes) else encode(value)
 
 
-class _Simplified:
-    """Encodes arrays of objects as lists, and decimals and times of day as text, at any depth."""
-
-    def __init__(self, encode: Callable[[Any], bytes]) -> None:
-        self._encode = encode
-
-    def __call__(self, value: Any) -> bytes:
-        try:
-            return self._encode(value)
-        except EncodeError:  # others are not searched, which takes longer
-            return self._encode(_simplified(value))
+def _encode_simplified(encode: Callable[[Any], bytes], value: Any) -> bytes:
+    """Encode arrays of objects as lists, and decimals and times of day as text, at any depth."""
+    try:
+        return encode(value)
+    except EncodeError:  # others are not searched, which takes longer
+        return encode(_simplified(value))
 
 
 def _simplified(value: Any, depth: int = 0) -> Any:
