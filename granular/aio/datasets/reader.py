@@ -185,7 +185,6 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self.directory: Path = Path(directory)
         self._options = OpenOptions.of(decoders, cache_index, cache_keys, verify)
         self._dataset = Dataset(self.directory, self._options)
-        self._columns = self._dataset.columns
         self._name = self._dataset.name
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -198,13 +197,13 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return Identity.of([self.directory.store], self._dataset.files())
 
     def identity(self) -> tuple[Any, ...]:
-        versions = {key: bag.versions for key, bag in self._columns.all_bags.items()}
-        keys = [choice.field.key for choice in self._columns.choices]
+        versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}
+        keys = [choice.field.key for choice in self._dataset.columns.choices]
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
     def user_functions(self) -> tuple[Any, ...]:
         """Return the decoders, in the order of the keys."""
-        return tuple(choice.field.fn for choice in self._columns.choices)
+        return tuple(choice.field.fn for choice in self._dataset.columns.choices)
 
     # --- opening
 
@@ -214,8 +213,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         self._dataset.warn_of_lengths()
         await read_digests(self._dataset.columns.all_bags.values(), self._expected)
         await offload(self._check_files)
-        self._columns = self._dataset.columns
-        state = self._dataset.state() if self._columns.snapshot is None else None
+        state = self._dataset.state() if self._dataset.columns.snapshot is None else None
         if state is not None and (snapshot := await Snapshot.save(self.directory, {'': state})) is not None:
             self._dataset.keep(snapshot)
 
@@ -231,7 +229,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     # --- properties
 
     def _size(self, mask: Mask) -> int:
-        return self._columns.size_of(mask)
+        return self._dataset.columns.size_of(mask)
 
     @property
     def bags(self) -> dict[str, BagReader]:
@@ -240,36 +238,35 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         _, cache_index, cache_keys, verify = self._options
         return {
             key: reader_of_bag(bag, cache_index, key in cache_keys, verify)
-            for key, bag in self._columns.all_bags.items()
+            for key, bag in self._dataset.columns.all_bags.items()
         }
 
     def __len__(self) -> int:
         self._check_open()
-        return self._columns.length
+        return self._dataset.columns.length
 
     @property
     def _first(self) -> Columns:
-        return self._columns
+        return self._dataset.columns
 
     def _find(self, index: SupportsIndex) -> tuple[Columns, int]:
-        return self._columns, index_of(index, self._columns.length, self._name)
+        columns = self._dataset.columns
+        return columns, index_of(index, columns.length, self._name)
 
     def _sort(self, indices: Ints) -> tuple[Ints, Ints | None]:
         return indices, None
 
     def _read(self, positions: Ints, choices: Sequence[Choice]) -> Coroutine[Any, Any, list[list[Any]]]:
-        return read_columns([(self._columns, positions)], choices)
+        return read_columns([(self._dataset.columns, positions)], choices)
 
     def copy(self) -> Self:
         """Return an independently closable reader of the same dataset that shares its caches."""
-        dataset = self._dataset.copy()
-        return self._copied(_dataset=dataset, _columns=dataset.columns)
+        return self._copied(_dataset=self._dataset.copy())
 
 
 def reader_of(dataset: Dataset, options: OpenOptions) -> DatasetReader:
     reader = DatasetReader(dataset.directory, **options._asdict())
     reader._dataset, reader._state = dataset.copy(), 'open'
-    reader._columns = reader._dataset.columns
     return reader
 
 
@@ -286,7 +283,7 @@ def pinned(reader: DatasetReader[Any], files: Identity) -> DatasetReader[Any]:
 def columns_of(reader: DatasetReader[Any]) -> Columns:
     """Return the columns of an open reader; raise ``ClosedError`` if it is closed, or not open yet."""
     check_open(reader)
-    return reader._columns
+    return reader._dataset.columns
 
 
 def fields_read(reader: DatapointReader[Any]) -> list[Field]:
