@@ -12,6 +12,7 @@ from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, Flow, logger, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import refuse_coroutine_function
 from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
@@ -130,7 +131,7 @@ class Rebatching(Holding):
                 _warn_of_none(self._stage, counted(self._size - missing, 'row'))
             return END
         self._fresh = False
-        return parts[0] if len(parts) == 1 else await stacked(_concatenate, parts)
+        return parts[0] if len(parts) == 1 else await offload(combine, parts, _concatenate)
 
     def state(self) -> Any:
         place = self._next_row if self._batch is None or self._next_row < self._rows else 0
@@ -165,11 +166,7 @@ def _cut(batch: Any, part: slice) -> Any:
     return combine([batch], lambda leaves: leaves[0][part])
 
 
-def _concatenate(parts: Sequence[Any]) -> Any:
-    return combine(parts, _concatenate_leaves)
-
-
-def _concatenate_leaves(leaves: Sequence[Any]) -> Any:
+def _concatenate(leaves: Sequence[Any]) -> Any:
     if len({leaf.shape[1:] for leaf in leaves}) > 1:
         raise DatapointError(f'rebatch: expected rows of one shape, got {[leaf.shape[1:] for leaf in leaves]}')
     return concatenate(leaves)
