@@ -9,7 +9,7 @@ import msgpack
 
 from granular.aio.datasets.codec import Field, decode_now, describe_error, encode_now, keys_error, raw
 from granular.aio.datasets.sharded_writer import length_of_shard
-from granular.aio.datasets.writer import DatasetWriter, expect_copies, trust_guard, write_anew
+from granular.aio.datasets.writer import DatasetWriter, write_anew
 from granular.aio.execution.failures import Failure, of_datapoint
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.nodes.source import Source
@@ -86,11 +86,7 @@ class ShardWriter:
     async def open(self, number: int) -> DatasetWriter:
         """Start a shard. One that a killed process left unfinished is written again, with the same bytes."""
         writer = DatasetWriter(self.folder(number), self.mapping.spec, None, self.layout, 'discard', self.checksums)
-        write_anew(writer)
-        if self.has_copies:
-            expect_copies(writer)
-        if self.guarded:
-            trust_guard(writer)
+        write_anew(writer, self.guarded, self.has_copies)
         await ensure_open(writer)
         if len(writer):
             await writer.abort()

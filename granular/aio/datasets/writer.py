@@ -82,12 +82,11 @@ class DatasetWriter(DatapointWriter):
         self._length = 0
         self._lock: FolderLock | None = None
         self._owns_folder = False  # True if this writer, or the one that owns it, has created the folder
-        self._guarded = False  # see `trust_guard`
         self._shared_lock: FolderLock | None = None  # on the folder of shards, if it is one
         self._fresh = True  # True if everything in the folder may be removed on failure
         self._described = False  # True if the spec existed when the writer was opened
         self._standing = False  # True if a spec may exist that needs the bags, so they are never removed
-        self._has_copies = self._anew = False  # see `expect_copies` and `write_anew`
+        self._guarded = self._has_copies = self._anew = False  # see `write_anew`
         self._next_folder: Path | None = None  # see `precede`
         self._failed = self._torn = False  # torn while only some of the columns may have been flushed
 
@@ -445,25 +444,18 @@ async def remove_if_empty(writer: DatasetWriter) -> None:
     writer._release()
 
 
-def write_anew(writer: DatasetWriter) -> None:
+def write_anew(writer: DatasetWriter, guarded: bool, copies: bool) -> None:
     """Drop all that an unfinished dataset has, also in the layout in which ``resume='discard'`` continues it. Call it
     before the writer is opened; a finished dataset is kept.
+
+    Args:
+      guarded: rely on the process that started this one, which keeps other writers out of the folder of the shards.
+      copies: allow other processes to write the same bytes at the same time. In a bucket, its files are then
+        overwritten and never removed, so that the dataset is complete once one of the writers is closed, whatever
+        becomes of the others. On a disk, locks exclude the others, as for all writers.
     """
-    writer._anew = True
-
-
-def trust_guard(writer: DatasetWriter) -> None:
-    """Rely on the process that started this one, which keeps other writers out of the folder of the shards."""
-    writer._guarded = True
-
-
-def expect_copies(writer: DatasetWriter) -> None:
-    """Allow other processes to write the same bytes at the same time. Call it before the writer is opened.
-
-    In a bucket, its files are then overwritten and never removed, so that the dataset is complete once one of the
-    writers is closed, whatever becomes of the others. On a disk, locks exclude the others, as for all writers.
-    """
-    if not writer.directory.store.local:
+    writer._anew, writer._guarded = True, guarded
+    if copies and not writer.directory.store.local:
         writer._has_copies = writer._standing = True
         for bag in writer._writers:
             bag.has_copies = True
