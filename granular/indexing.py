@@ -162,7 +162,7 @@ def grouped(owners: Ints) -> list[tuple[int, Ints]]:
 
 def placed(groups: Sequence[tuple[int, Ints]], values: Sequence[Sequence[T]], count: int) -> list[T]:
     """Return the values of all groups in the order of the positions."""
-    if len(groups) == 1:
+    if len(groups) == 1 and len(values[0]) == count:
         return list(values[0])
     out: list[Any] = [None] * count
     for (_, positions), group_values in zip(groups, values, strict=True):
