@@ -1,5 +1,6 @@
 """Checks of integer arguments, and arrays of positions: made of user-supplied indices, and grouped by their owners."""
 
+import itertools
 import operator
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, SupportsIndex, TypeVar
@@ -153,11 +154,14 @@ def sums_of(values: Ints, counts: Sequence[int]) -> Ints:
 
 def grouped(owners: Ints) -> list[tuple[int, Ints]]:
     """Return each owner with the positions that it has, in order."""
-    if len(owners) and (owners == owners[0]).all():
+    if not len(owners):
+        return []
+    if (owners == owners[0]).all():
         return [(int(owners[0]), np.arange(len(owners)))]
     order = np.argsort(owners, kind='stable')
-    numbers, firsts = np.unique(owners[order], return_index=True)
-    return list(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True)) if len(owners) else []
+    ranked = owners[order]
+    edges = [0, *(np.flatnonzero(ranked[1:] != ranked[:-1]) + 1).tolist(), len(order)]
+    return [(int(ranked[start]), order[start:stop]) for start, stop in itertools.pairwise(edges)]
 
 
 def placed(groups: Sequence[tuple[int, Ints]], values: Sequence[Sequence[T]], count: int) -> list[T]:
