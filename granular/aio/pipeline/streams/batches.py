@@ -142,6 +142,11 @@ class Rebatching(Holding):
         await self._held.restore(state, row > 0, terms)
         self._next_row, self._batch, self._fresh = row, None, False
 
+    def _forget(self) -> None:
+        super()._forget()
+        if self._batch is not None:
+            self._batch = END
+
 
 def _warn_of_none(stage: str, rest: str) -> None:
     logger.warning('%s: no batch: the stream ended after %s: pass a smaller size, or drop_remainder=False', stage, rest)

@@ -174,3 +174,7 @@ class FlatMapping(Holding):
         await self._held.restore(state, next_index > 0, terms)
         self._next_index = next_index
         self._computed = None if next_index else ()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._computed = self._computed and [None] * len(self._computed)

@@ -79,6 +79,10 @@ class Held:
         again, self._again = self._again, deque()
         return [element for element in again if element is not END], self._ended
 
+    def forget(self) -> None:
+        """Free the elements that were read again: none is taken any more."""
+        self._again.clear()
+
     def check_place(self, place: int, count: int) -> None:
         """Raise ``StateError`` if a state was saved after more than there is again of what was held."""
         if place > count:
@@ -160,3 +164,13 @@ class Holding(Flow):
     async def begin(self) -> None:
         await super().begin()
         self._held.begun()
+
+    async def aclose(self) -> None:
+        try:
+            await super().aclose()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Free the elements of a stage that is closed, as the iterator may live on; its state remains."""
+        self._held.forget()

@@ -245,6 +245,10 @@ class Packing(Holding):
         self._base = {key: state[key] for key in self._base}
         self._after, self._row, self._rows, self._pending = self._base, row, None, None
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._rows = self._pending = None
+
 
 def _shape(trailing: tuple[int, ...]) -> str:
     return f'({", ".join(["n", *map(str, trailing)])})'

@@ -199,6 +199,10 @@ class Caching(Holding):
             self._after, self._astray = self._held.place(), False
         self._next_index = place
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._cached = []
+
 
 def _protected(value: Any) -> Any:
     """Return a value with dicts of its own and read-only arrays: a function that changes its element must not change

@@ -86,3 +86,7 @@ class WindowShuffling(Holding):
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size)
         await self._held.restore(state, skipped > 0, terms)
         self._window, self._number, self._skipped = [], number, skipped
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._window = [None] * len(self._window)
