@@ -8,6 +8,8 @@ from granular.errors import InvalidArgumentError, UnknownArgumentError
 
 Function = TypeVar('Function', bound=Callable[..., Any])
 
+_COROUTINE: Final = 0x80  # inspect.CO_COROUTINE; importing inspect takes longer than importing granular
+
 # Options of stores, and their names in boto3, s3fs, gcsfs, adlfs, pyarrow.fs, obstore and the SDKs of Google and Azure.
 _STORE_OPTIONS: Final = {
     'key': ('aws_access_key_id', 'access_key_id', 'access_key', 'username'),
@@ -75,7 +77,11 @@ def answering(**answers: str) -> Callable[[Function], Function]:
                 refuse_unknown(function, args, kwargs, answers)
                 raise
 
-        return cast(Function, call)
+        @functools.wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await call(*args, **kwargs)
+
+        return cast(Function, awaited if function.__code__.co_flags & _COROUTINE else call)
 
     return decorate
 

@@ -47,7 +47,6 @@ R = TypeVar('R')
 def _blocking(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     """Make a sync function of an async one, with its types, signature and docstring."""
 
-    @answering()
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return run(function(*args, **kwargs))

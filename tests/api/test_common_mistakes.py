@@ -439,6 +439,7 @@ PUBLIC = {
     'IterDataset.pack': dataset.to_iter_dataset().pack,
     'Path.mkdir': granular.Path('x').mkdir,
     'Path.read_range': granular.Path('x').read_range,
+    **{f'aio.{name}': getattr(granular.aio, name) for name in granular.aio.__all__ if name not in MADE},
 }
 
 
@@ -460,10 +461,12 @@ def test_misspelt_arguments_of_public_names_are_answered_with_their_names(name):
         misspelt = f'{argument}s'
         if misspelt in arguments_of(PUBLIC[name]):
             continue
+        owner = name.removeprefix('aio.')
         with pytest.raises(
-            UnknownArgumentError, match=rf"^{name}: no .* \['{misspelt}'\]: for {misspelt}, pass {argument}"
+            UnknownArgumentError, match=rf"^{owner}: no .* \['{misspelt}'\]: for {misspelt}, pass {argument}"
         ):
-            PUBLIC[name](**{misspelt: 1})
+            result = PUBLIC[name](**{misspelt: 1})
+            asyncio.run(result)
     assert issubclass(UnknownArgumentError, InvalidArgumentError) and issubclass(UnknownArgumentError, TypeError)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, Literal, get_args
 
+from granular._other_names import answering
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
 from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
@@ -80,6 +81,7 @@ class Conversion:
     seconds: float = 0.0
 
 
+@answering()
 async def convert(
     source: Any,
     directory: AnyPath,

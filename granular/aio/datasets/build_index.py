@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from granular._other_names import answering
 from granular.aio.bags.bag import Bag
 from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.dataset import Dataset, OpenOptions
@@ -52,6 +53,7 @@ class IndexSummary:
     bytes: int
 
 
+@answering()
 async def build_index(directory: AnyPath, progress: Progress | None = None) -> IndexSummary:
     """Write the index of a sharded dataset: one file that names all of its objects and has the limits of all records.
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from granular._other_names import answering
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.parts_folder import is_parts
 from granular.aio.datasets.removal import is_mark, marked
@@ -51,6 +52,7 @@ class Leftover:
     age: float
 
 
+@answering()
 async def clean(path: AnyPath, remove: bool = False, older: float = 3600.0, bags: bool = False) -> list[Leftover]:
     """Find what killed writers left in a folder: uploads, temporary files, claims, unfinished datasets and shards.
 

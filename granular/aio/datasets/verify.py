@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from granular._other_names import answering
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.bags.records import read_limits
@@ -72,6 +73,7 @@ class Report:
     problems: list[Problem] = dataclasses.field(default_factory=list)
 
 
+@answering()
 async def verify(path: AnyPath, progress: Progress | None = None, decoders: Decoders = None) -> Report:
     """Read a whole dataset, sharded or not, and check its structure, references, records, checksums and index.
 

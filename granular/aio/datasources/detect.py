@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from granular import formats
+from granular._other_names import answering
 from granular._words import counted
 from granular.aio.bags.reader import BagReader
 from granular.aio.datasets.index import index_path
@@ -51,6 +52,7 @@ def format_of(name: str) -> str:
     return next((ENDINGS[ending] for ending in ENDINGS if base.endswith(ending)), '')
 
 
+@answering()
 async def open(  # noqa: A001
     path: Paths,
     decoders: Mapping[str, Decoder | None] | None = formats.decoders,

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from granular._other_names import answering
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.position import EARLIER, check_plain, same_position
@@ -19,6 +20,7 @@ def _file(directory: AnyPath, process: ShardOptions | None) -> Path:
     return Path(directory) / f'process_{shard.shard_index}-of-{shard.shard_count}.json'
 
 
+@answering()
 async def save_state(directory: AnyPath, state: Mapping[str, Any], process: ShardOptions | None = None) -> Path:
     """Write the state of a pipeline, as returned by ``get_state()``, ``save()`` or ``state_dict()``.
 
@@ -59,6 +61,7 @@ def _checksum(text: str) -> str:
     return f'{crc32c(text.encode()):08x}'
 
 
+@answering()
 async def load_state(directory: AnyPath, process: ShardOptions | None = None) -> dict[str, Any]:
     """Read a state that :func:`save_state` wrote.
 

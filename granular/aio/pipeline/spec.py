@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from granular._other_names import answering
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.data_loader import DataLoader, dataset_of
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
@@ -42,6 +43,7 @@ class ShapeDtypeStruct:
     dtype: np.dtype[Any]
 
 
+@answering()
 async def get_element_spec(ds: Any) -> Any:
     """Return the shapes and dtypes of the elements of a pipeline: an element with a ``ShapeDtypeStruct`` for each leaf.
 

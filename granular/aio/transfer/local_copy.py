@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
+from granular._other_names import answering
 from granular._words import counted
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, is_within, relative_name
@@ -75,6 +76,7 @@ class LocalCopy:
     source_format: str = ''
 
 
+@answering()
 async def copy_to_local(
     src: Path | str | Any,
     dst: Path | str | Any,
