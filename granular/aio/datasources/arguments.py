@@ -1,5 +1,6 @@
 """Arguments that several data sources have: files, and masks of columns or fields."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -46,8 +47,9 @@ def refuse_gaps(paths: Iterable[Path], name: str, pattern: str = '*') -> None:
         first = 1 if count in files and 0 not in files else 0
         others = (number for number in range(first, first + count) if number not in files)
         names = (f'{match.string[: match.start(2)]}{n:0{width}}{match.string[match.end(2) :]}' for n in others)
-        if missing := [name for name in names if regex.fullmatch(name)]:
-            more = f' and {len(missing) - 3} more' if len(missing) > 3 else ''
+        # The first few only, as there may be a million.
+        if missing := list(itertools.islice(filter(regex.fullmatch, names), 4)):
+            more = ' and more' if len(missing) > 3 else ''
             raise NotFoundError(
                 f'{name}: has {len(files)} of {count} files: {", ".join(missing[:3])}{more} missing: copy all of them, '
                 f'or pass a list of the files to read'
