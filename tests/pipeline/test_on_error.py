@@ -1,5 +1,9 @@
 """``on_error`` stands where ``to_iter_dataset`` does: all later operations get what it leaves, merged or not."""
 
+import gc
+import itertools
+import weakref
+
 import numpy as np
 import pytest
 
@@ -267,3 +271,29 @@ def test_elements_are_counted_once_they_are_left_out_or_replaced(caplog, place, 
     assert [line.split(':')[0] for line in caplog.messages if 'skipped' in line] == [
         'on_error skipped or replaced 5 datapoints'
     ]
+
+
+@pytest.mark.parametrize('on_error', ['skip', lambda index, error: None, lambda index, error: {'x': 0}])
+@pytest.mark.parametrize('consumer', ['stream', 'loader'])
+def test_errors_that_were_skipped_or_replaced_wait_for_no_garbage_collection(consumer, on_error):
+    held = []  # by the frames of errors
+
+    def even(x):
+        array = np.full(9, x)
+        if x % 2:
+            held.append(weakref.ref(array))
+            raise ValueError(f'{x} is bad')
+        return {'x': x}
+
+    numbers = MapDataset.range(40).map(even)
+    gc.disable()
+    try:
+        if consumer == 'stream':
+            assert len(list(numbers.to_iter_dataset(on_error=on_error))) >= 20
+        else:
+            with granular.Loader(numbers, 4, prefetch=0, on_error=on_error) as loader:
+                assert len(list(itertools.islice(loader, 10))) == 10
+        assert len(held) >= 20
+        assert not any(array() is not None for array in held)
+    finally:
+        gc.enable()

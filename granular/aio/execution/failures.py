@@ -178,13 +178,13 @@ class Errors:
         return self.on_error == 'raise'
 
     def resolve(self, failure: Failure) -> Any:
-        """Return the replacement of a failed datapoint that is not raised; None to skip it."""
-        if not failure.counts:
-            return None
-        if callable(self.on_error):  # to errors that are no Exception, no policy applies
+        """Return the replacement of a failed datapoint that is not raised; None to skip it.
+
+        The failure is to be released once nothing can fail any more after which it would be replaced again.
+        """
+        if failure.counts and callable(self.on_error):  # to errors that are no Exception, no policy applies
             call = 'on_error calls fn(index, error)'
             return call_user(call_checked, call, self.on_error, failure.index, failure.error)
-        failure.release()
         return None
 
     def report(self, failed: Sequence[tuple[int, str]]) -> None:

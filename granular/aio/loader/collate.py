@@ -125,9 +125,11 @@ class Assembly:
                 if datapoint.counts:
                     index, message = outline(datapoint)
                     failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
-                datapoint = self._errors.resolve(datapoint.at(step, datapoint.counts))
+                failure = datapoint.at(step, datapoint.counts)
+                datapoint = self._errors.resolve(failure)
                 if datapoint is not None:
                     check(datapoint, step, self._spec)
+                failure.release()
             if datapoint is not None:
                 out.append(datapoint)
         return out

@@ -248,12 +248,13 @@ class Reading(Flow):
                 if self.errors.raises_for(element) or (self._later and not element.handled):
                     await self._seek(self._position())
                     raise element.release()
-                failed = [outline(element)] if element.counts else []
-                element = self.errors.resolve(element)
+                failure, failed = element, [outline(element)] if element.counts else []
+                element = self.errors.resolve(failure)
                 is_skipped = element is None
                 if self._later and not is_skipped:
                     element = await elements.replaced(self._later, element, self._position() + self.turns.offset)
                 self.errors.report(failed)  # not before: what raised an error is tried again
+                failure.release()
                 if is_skipped:
                     rest.pop()
                     self._elements -= 1
