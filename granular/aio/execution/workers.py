@@ -183,8 +183,8 @@ class _Outbox:
     that there are never more than there are items in progress. Each tells the process, too, what memory is unused.
     """
 
-    def __init__(self, pipe: Connection, name: str, memory: shared_memory.Receiver) -> None:
-        self._pipe, self._name, self._memory = pipe, name, memory
+    def __init__(self, pipe: Connection, process: Any, memory: shared_memory.Receiver) -> None:
+        self._pipe, self._process, self._memory = pipe, process, memory
         self._lock = threading.Lock()
         self._unsent: collections.deque[_Message | None] = collections.deque()  # the first is being sent
         self._poll = select.poll()
@@ -199,7 +199,7 @@ class _Outbox:
                 return
             self._unsent.append(message)
             if self.thread is None:
-                thread = threading.Thread(target=self._send_rest, name=f'{self._name}-send', daemon=True)
+                thread = threading.Thread(target=self._send_rest, name=f'{self._process.name}-send', daemon=True)
                 with contextlib.suppress(ClosedError):  # the interpreter exits, and kills the process
                     start_thread(thread)
                     self.thread = thread
@@ -226,6 +226,9 @@ class _Outbox:
             try:
                 self._send(message)
             except (OSError, ValueError):  # the process has ended: its reader thread reports that
+                return
+            except MemoryError:  # the message may be half sent, and those after it cannot be read
+                self._process.kill()
                 return
             with self._lock:
                 self._unsent.popleft()
@@ -272,7 +275,7 @@ class _Worker:
         if fd >= 0:
             shared_memory.send_fd(self.pipe, fd)
         memory = shared_memory.Receiver()
-        self._outbox = _Outbox(self.pipe, self._process.name, memory)
+        self._outbox = _Outbox(self.pipe, self._process, memory)
         self._thread = threading.Thread(
             target=_listen,
             args=(self.pipe, self._process, memory, weakref.ref(self)),
