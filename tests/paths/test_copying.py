@@ -123,6 +123,29 @@ def test_interrupted_copy_is_incomplete_and_resumes(source, bucket, monkeypatch,
     assert contents(bucket) == contents(source)
 
 
+def test_copy_replaces_what_killed_copies_of_its_files_left_on_a_disk(bucket, tmp_path):
+    target, left = granular.Path(tmp_path) / 'target', '.{}.01234567.part'
+    names = ['a', 'b/c', f'b/{left.format("d")}', 'b/d']
+    for name in names:
+        (bucket / name).write_bytes(name.encode())
+    (target / 'b').mkdir(parents=True)
+    for path in (target / left.format('a'), target / 'b' / left.format('c'), target / 'b' / left.format('d')):
+        path.write_bytes(b'half')
+    other = target / left.format('x')  # of a file that is not copied
+    other.write_bytes(b'half')
+    with (target / 'b' / 'c').open('wb') as file:  # another writer, which is alive
+        file.write(b'late')
+        bucket.copy(target)
+    expected = {name: name.encode() for name in names} | {'b/c': b'late', other.name: b'half'}
+    assert {
+        f'{path.relative_to(target)}': path.read_bytes() for path in target.rglob('*') if path.is_file()
+    } == expected
+    (bucket / 'a').copy(target / 'x')
+    assert not other.exists()
+    (target / 'b' / left.format('d')).copy(target / 'b' / 'd')
+    assert (target / 'b' / 'd').read_bytes() == names[2].encode()
+
+
 def test_file_that_the_store_lost_is_an_error(source, bucket, monkeypatch):
     """A byte is lost on the way to the store."""
     put = PartWriter.write

@@ -15,6 +15,7 @@ from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import ContentInfo, Entry, ObjectWriter
 from granular.aio.stores.local.store import LocalStore
+from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
@@ -46,6 +47,9 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
         raise InvalidArgumentError(f'{source}: cannot be copied onto itself')
     existing = await target.store.find(target.key)
     target_size = None if existing is None or existing.is_dir else existing.size
+    if target.store.local and final_name(source.name) != target.name:
+        with contextlib.suppress(NotFoundError):  # its folder does not exist yet
+            await offload(remove_leftovers, target.key)
     await _copy(source, target, stat.size, target_size, ProgressReport(progress))
 
 
@@ -55,6 +59,7 @@ class FolderCopy:
     def __init__(self, source: PurePath, target: PurePath, progress: Progress | None) -> None:
         self._source, self._target, self._report = source, target, ProgressReport(progress)
         self._target_sizes: dict[str, int] = {}  # the sizes of the target's files
+        self._leftovers: dict[str, set[str]] = {}  # by file, its temporary files that killed copies left on a disk
         self._specs: list[Entry] = []
         self._listed: dict[str, dict[str, Entry]] = {}  # by folder, the files of a possible dataset as listed
         self._created: set[str] = set()
@@ -120,8 +125,12 @@ class FolderCopy:
         """Note the files of the target in a folder."""
         with contextlib.suppress(NotFoundError):  # a bucket has no empty folders
             async for entry in folder.store.scan_tree(folder.key):
-                if not entry.is_dir:
-                    self._target_sizes[relative_name(self._target, entry.key)] = entry.size
+                if entry.is_dir:
+                    continue
+                name = relative_name(self._target, entry.key)
+                self._target_sizes[name] = entry.size
+                if folder.store.local and (final := final_name(entry.name)):
+                    self._leftovers.setdefault(name.removesuffix(entry.name) + final, set()).add(entry.key)
 
     async def _exclude(self, folder: PurePath) -> None:
         """Keep other writers and copies out of the dataset of a folder, as its writers do, until this copy ends."""
@@ -199,8 +208,11 @@ class FolderCopy:
         """Copy a file."""
         target = self.target_of(entry)
         name = relative_name(self._target, target.key)
-        if self._target.store.local:
+        if isinstance(store := self._target.store, LocalStore):
             await self.make_folder(target.parent)
+            for key in self._leftovers.pop(name, ()):
+                if not await self._has(relative_name(self._target, key)):
+                    await store.delete_unlocked([key])
         source = PurePath.of(self._source.store, entry.key)
         # Some stores list no sizes.
         size = entry.size or (await source.store.stat(source.key)).size
