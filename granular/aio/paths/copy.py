@@ -71,7 +71,7 @@ class FolderCopy:
     async def copy(self) -> None:
         source, target = self._source, self._target
         await target.store.mkdir(target.key, parents=True, exist_ok=True)
-        await self._list(target)
+        await self._list(target, '')
         async with contextlib.aclosing(source.store.scan_tree(source.key)) as entries:  # type: ignore[type-var]
             following: Entry | None = await anext(entries, None)
             while following is not None:
@@ -121,16 +121,20 @@ class FolderCopy:
                 if not await claim.check_owner() or any([await store.find(name) is None for name in missing]):
                     raise ObjectChangedError(f'{store.url(key)}: another writer has removed files while it was copied')
 
-    async def _list(self, folder: PurePath) -> None:
-        """Note the files of the target in a folder."""
+    async def _list(self, folder: PurePath, prefix: str) -> None:
+        """Note the files of the target in a folder, whose names have a prefix, in place of those noted before."""
+        sizes: dict[str, int] = {}
         with contextlib.suppress(NotFoundError):  # a bucket has no empty folders
             async for entry in folder.store.scan_tree(folder.key):
                 if entry.is_dir:
                     continue
                 name = relative_name(self._target, entry.key)
-                self._target_sizes[name] = entry.size
+                sizes[name] = entry.size
                 if folder.store.local and (final := final_name(entry.name)):
                     self._leftovers.setdefault(name.removesuffix(entry.name) + final, set()).add(entry.key)
+        for name in [name for name in self._target_sizes if name.startswith(prefix)]:
+            del self._target_sizes[name]
+        self._target_sizes.update(sizes)
 
     async def _exclude(self, folder: PurePath) -> None:
         """Keep other writers and copies out of the dataset of a folder, as its writers do, until this copy ends."""
@@ -139,9 +143,8 @@ class FolderCopy:
         prefix = '' if dataset.key == self._target.key else f'{relative_name(self._target, dataset.key)}/'
         if dataset.key not in self._claims:
             self._claims[dataset.key] = await self._hold(dataset)
-            for name in [name for name in self._target_sizes if name.startswith(prefix)]:
-                del self._target_sizes[name]  # another writer may have ended since they were listed
-            await self._list(dataset)
+            async with self._lock:
+                await self._list(dataset, prefix)  # once more, as another writer may have ended since
             await self._refuse_other_kind(prefix, is_shard)
 
     async def _hold(self, dataset: PurePath) -> Claim | None:

@@ -34,7 +34,7 @@ async def once_more(remote: bool, read: Callable[[], Awaitable[T]]) -> T:
     try:
         return await read()
     except CorruptError as error:
-        if not remote:
+        if not remote or past_caches.get():
             raise
         logger.warning('corrupt data, read once more from the store: %s', error)
     await ensure_event_loop()  # before the context is changed: it is that of the thread, without a loop
