@@ -63,6 +63,15 @@ def test_connection_is_reused(server, line):
     assert server.connections == 1
 
 
+def test_old_idle_connections_are_closed_and_not_used_again(server, monkeypatch):
+    monkeypatch.setattr('granular.aio.http.pool._KEEP', 0.0)
+    for at in (10, 200):
+        assert path(server).read_range(at, at + 900) == DATA[at : at + 900]
+    assert server.connections == 2
+    while granular.metrics.snapshot().stores[server.endpoint].connections:  # a timer closes it, without a request
+        time.sleep(0.01)
+
+
 def test_chunks_that_end_early_are_retried(server):
     server.script.append(('chunked', 100, b'3\r\nabc\r\n0\r\n\r\n'))
     assert path(server).read_range(10, 500) == DATA[10:500]
