@@ -376,7 +376,7 @@ class Download(Exchange):
             return 0
         held = self._done + (self.got if self._filling else 0)
         gained, missing, self._held = held - self._held, self._span[1] - self._span[0] - self._held, held
-        return gained if gained and gained >= min(_GROUND, missing / 8) else 0
+        return gained if gained >= min(_GROUND, missing / 8) else 0
 
     def content(self, reply: Reply) -> bytes | memoryview:
         """Return the bytes of a reply, wherever they were received."""
