@@ -228,6 +228,14 @@ def test_content_coding_is_that_of_an_address_with_its_query(server):
     assert second.read_range(0, 3000) == bytes([1]) * 3000
 
 
+def test_broken_read_of_an_object_with_a_content_coding_is_resumed(server):
+    path, server.encoding = folder(server, 's3', granular.IOConfig(backoff=0.001)) / 'a', 'gzip'
+    server.script.append('half')
+    assert path.read_range(0, 3000) == FILES['data/a'][:3000]
+    assert server.ranges[:2] == ['bytes=0-2999', 'bytes=1500-2999']
+    assert len(server.ranges) == 3  # the last one asks for a byte, to learn that the object is stored so
+
+
 def test_content_coding_that_changes_is_refused(server):
     root = folder(server, 's3')
     body = FILES['data/a'][:1000]
@@ -401,6 +409,28 @@ def test_reply_of_another_version_is_retried_once(server):
 
 
 # --- malformed and endless heads
+
+
+def test_reply_with_one_malformed_header_is_refused(server):
+    path = folder(server, 's3', granular.IOConfig(backoff=0.001)) / 'a'
+    etag = hashlib.md5(FILES['data/a']).hexdigest().encode()
+    head = b'HTTP/1.1 206 X\r\nETag: "%b"\r\nContent-Range: bytes 5-8/%d\r\n' % (etag, len(FILES['data/a']))
+    server.script.append(('raw', head + b'A: b\r\nContent-Length: 4\r\n\r\nfake'))
+    assert path.read_range(5, 9) == b'fake'  # the others differ from this reply by one header
+    for line in (
+        b' A: b',
+        b'\tA: b',
+        b'A : b',
+        b'A\t: b',
+        b': b',
+        b'A',
+        b'A: b\nC: d',
+        b'A: b\rC: d',
+        b'A: \0',
+        b'Content-Length: 5',
+    ):
+        server.script.append(('raw', head + line + b'\r\nContent-Length: 4\r\n\r\nfake'))
+        assert path.read_range(5, 9) == FILES['data/a'][5:9], line
 
 
 @pytest.mark.parametrize(
