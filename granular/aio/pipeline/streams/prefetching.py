@@ -40,7 +40,6 @@ class Prefetching(Flow):
         # Elements, the states after them, and whether hosts are in step there; an error in place of the last state.
         self._ready: asyncio.Queue[tuple[Any, Any, bool]] | None = None
         self._room = asyncio.Event()  # set if the task may compute another element
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the task
         self._taken = False  # True while an element is taken: interrupted, it is lost
         self._computing = False
         self._closed = False
@@ -62,9 +61,8 @@ class Prefetching(Flow):
         ready, self._taken = self._ready, True
         if running_loop() is None and self._task is not None and ready is not None and not ready.empty():
             element, after, in_step = ready.get_nowait()  # on the thread of the consumer
-            if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # it is closed
-                    self._loop.call_soon_threadsafe(self._set_room)
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                self._task.get_loop().call_soon_threadsafe(self._set_room)
         else:
             await self.begin()
             if self._ready is None:
@@ -141,7 +139,6 @@ class Prefetching(Flow):
         if self._size and self._task is None:
             self._ready = asyncio.Queue()
             self._set_room()
-            self._loop = asyncio.get_running_loop()
             self._task = asyncio.create_task(self._fill(self._ready))
 
     async def _stop(self) -> None:
