@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from granular.aio.datasources import detect
-from granular.aio.paths.path import Path, is_pattern
+from granular.aio.paths.path import Path, expand_braces, is_pattern
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
 from granular.formats.layout import shard_numbers
@@ -53,7 +53,7 @@ class Library:
 
     def path(self, relative: str) -> Path:
         """Return the path of a name under the root; raise ``InvalidArgumentError`` if it leads out of the root."""
-        parts = relative.split('/') if relative else []
+        parts = [part for name in expand_braces(relative) for part in name.split('/')] if relative else []
         if any(part in ('', '.', '..') or '\0' in part or '\\' in part for part in parts):
             raise InvalidArgumentError(f'expected a path below {self.root}, got {relative!r:.200}')
         return self.root / relative

@@ -187,7 +187,9 @@ def test_page_uses_nothing_from_elsewhere(served):
     assert [asset for asset in assets if ask(served, asset).status != 200] == []
 
 
-@pytest.mark.parametrize('path', ['..', 'train/../..', '/etc', 'a//b', '.', 'train/\0', 'train\\..'])
+@pytest.mark.parametrize(
+    'path', ['..', 'train/../..', '/etc', 'a//b', '.', 'train/\0', 'train\\..', '{..}/x', '{.,a}{.,b}/*', '{,a}/x']
+)
 def test_paths_outside_of_the_root_are_refused(served, path):
     for name in ('folder', 'dataset'):
         assert ask(served, f'/api/{name}', path=path).status == 400

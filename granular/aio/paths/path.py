@@ -255,7 +255,7 @@ async def matches_of(pattern: Path) -> list[Path]:
     while _has_pattern(folder.key) and not await folder.exists():
         folder, names = folder.parent, f'{folder.name}/{names}'
     paths: set[Path] = set()
-    for name in _expand_braces(names):
+    for name in expand_braces(names):
         matches = [path async for path in folder.glob(name)]
         if not matches:
             missing = '' if name == names else f' {name}'
@@ -265,8 +265,8 @@ async def matches_of(pattern: Path) -> list[Path]:
     return sorted(paths)
 
 
-def _expand_braces(pattern: str) -> list[str]:
-    """Return the names that braces stand for, the innermost ones first."""
+def expand_braces(pattern: str) -> list[str]:
+    """Return the names that the braces of a pattern stand for, the innermost ones first; itself if it has none."""
     names = [pattern]
     while any(map(_BRACES.search, names)):
         parts = list(itertools.islice(itertools.chain.from_iterable(map(_alternatives, names)), _MAX_FILES + 1))
