@@ -334,6 +334,9 @@ def test_unknown_class_names_are_errors():
     ds = numbers()['ds']
     with pytest.raises(granular.errors.UnknownKeyError, match=r"unknown classes \['cow'\]: expected some of \['cat'"):
         granular.ClassFilterWrapper(ds, valid_class_names=['cow', 'dog'])
+    for names in (5, [5], [['cat']]):
+        with pytest.raises(granular.errors.UnknownKeyError, match='unknown classes'):
+            granular.ClassFilterWrapper(ds, valid_class_names=names)
     with granular.DatasetWriter('memory://names', {'label': 'int'}, granular.encoders) as writer:
         writer.append({'label': 1})
     with (

@@ -143,6 +143,6 @@ def _ctx_values(item: str, ctxs: Sequence[Ctx]) -> list[Any]:
     for ctx in ctxs:
         if name not in ctx:
             raise UnknownKeyError(
-                f'{item}: no field method stored {name!r} in the dict of the datapoint, which contains {sorted(ctx)}'
+                f'{item}: no field method stored {name!r} in the dict of the datapoint, which contains {list(ctx)}'
             )
     return [ctx[name] for ctx in ctxs]

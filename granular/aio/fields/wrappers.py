@@ -418,7 +418,8 @@ def _classes_of(dataset: Fields, names: Sequence[str]) -> list[int]:
     if known is None:
         raise InvalidArgumentError(f'{dataset.describe()}: has no class_names: choose classes by number')
     listed = [str(name) for name in known]
-    wanted = {names} if isinstance(names, str) else set(names)
-    if missing := sorted(wanted - set(listed), key=str):
+    several = isinstance(names, Iterable) and not isinstance(names, str)
+    wanted = set(map(str, names if several else [names]))
+    if missing := sorted(wanted.difference(listed)):
         raise UnknownKeyError(f'{dataset.describe()}: unknown classes {missing}: expected some of {listed[:20]}')
     return [number for number, name in enumerate(listed) if name in wanted]
