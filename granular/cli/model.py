@@ -7,12 +7,13 @@ import math
 from typing import Any, Final, Self
 
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer
+from granular.indexing import MOST, check_integer
 
 _OPENING: Final = 5  # requests after each other that open a dataset
 _START: Final = 0.05  # seconds of the first reads of a process: imports, its event loop, connections
 _DATAPOINT: Final = 15e-6  # seconds of processor time of a Loader for a datapoint of bytes, without its request
 _BATCH: Final = 400e-6  # and for a batch
+_LARGEST: Final = 1e18  # number that is taken; 1 / it is the least above 0
 
 
 def stores() -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Limit:
     def __post_init__(self) -> None:
         if self.rate is not None:
             check('requests a second of a prefix', self.rate, above=0)
-        check_integer('prefixes', self.prefixes, 1)
+        check_integer('prefixes', self.prefixes, 1, MOST)
 
     @classmethod
     def of(cls, scheme: str, rate: float | None = None, prefixes: int = 1) -> Self:
@@ -197,10 +198,12 @@ def share(limit: Limit, hosts: int, requests: float, seconds: float | None) -> S
 
 
 def check(name: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> None:
-    """Raise ``InvalidArgumentError`` unless a number is finite and within bounds."""
-    if not math.isfinite(value) or value <= above or value < at_least:
+    """Raise ``InvalidArgumentError`` unless a number is within bounds, and neither huge nor tiny, as arithmetic with
+    the others would overflow.
+    """
+    if not max(at_least, above + 1 / _LARGEST) <= value <= _LARGEST:
         bound = f'more than {above:g}' if math.isfinite(above) else f'{at_least:g} or more'
-        raise InvalidArgumentError(f'{name}: expected a number, {bound}, got {value:g}')
+        raise InvalidArgumentError(f'{name}: expected a number, {bound} and at most {_LARGEST:g}, got {value:g}')
 
 
 def readable_size(nbytes: float) -> str:

@@ -22,6 +22,7 @@ _SAMPLES: Final = 64  # batches, and times 4 blocks, up to which all are planned
 _BUFFER: Final = GiB  # bytes that the blocks of an order may take
 _WELL_MIXED: Final = 0.97
 _SEED: Final = 0  # of the orders
+_MOST: Final = 100_000_000  # of each number of a run: int64 holds the datapoints of so many epochs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,8 @@ class Run:
     prefetch: int = 8  # batches that a Loader reads ahead
 
     def __post_init__(self) -> None:
-        for name in ('batch', 'epochs', 'hosts'):
-            check_integer(name, getattr(self, name), 1)
-        check_integer('prefetch', self.prefetch, 0)
+        for name, least in (('batch', 1), ('epochs', 1), ('hosts', 1), ('prefetch', 0)):
+            check_integer(name, getattr(self, name), least, _MOST)
         check('memory', self.memory, above=0)
         check('disk', self.disk, at_least=0)
 
@@ -310,7 +310,7 @@ class _Estimate:
         return plan
 
     def _datapoints(self, blocks: Ints, block: int, length: int) -> Ints:
-        found: Ints = (blocks[:, None] * block + np.arange(block)).ravel()
+        found: Ints = (blocks[:, None] * block + np.arange(min(block, length))).ravel()
         return found[found < length]
 
     def _with_cache(self) -> Plan:

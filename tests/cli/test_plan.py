@@ -118,6 +118,12 @@ def test_plan_of_blocks_bounds_the_requests(server, block, window):
     assert one.requests * 0.7 <= real <= one.requests + one.opening
 
 
+def test_plan_of_blocks_longer_than_the_dataset(server):
+    path = granular.Path(f'{server.endpoint}/columns', config=CALM)
+    whole, longer = plan(path, Run(50), ['blocks:600,1', f'blocks:{10**12},{10**12}']).plans
+    assert (whole.requests, whole.bytes) == (longer.requests, longer.bytes)
+
+
 def test_plan_of_a_block_cache_bounds_the_requests(server, tmp_path):
     path = granular.Path(f'{server.endpoint}/columns', config=CALM)
     (one,) = plan(path, Run(batch=50, epochs=3), ['cache']).plans
@@ -296,6 +302,9 @@ def test_invalid_plans_are_errors(server, tmp_path):
     for order in ('half', 'blocks:1', 'blocks:1,2,3', 'full:3', 'blocks:0,4'):
         with pytest.raises(InvalidArgumentError):
             plan(path, Run(50), [order])
+    for name in ('batch', 'epochs', 'hosts', 'prefetch'):
+        with pytest.raises(InvalidArgumentError, match=f'{name}: expected an integer from'):
+            Run(**{'batch': 50, name: 10**23})
     with pytest.raises(InvalidArgumentError, match='expected 1,000 datapoints or more .* got 600'):
         plan(path, Run(100, hosts=10))
     with pytest.raises(NotFoundError, match=r'expected a dataset \(a folder with a spec.json'):
@@ -308,7 +317,8 @@ def test_invalid_plans_are_errors(server, tmp_path):
     ('option', 'value'),
     [('memory', '-1'), ('memory', 'nan'), ('disk', '-1'), ('disk', 'inf'), ('bytes-per-second', '0'),
      ('latency', '0'), ('prefix-rate', '0'), ('requests-per-second', '-5'),
-     ('requests-per-second', 'nan'), ('read-price', '-1'), ('egress-price', 'nan')],
+     ('requests-per-second', 'nan'), ('read-price', '-1'), ('egress-price', 'nan'),
+     ('latency', '1e300'), ('prefix-rate', '1e-320')],
 )  # fmt: skip
 def test_numbers_that_make_no_sense_are_errors(granular_cli, server, option, value):
     code, out, err = granular_cli('plan', f'{server.endpoint}/columns', '--batch', 50, f'--{option}', value)
