@@ -29,9 +29,9 @@ def copy_to_local(
     as_json: Json = False,
 ) -> None:
     """Copy a file or folder to the disk, unless a complete copy exists; zip and tar archives are unpacked."""
-    root = open_path(source)
+    root, target_path = open_path(source), open_path(target)
     with show_bytes(Console(stderr=True), 'copy', root / relative if relative else root) as advance:
-        copy = granular.copy_to_local(root, target, relative, unpack=not keep, progress=advance)
+        copy = granular.copy_to_local(root, target_path, relative, unpack=not keep, progress=advance)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(copy)))
         return

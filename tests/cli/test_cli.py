@@ -359,6 +359,7 @@ MISTAKES = {
     'no address': (['info', ''], 'expected a path or an address, got an empty text'),
     'no folder to clean': (['clean', '', '--remove'], 'expected a path or an address, got an empty text'),
     'no target': (['copy', 'ds', ''], 'expected a path or an address, got an empty text'),
+    'no target of a local copy': (['copy-to-local', 'ds', ''], 'expected a path or an address, got an empty text'),
     'unfinished dataset to show': (
         ['info', 'killed'],
         'killed: has no spec.json: a writer is writing this dataset, or',
