@@ -4,6 +4,7 @@
 Data goes to stdout, everything else to stderr; progress is drawn only on a terminal.
 """
 
+import io
 import os
 import sys
 
@@ -19,10 +20,12 @@ def main() -> None:
     except MissingExtraError as error:
         sys.stderr.write(f'{error}\n')
         raise SystemExit(2) from None
-    from granular.cli import planning, transfers  # noqa: F401 - which add to the commands
-    from granular.cli.commands import app
-
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')  # of encodings without some characters, as stderr does
     try:
+        from granular.cli import planning, transfers  # noqa: F401 - which add to the commands
+        from granular.cli.commands import app
+
         app()
     except (GranularError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # of a reader of the output that has closed it

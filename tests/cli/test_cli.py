@@ -203,6 +203,30 @@ def test_output_that_cannot_be_written_is_no_traceback(output, message, tmp_path
     assert (done.returncode, done.stderr) == (1, message)
 
 
+@pytest.mark.parametrize('encoding', ['ascii', 'latin-1'])
+def test_characters_that_the_output_cannot_have_are_escaped(path, encoding):
+    command = [sys.executable, '-m', 'granular', 'plan', path, '--batch', '2', '--order', 'blocks']
+    environment = {**os.environ, 'PYTHONIOENCODING': encoding}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, '')
+    assert '\\u2264' in done.stdout
+
+
+def test_interrupt_while_modules_are_imported_is_no_traceback():
+    code = (
+        'import sys\n'
+        'class Finder:\n'
+        '    def find_spec(name, path, target=None):\n'
+        "        if name == 'granular.cli.planning':\n"
+        '            raise KeyboardInterrupt\n'
+        'sys.meta_path.insert(0, Finder)\n'
+        'from granular.cli import main\n'
+        'main()\n'
+    )
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, '')
+
+
 def test_missing_extra_is_named(interpreter):
     code = "import sys; sys.modules['typer'] = None; from granular.cli import main; main()"
     done = interpreter.run(code)
