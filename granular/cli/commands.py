@@ -289,7 +289,8 @@ def cache(
         str, typer.Argument(metavar='DIR', help='The cache_dir.', envvar='GRANULAR_CACHE_DIR', show_default=False)
     ],
     trim: Annotated[
-        int | None, typer.Option(help='Remove the least recently used blocks until this many bytes are left.')
+        int | None,
+        typer.Option(min=0, help='Remove the least recently used blocks until this many bytes are left.'),
     ] = None,
     as_json: Json = False,
 ) -> None:

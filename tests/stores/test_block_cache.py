@@ -435,6 +435,7 @@ def test_cache_command_shows_and_trims_the_cache(fakegcs, tmp_path, granular_cli
     assert code == 0
     assert f'100%  {root}/000000' in out
     assert f'{root}/000001' in out
+    assert granular_cli('cache', tmp_path, '--trim', -1)[0] == 2
     code, out, err = granular_cli('cache', tmp_path, '--trim', 0)
     assert err.startswith('0 bytes, ')
     assert granular_cli('cache', tmp_path, '--json')[1].startswith('{"bytes": 0, "removed": 0, "folders": {"gs://')
