@@ -9,6 +9,7 @@ import pytest
 import granular
 from granular.errors import AlreadyExistsError, GranularError
 from tests.conftest import BUCKETS, empty_folder
+from tests.support.tables import cover, pairwise
 
 SPEC = {'n': 'int', 'x': 'bytes'}
 COUNT = 30
@@ -21,6 +22,18 @@ WRITERS = {
 CONVERSIONS = {'convert': 10, 'convert to one': None}
 COPIES = {'copy': 'refs', 'copy of columns': 'columns', 'copy of shards': 'shards'}
 KINDS = [*WRITERS, *CONVERSIONS, *COPIES]
+
+
+def rivals():
+    """Return each two kinds, with each number of points after which the second one begins: each has its turn first."""
+    for (i, first), (j, second) in itertools.product(enumerate(KINDS), enumerate(KINDS)):
+        moments = (0,) if first in COPIES else (0, 5, 15)
+        for turn in range(i + j, i + j + len(moments)):
+            yield first, second, moments[turn % len(moments)]
+
+
+# All of them on the local disk, where they cost least; in buckets, each two kinds in one of them.
+TABLE = [*cover([list(rivals())], [['local']]), *cover([pairwise(rivals())], [BUCKETS])]
 
 
 @pytest.fixture(params=['local', *BUCKETS])
@@ -57,11 +70,11 @@ def write(kind, path, name, halfway=lambda: None, at=5):
             writer.append(point)
 
 
-@pytest.mark.parametrize('first', KINDS)
-def test_one_of_two_writers_of_any_kinds_succeeds(root, first):
+@pytest.mark.parametrize(('root', 'first'), list(itertools.product(['local', *BUCKETS], KINDS)), indirect=['root'])
+def test_one_of_two_writers_of_any_kinds_succeeds(root, first, request):
     """The second one begins when the first one has written some, and ends before that continues."""
-    moments = (0,) if first in COPIES else (0, 5, 15)
-    for number, (second, at) in enumerate(itertools.product(KINDS, moments)):
+    here = first, request.node.callspec.params['root']
+    for number, ((_, second, at), _) in enumerate(case for case in TABLE if (case[0][0], case[1]) == here):
         path, succeeded, failed = root / f'{number}' / 'ds', [], []
 
         def tried(kind, name, path=path, at=at, succeeded=succeeded, failed=failed, **options):
