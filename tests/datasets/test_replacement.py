@@ -364,10 +364,14 @@ def divided(seaweed, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize('cache_index', [True, False])
 @pytest.mark.parametrize(
-    ('kind', 'indexed', 'then_indexed'),
-    [('columns', False, False), *(('sharded columns', *both) for both in itertools.product([True, False], repeat=2))],
+    ('kind', 'indexed', 'then_indexed', 'cache_index'),
+    pairwise(
+        (kind, *options)
+        for kind in ('columns', 'sharded columns')
+        for options in itertools.product([False, True], repeat=3)
+        if kind == 'sharded columns' or not any(options[:2])
+    ),
 )
 def test_pickled_reader_refuses_the_same_bytes_divided_anew(divided, kind, indexed, then_indexed, cache_index):
     texts = ['xy', 'z', 'x', 'yz']
