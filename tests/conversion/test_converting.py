@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import decimal
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -31,6 +32,7 @@ from granular.errors import (
     StoreError,
     UnknownTypeError,
 )
+from tests.support.tables import pairwise
 
 PLAN = '000000/.granular-conversion'
 
@@ -386,9 +388,10 @@ def test_different_conversion_is_not_resumed(tmp_path):
             granular.convert(Once(count), tmp_path / 'z', shardlen=10, sample=8)
 
 
-@pytest.mark.parametrize('store', ['local', 'fakegcs'])
-@pytest.mark.parametrize('shardlen', [10, None])
-@pytest.mark.parametrize('kind', ['a list', 'an iterable', 'a pipeline', 'files'])
+@pytest.mark.parametrize(
+    ('store', 'shardlen', 'kind'),
+    pairwise(itertools.product(['local', 'fakegcs'], [10, None], ['a list', 'an iterable', 'a pipeline', 'files'])),
+)
 def test_other_records_are_not_taken_for_those_that_were_converted(store, shardlen, kind, request, tmp_path):
     def source(first):
         numbers = [{'n': first + i} for i in range(300)]
