@@ -14,15 +14,20 @@ import granular
 from tests.support.programs import run_python
 
 
-def shards(folder, count=100):
+def shards(folder, count):
     with granular.ShardedDatasetWriter(folder, {'n': 'int', 'x': 'bytes'}, shardlen=1, checksums=False) as writer:
         for n in range(count):
             writer.append({'n': n, 'x': b'x' * n})
     return folder
 
 
+@pytest.fixture(scope='module')
+def many(tmp_path_factory):
+    return shards(tmp_path_factory.mktemp('many') / 'shards', 100)
+
+
 @pytest.mark.parametrize('limit', [48, 96, 256])
-def test_readers_leave_descriptors_to_the_program(tmp_path, limit):
+def test_readers_leave_descriptors_to_the_program(many, limit):
     """The limit of macOS is 256."""
     program = """
         import asyncio, errno, os, resource, sys
@@ -46,7 +51,7 @@ def test_readers_leave_descriptors_to_the_program(tmp_path, limit):
             pass
         print('ok')
         """
-    done = run_python(program, str(shards(tmp_path / 'shards')), str(limit))
+    done = run_python(program, str(many), str(limit))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'ok\n', '')
 
 
@@ -75,10 +80,10 @@ if __name__ == '__main__':
 @pytest.mark.parametrize(
     ('count', 'outcome'), [(2, 'True'), (20, r'.*worker process .*Too many open files.*`ulimit -n`.* fewer workers')]
 )
-def test_workers_start_with_few_descriptors_or_name_the_limit(method, count, outcome, tmp_path):
+def test_workers_start_with_few_descriptors_or_name_the_limit(method, count, outcome, many, tmp_path):
     script = tmp_path / 'script.py'
     script.write_text(WORKERS)
-    command = [sys.executable, str(script), str(shards(tmp_path / 'shards')), method, str(count)]
+    command = [sys.executable, str(script), str(many), method, str(count)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     assert re.match(outcome, done.stdout), done.stderr
 
