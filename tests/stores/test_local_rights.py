@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -46,9 +44,8 @@ def dataset():
 
 
 @pytest.mark.parametrize('call', ['open', 'read', 'list', 'verify', 'convert', 'write'])
-def test_denied_access_names_the_file_the_user_and_what_to_check(dataset, call):
+def test_denied_access_names_the_file_the_user_and_what_to_check(dataset, call, interpreter):
     dataset.chmod(0)
-    command = [sys.executable, '-c', PROGRAM, str(dataset), call]
-    user, _, message = subprocess.check_output(command, text=True).partition(' ')
+    user, _, message = interpreter.run(PROGRAM, str(dataset), call).stdout.partition(' ')
     assert message.startswith(f'{dataset}')
     assert f'access denied to user {user}: check the owner and mode of it and of the folders above it' in message
