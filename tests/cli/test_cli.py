@@ -352,7 +352,7 @@ def test_verify_decodes_or_says_that_it_did_not(granular_cli, tmp_path):
         ),
     ],
 )
-def test_missing_extra_is_installed_from_where_the_package_came_from(origin, command, tmp_path):
+def test_missing_extra_is_installed_from_where_the_package_came_from(origin, command, tmp_path, interpreter):
     info = tmp_path / 'granular_stream-9.dist-info'
     info.mkdir()
     (info / 'METADATA').write_text('Metadata-Version: 2.1\nName: granular-stream\nVersion: 9\n')
@@ -362,7 +362,7 @@ def test_missing_extra_is_installed_from_where_the_package_came_from(origin, com
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['aiohttp'] = None; "
         "sys.argv[1:] = ['view', '.']; from granular.cli import main; main()"
     )
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    done = interpreter.run(code)
     assert (done.returncode, done.stderr) == (1, f'error: the web page needs its extra: pip install {command}\n')
 
 
