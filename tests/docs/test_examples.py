@@ -1,5 +1,6 @@
 """Each example runs as a program, unchanged, against the server that it starts, and reaches its result."""
 
+import contextlib
 import fcntl
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from tests import ROOT
+from tests.support.servers import free_ports
 
 EXAMPLES = ROOT / 'examples'
 NAMES = sorted(path.stem for path in EXAMPLES.glob('*.py') if path.stem != 'digits')
@@ -20,6 +22,10 @@ import os, runpy, sys
 del sys.argv[0]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+TORCHRUN = """
+from torch.distributed.run import main
+main()
 """
 
 
@@ -63,21 +69,25 @@ def test_train_jax(output):
 @pytest.mark.parametrize('ranks', [1, 2])
 def test_train_images(ranks, learning_interpreter, tmp_path):
     program = [str(EXAMPLES / 'train_images.py'), '--epochs', '2']
-    torchrun = ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=2']
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}
 
-    def start(*arguments):
-        if ranks == 1:
-            return learning_interpreter.start(PROGRAM, *program, *arguments, cwd=tmp_path, env=environment)
-        pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True}
-        command = [sys.executable, *torchrun, *program, *arguments]
-        return subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes)
+    def start(*arguments, code=PROGRAM, **variables):
+        return learning_interpreter.start(code, *arguments, cwd=tmp_path, env={**environment, **variables})
 
     def run_to_the_end(*arguments):
-        with start(*arguments) as process:
-            output, errors = process.communicate()
-            assert process.wait() == 0, errors
-        return output
+        # What torchrun tells its ranks, of which each would import PyTorch anew.
+        variables = {'WORLD_SIZE': f'{ranks}', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': f'{free_ports(1)[0]}'}
+        with contextlib.ExitStack() as stack:
+            processes = [
+                stack.enter_context(start(*program, *arguments, RANK=f'{rank}', LOCAL_RANK=f'{rank}', **variables))
+                for rank in range(ranks)
+            ]
+            outputs = []
+            for process in processes:
+                output, errors = process.communicate()
+                assert process.wait() == 0, errors
+                outputs.append(output)
+        return ''.join(outputs)
 
     def losses(output):
         return re.findall(r'step (\d+): loss (\S+)$', output, re.MULTILINE)
@@ -86,7 +96,8 @@ def test_train_images(ranks, learning_interpreter, tmp_path):
     assert [int(step) for step, _ in whole] == list(range(1, 2 * 1797 // 32 + 1))
 
     again = '--out', 'run', '--images', 'whole/images'
-    with start(*again) as process:
+    torchrun = ['--standalone', '--nproc-per-node=2', *program, *again]
+    with start(*torchrun, code=TORCHRUN) if ranks > 1 else start(*program, *again) as process:
         # The process cannot come to its end before it is killed: its pipe is full before.
         fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)
         killed = ''
