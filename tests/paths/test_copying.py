@@ -310,22 +310,24 @@ def test_file_changed_while_it_is_copied_is_an_error(tmp_path, bucket, change):
         ({'layout': 'refs'}, {'layout': 'columns'}, 'refs.bag'),
         ({}, {'checksums': False}, '.crc'),
         ({'shardlen': 2}, {'shardlen': 5}, '00000[12]'),
+        ({}, {'shardlen': 5, 'index': True}, 'spec.json'),
     ],
-    ids=['another layout', 'checksums', 'more shards'],
+    ids=['another layout', 'checksums', 'more shards', 'no shards'],
 )
 def test_copy_is_not_mixed_with_another_dataset(root, tmp_path, older, newer, stray):
     target, source = root / 'target', granular.Path(tmp_path) / 'source'
-    writer = granular.ShardedDatasetWriter if 'shardlen' in older else granular.DatasetWriter
-    reader = granular.ShardedDatasetReader if 'shardlen' in older else granular.DatasetReader
     for folder, options, first in ((target, older, 0), (source, newer, 100)):
+        writer = granular.ShardedDatasetWriter if 'shardlen' in options else granular.DatasetWriter
         with writer(folder, SPEC, granular.encoders, **options) as writing:
             fill(writing, 5, first)
+    before = contents(target)
     for _ in range(2):  # nor when it is begun once more
         with pytest.raises(AlreadyExistsError, match=stray):
             source.copy(target)
+        assert contents(target) == before
     target.rmtree()
     source.copy(target)
-    with reader(target, granular.decoders) as copied:
+    with granular.open(target) as copied:
         assert list(copied) == [point(i) for i in range(100, 105)]
 
 

@@ -302,7 +302,7 @@ class FolderCopy:
 
 
 def _is_of_dataset(name: str) -> bool:
-    return name == 'spec.json' or name.endswith(SUFFIXES)
+    return name in ('spec.json', INDEX) or name.endswith(SUFFIXES)
 
 
 def in_one_store(one: PurePath, other: PurePath) -> bool:
