@@ -1,5 +1,6 @@
 """Requests to Azure Blob Storage: adlfs logs in, and its connections are used with granular's limits and retries."""
 
+import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -9,6 +10,7 @@ from granular._redact import hidden
 from granular.aio.http.messages import Head, Origin
 from granular.aio.http.pool import UnreachableError
 from granular.aio.http.retry import Attempts, RecoverableKind, Traffic, refusal
+from granular.aio.runtime.tasks import end_tasks
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.azure.account import Account
 from granular.aio.stores.base import Store, check_object
@@ -63,16 +65,22 @@ class AzureClient:
             raise InvalidArgumentError(f"{self._store.url(key)}: blobs have no names with '\\', '.' or '..'")
         return self.container.get_blob_client(key)
 
-    async def call(self, name: str, request: Callable[[], Coroutine[Any, Any, T]], nbytes: int = MiB) -> T:
+    async def call(
+        self,
+        name: str,
+        request: Callable[[], Coroutine[Any, Any, T]],
+        nbytes: int = MiB,
+        moved: Callable[[], int | None] | None = None,
+    ) -> T:
         """Return the result of a request, which is sent again as in ``Transport.call``.
 
         ``request`` returns it anew for each attempt; it runs under the event loop of fsspec. ``nbytes`` of memory are
-        reserved.
+        reserved. ``moved`` returns how many bytes were sent or received so far, or None while none are due.
         """
 
         async def attempt() -> T:
             try:
-                result = await on_its_loop(self._fs, request())
+                result = await on_its_loop(self._fs, self._watched(request(), nbytes, moved))
             except Exception as error:
                 failure = self._converted(name, error)
             else:
@@ -84,6 +92,27 @@ class AzureClient:
                 del failure  # which refers to this frame
 
         return await Attempts(self._traffic, _recover, name).run(attempt, nbytes)
+
+    async def _watched(self, request: Coroutine[Any, Any, T], nbytes: int, moved: Callable[[], int | None] | None) -> T:
+        """Return the result of a request, unless it is slower than ``min_rate``: over ``read_timeout``, or without
+        ``moved`` in all. The SDK fails only if no byte of a reply comes.
+        """
+        config, before = self._store.config, None
+        period, least = config.read_timeout, max(1, config.min_rate * config.read_timeout)
+        if moved is None:
+            wait = config.connect_timeout + config.first_byte_timeout
+            async with asyncio.timeout(wait + nbytes / config.min_rate if config.min_rate else None):
+                return await request
+        task = asyncio.ensure_future(request)
+        try:
+            while not (await asyncio.wait([task], timeout=period))[0]:
+                after = moved()
+                if before is not None and after is not None and after - before < least:
+                    raise TimeoutError(f'{after - before} bytes in {period:g} s, less than {config.min_rate} a second')
+                before = after
+            return await task
+        finally:
+            await end_tasks([task])
 
     async def call_existing(self, name: str, request: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
         """Return the result of a request as ``call`` does; None if the blob, not its container, does not exist."""
@@ -108,7 +137,7 @@ class AzureClient:
         if (verification := _cause(error, ssl.SSLCertVerificationError)) is not None:
             return verification
         match error:
-            case GranularError():
+            case GranularError() | TimeoutError():
                 return error
             case exceptions.ClientAuthenticationError() if error.response is None:
                 return AccessDeniedError(

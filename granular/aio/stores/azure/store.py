@@ -144,6 +144,9 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
                 if error.status_code == 416:
                     return None
                 raise
+            finally:
+                for answer in answers:  # the SDK leaves the connection open if this is cancelled
+                    answer.http_response.internal_response.close()
             # The SDK does not compare the range of the reply with that of the request.
             headers = answers[-1].http_response.headers
             size = int(headers['Content-Range'].rpartition('/')[2])
@@ -154,7 +157,10 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
                 raise BadReplyError(f'{name}: expected {end - start} of {expected!r}, got {content}')
             return Reply(data, start, size, stream.properties.etag)
 
-        reply = await client.call(name, request, stop - start)
+        def received() -> int | None:
+            return answers[-1].http_response.internal_response.content.total_bytes if answers else None
+
+        reply = await client.call(name, request, stop - start, received)
         if reply is not None:
             client.metrics.bytes += len(reply.data)
             if version is not None and reply.version != version:
@@ -299,7 +305,7 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
                     f'{self.url(target)}: the copy of {self.url(source)} ended as {status!r}', path=self.url(target)
                 )
 
-        await client.call(self.url(source), request)
+        await client.call(self.url(source), request, moved=lambda: None)  # however long the store takes for the copy
         return True
 
 

@@ -30,13 +30,19 @@ class AzureWriter(PartWriter):
         """Do nothing: the first block starts an upload."""
 
     async def send(self, number: int, data: bytes, last: bool) -> None:
+        body = io.BytesIO()
+
         async def request() -> None:
+            nonlocal body
             block = self._block(number)
-            # A stream, because aiohttp warns of large bodies of bytes.
+            # A stream, because aiohttp warns of large bodies of bytes, and to see how much of it was taken.
             body = io.BytesIO(data)
             await self._blob.stage_block(block, body, len(data), validate_content=True, **self._client.settings)
 
-        await self._client.call(self._name, request, len(data))
+        def sent() -> int | None:
+            return body.tell() if body.tell() < len(data) else None
+
+        await self._client.call(self._name, request, len(data), sent)
 
     def _block(self, number: int) -> str:
         # All ids of a blob must have the same length; the token separates concurrent writers.
