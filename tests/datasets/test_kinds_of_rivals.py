@@ -112,6 +112,24 @@ def test_copy_is_refused_beside_another_copy_and_completes_what_a_failed_one_lef
     assert {path.name for path in (root / 'ds').rglob('*') if path.name.startswith('.')} == set()
 
 
+@pytest.mark.parametrize('kind', ['copy', 'copy of columns'])
+def test_conversion_that_is_continued_is_refused_beside_a_copy(root, kind):
+    path = root / 'ds'
+    write('convert to one', path, 'b')
+    for file in list(path.iterdir()):
+        if file.name != '.granular-conversion':  # what it leaves if it is killed at its beginning
+            file.unlink()
+
+    def go_on():
+        with pytest.raises(AlreadyExistsError):
+            write('convert to one', path, 'b')
+
+    write(kind, path, 'a', go_on)
+    with granular.open(path) as reader:
+        assert list(reader) == points('a')
+    assert granular.verify(path).problems == [] and not list(path.rglob('.writer.*'))
+
+
 def test_failed_writer_removes_no_files_of_others(root):
     """Such as those of a tool without locks."""
     for layout in ('refs', 'columns'):

@@ -238,12 +238,16 @@ class _Work:
 
     async def run(self, plan: Conversion) -> Conversion:
         """Convert, and return the plan with the counts."""
-        store = self._directory.store
-        if self._writer.shardlen is None or store.local or not store.conditional:
+        store, sharded = self._directory.store, self._writer.shardlen is not None
+        if store.local or not store.conditional:
             with self._locked:
                 return await self._run(plan)
-        claim = Claim(self._directory, 0, 1, 'unknown')  # because a killed run is resumed on any machine
+        # A killed run is resumed on any machine; without shards, a claim is that of a copy.
+        claim = Claim(self._directory, 0, 1, 'unknown' if sharded else 'stale')
         await claim.take()
+        if not sharded:  # its writer publishes nothing beside a claim
+            await claim.release()
+            return await self._run(plan)
         self._claim = claim
         async with claim.releasing():
             return await self._run(plan)

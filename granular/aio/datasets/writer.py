@@ -184,6 +184,8 @@ class DatasetWriter(DatapointWriter):
             return
         if self._has_copies:
             return
+        if claims and self._anew:
+            raise AlreadyExistsError(f'{self._name}: {await find_rival(self.directory, [*entries.values()])}')
         if (bag_files or temporary or claims) and not exclusive and self._resume != 'discard':
             raise AlreadyExistsError(
                 f'{self._name}: exists already, without a spec.json: another writer is writing it, or was killed: if '
