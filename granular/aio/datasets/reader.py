@@ -10,7 +10,7 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.bags.index_cache import Snapshot
+from granular.aio.bags.index_cache import Snapshot, proven
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent
 from granular.aio.datasets.codec import Decoders, Field, raw
@@ -20,6 +20,7 @@ from granular.aio.datasets.dataset import Dataset, OpenOptions
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open, ensure_open
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.indexing import Ints, index_of, indices_of
@@ -195,6 +196,11 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     def _opened_files(self) -> Identity:
         return Identity.of([self.directory.store], self._dataset.files())
+
+    async def _identify(self) -> None:
+        # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
+        proofs = {bag.proof for bag in self._columns.all_bags.values() if bag.proof is not None}
+        await proven(proofs, gather([]))
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}

@@ -20,6 +20,7 @@ from granular.aio.datasets.shards import check_series
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import check_open
+from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import NotFoundError, ObjectChangedError
 from granular.indexing import Ints, index_of
@@ -104,6 +105,9 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     def _file_bytes(self, mask: Any) -> int | None:
         # A state fits every series of equal length, of which each host may have its own.
         return self.nbytes(mask) if self._choice['shardstep'] == 1 else None
+
+    async def _identify(self) -> None:
+        await gather([reader._identify() for reader in self.readers])
 
     def identity(self) -> list[Any]:
         """Return the identities of the shards."""
