@@ -188,7 +188,8 @@ def fetch_all(url, options, folder, barrier, queue, die=False):
         if die:
             threading_kill()
         result, _, _, misses = measure(lambda: reader.fetch(range(60)))
-    queue.put((misses, [point['label'] for point in result], sum(len(point['data']) for point in result)))
+    if not die:  # a process that is killed within `put` holds the lock of the queue for ever
+        queue.put((misses, [point['label'] for point in result], sum(len(point['data']) for point in result)))
 
 
 def threading_kill():

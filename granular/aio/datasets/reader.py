@@ -199,7 +199,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     async def _identify(self) -> None:
         # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
-        proofs = {bag.proof for bag in self._columns.all_bags.values() if bag.proof is not None}
+        proofs = {bag.proof for bag in self._dataset.columns.all_bags.values() if bag.proof is not None}
         await proven(proofs, gather([]))
 
     def identity(self) -> tuple[Any, ...]:
