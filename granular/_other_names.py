@@ -1,6 +1,7 @@
 """Answers to the names that arguments and methods have in other libraries, or in another place of this one."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, cast
 
@@ -35,6 +36,8 @@ _STORE_OPTIONS: Final = {
 }  # fmt: skip
 
 
+_BOOLEANS: Final = frozenset(('bool', 'bool_'))  # of Python and numpy, which is not imported here
+
 # Types of values, and their names in numpy, pyarrow, datasets and streaming.
 _TYPES: Final = {
     'jpg': ('jpeg',),
@@ -59,16 +62,23 @@ def type_named(other: str) -> str:
 
 def answering(**answers: str) -> Callable[[Function], Function]:
     """Make a function, or a constructor, answer names of arguments that it does not have by what to pass instead: by
-    the given answers, or else by names that it has.
+    the given answers, or else by names that it has. Arguments of the type ``bool`` must be booleans, or 0 or 1: the
+    text 'false' would be true, and arrays have no truth.
     """
 
     def decorate(function: Function) -> Function:
         if isinstance(function, type):
             function.__init__ = decorate(function.__init__)  # type: ignore[misc]
             return function
+        flags = _flags_of(function)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            for name, position in flags:
+                value = args[position] if position < len(args) else kwargs.get(name, False)
+                kind = type(value).__name__
+                if kind not in _BOOLEANS and not (kind == 'int' and value in (0, 1)):
+                    raise InvalidArgumentError(f'{name}: expected True or False, got {value!r:.100}')
             try:
                 return function(*args, **kwargs)
             except UnknownArgumentError:
@@ -84,6 +94,15 @@ def answering(**answers: str) -> Callable[[Function], Function]:
         return cast(Function, awaited if function.__code__.co_flags & _COROUTINE else call)
 
     return decorate
+
+
+def _flags_of(function: Any) -> list[tuple[str, int]]:
+    """Return the arguments that are ``bool``, with their positions."""
+    while hasattr(function, '__wrapped__'):
+        function = function.__wrapped__
+    names, count = function.__code__.co_varnames, function.__code__.co_argcount
+    flags = [name for name, kind in function.__annotations__.items() if kind is bool and name in names]
+    return [(name, position if (position := names.index(name)) < count else sys.maxsize) for name in flags]
 
 
 def refuse_unknown(

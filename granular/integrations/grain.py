@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from granular._lazy import import_extra
+from granular._other_names import answering
 from granular.aio.pipeline.nodes.stacking import stack
+from granular.aio.pipeline.transforms import BATCH_ARGUMENTS
+from granular.aio.runtime.user_functions import function_or
 from granular.errors import InvalidArgumentError, OutOfRangeError
 from granular.indexing import check_integer
 
@@ -19,6 +22,7 @@ __all__ = ['batch']
 MapDataset: Any = import_extra('grain', 'grain').MapDataset
 
 
+@answering(**BATCH_ARGUMENTS)
 def batch(
     dataset: Any,
     batch_size: int,
@@ -43,7 +47,7 @@ def batch(
     Raises:
       InvalidArgumentError: for a batch size below 1, or a dataset that is not a ``grain.MapDataset``.
     """
-    return _Batched(dataset, batch_size, drop_remainder, batch_fn or stack)
+    return _Batched(dataset, batch_size, drop_remainder, function_or('batch_fn', batch_fn, stack))
 
 
 class _Batched(MapDataset):  # type: ignore[misc]

@@ -174,3 +174,39 @@ def test_the_largest_settings_are_used_and_larger_ones_refused(field, tmp_path):
             writer.append({'i': i, 'x': bytes(1000 * i)})
     with granular.DatasetReader(root / 'data', granular.decoders) as reader:
         assert reader.fetch([3, 8]) == [{'i': i, 'x': bytes(1000 * i)} for i in (3, 8)]
+
+
+FLAGS = {
+    'drop_remainder': lambda value: dataset.batch(2, drop_remainder=value),
+    'shuffle': lambda value: granular.IndexSampler(10, None, value, seed=0),
+    'allow_nones': lambda value: dataset.to_iter_dataset(allow_nones=value),
+    'cache_data': lambda value: granular.BagReader(b'', cache_data=value),
+    'remove': lambda value: granular.clean('.', value),
+    'debug': lambda value: granular.DatasetOptions(debug=value),
+}
+
+
+@pytest.mark.parametrize('value', ['false', None, 1, np.array([True, False])], ids=str)
+@pytest.mark.parametrize('name', FLAGS)
+def test_a_flag_is_a_boolean(name, value):
+    with pytest.raises(InvalidArgumentError, match=f'^{name}: expected True or False, got '):
+        FLAGS[name](value)
+
+
+def test_a_flag_may_be_a_boolean_of_numpy():
+    assert len(dataset.batch(4, drop_remainder=np.bool_(True))) == 2
+
+
+@pytest.mark.parametrize('make', [dataset.batch, dataset.to_iter_dataset().batch])
+def test_a_batch_function_can_be_called(make):
+    for value in (5, 0, 'stack'):
+        with pytest.raises(InvalidArgumentError, match=f'^batch_fn: expected a function or None, got {value!r}$'):
+            make(2, batch_fn=value)
+
+
+def test_numbers_beyond_63_bits_are_refused_or_endless():
+    with pytest.raises(InvalidArgumentError, match='^range: expected integers'):
+        granular.RangeDataSource(0, 10**30, 1)
+    assert next(iter(granular.load([7], num_epochs=10**30, batch_size=1))) == [7]
+    with pytest.raises(InvalidArgumentError, match='expected str, got int$'):
+        list(granular.Path('x').glob(5))

@@ -30,7 +30,7 @@ from granular.errors import (
     UnsupportedError,
 )
 from granular.formats.codecs.arrays import UNPACKING, array_counts, array_head, parse_array_head
-from granular.indexing import Ints, check_integer, grouped, placed
+from granular.indexing import MOST, Ints, check_integer, grouped, placed
 
 _HEAD = 64  # bytes; at least those before the data of an array
 
@@ -88,8 +88,8 @@ class TokenWindows(SequenceSource[Window]):
                 f'TokenWindows: expected a DatasetReader or ShardedDatasetReader, got {type(reader).__name__}'
             )
         self._reader, self._key = reader, key
-        self._length = check_integer('length', length, 1)
-        self._stride = self._length if stride is None else check_integer('stride', stride, 1)
+        self._length = check_integer('length', length, 1, MOST)
+        self._stride = self._length if stride is None else check_integer('stride', stride, 1, MOST)
         self._shards: list[Columns] = []
         self._firsts: Ints = np.zeros(1, np.int64)  # the first datapoint of each shard, and the number of datapoints
         self._starts = self._counts = self._stops = np.zeros(0, np.int64)  # by datapoint; stops count windows

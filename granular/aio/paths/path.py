@@ -203,7 +203,7 @@ class Path(PurePath):
 
         They are listed page by page.
         """
-        parts = [part for part in pattern.split('/') if part]
+        parts = [part for part in check_str(pattern, self).split('/') if part]
         if not parts or pattern.startswith('/'):
             raise InvalidArgumentError(f'{self}: expected a relative pattern, got {pattern!r}')
         if not self._store.local:

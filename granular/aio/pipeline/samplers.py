@@ -87,7 +87,7 @@ class IndexSampler:
     def shard_length(self) -> int:
         """Number of indices of this shard."""
         length = self._stop - self._start
-        return ENDLESS if self.num_epochs is None and length else length * (self.num_epochs or 0)
+        return ENDLESS if self.num_epochs is None and length else min(ENDLESS, length * (self.num_epochs or 0))
 
     def __len__(self) -> int:
         return min(ENDLESS, self.shard_length * self.shard_options.shard_count)

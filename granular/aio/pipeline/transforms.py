@@ -238,9 +238,6 @@ class DatasetOptions:
             ratio = getattr(self, name)
             if ratio is not None and not (isinstance(ratio, int | float | np.number) and 0 <= ratio <= 1):
                 raise InvalidArgumentError(f'{name}: expected a number from 0 to 1 or None, got {ratio!r:.100}')
-        for name in ('stage_timing', 'debug'):
-            if not isinstance(value := getattr(self, name), bool):
-                raise InvalidArgumentError(f'{name}: expected True or False, got {value!r:.100}')
 
 
 @answering(
@@ -392,9 +389,11 @@ def _as_options(name: str, options: Any, kind: type[Options]) -> Options:
 def range_between(*bounds: Any) -> range:
     """Return ``range(*bounds)``; raise ``InvalidArgumentError`` if a bound is not an integer, or the step is 0."""
     try:
-        return range(*bounds)
-    except (TypeError, ValueError) as error:
+        out = range(*bounds)
+        len(out)
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(f'range: expected integers whose step is not 0, got {bounds}: {error}') from error
+    return out
 
 
 class RangeDataSource:

@@ -14,7 +14,7 @@ from granular.aio.pipeline.nodes.indices import in_epochs
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
-from granular.aio.runtime.user_functions import call_checked, call_user, method_of, name_of, refuse_coroutine_function
+from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import MOST, Seed, check_integer
 
@@ -303,8 +303,8 @@ class Batch(Node):
             raise InvalidArgumentError(
                 'batches of a filtered dataset would not be full: call to_iter_dataset() before batch()'
             )
-        refuse_coroutine_function(batch_fn)
-        self.size, self.drop_remainder, self.fn = size, drop_remainder, batch_fn or stack
+        self.size, self.drop_remainder = size, drop_remainder
+        self.fn = function_or('batch_fn', batch_fn, stack)
         self.source_length = len(parent)
         self._length = self.source_length // size if drop_remainder else -(-self.source_length // size)
 

@@ -13,7 +13,7 @@ from granular.aio.pipeline.streams.flow import Counter, Flow, logger, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import refuse_coroutine_function
+from granular.aio.runtime.user_functions import function_or
 from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
 
@@ -28,8 +28,7 @@ class BatchOf(Stream):
     ) -> None:
         super().__init__(parent)
         self.size: int = check_integer('batch_size', size, 1)
-        refuse_coroutine_function(batch_fn)
-        self.drop_remainder, self.fn = drop_remainder, batch_fn or stack
+        self.drop_remainder, self.fn = drop_remainder, function_or('batch_fn', batch_fn, stack)
 
     def length(self) -> int:
         elements = self.parent.length()
