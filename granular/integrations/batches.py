@@ -97,7 +97,12 @@ class Batches(Closing, Iterator[Any]):
     """
 
     def __init__(self, batches: Any, buffer: int) -> None:
-        self._source, self._batches = batches, iter(batches)
+        try:
+            self._source, self._batches = batches, iter(batches)
+        except TypeError:
+            if hasattr(type(batches), '__iter__'):
+                raise
+            raise InvalidArgumentError(f'Batches: expected a Loader or a stream, got {batches!r:.100}') from None
         self._buffer = check_integer('buffer', buffer, 0)
         self._thread: Threads | None = None
         self._inherited = False  # True if the thread belongs to the process that this one was forked from

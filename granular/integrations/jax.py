@@ -33,6 +33,7 @@ def to_jax(batch: Any, sharding: Any) -> Any:
       DatapointError: for a leaf that is not an array of numbers, or whose length does not fit the devices; and for
         integers beyond 32 bits without ``jax_enable_x64``, which JAX would cut.
     """
+    _checked(sharding)
 
     def place(path: Any, value: Any) -> Any:
         _refuse_to_cut(path, value)
@@ -46,6 +47,15 @@ def to_jax(batch: Any, sharding: Any) -> Any:
             ) from error
 
     return jax.tree_util.tree_map_with_path(place, batch)
+
+
+def _checked(sharding: Any) -> Any:
+    if not isinstance(sharding, jax.sharding.Sharding):
+        raise InvalidArgumentError(
+            f'expected a jax.sharding.Sharding, got {type(sharding).__name__}: pass '
+            f"NamedSharding(mesh, PartitionSpec('data'))"
+        )
+    return sharding
 
 
 def _refuse_to_cut(path: Any, value: Any) -> None:
@@ -154,13 +164,8 @@ class Batches(core.Batches):
             raise InvalidArgumentError(
                 'the loader uses memory again that is still being read: pass recycle_after=False'
             )
-        if not isinstance(sharding, jax.sharding.Sharding):
-            raise InvalidArgumentError(
-                f'expected a jax.sharding.Sharding, got {type(sharding).__name__}: pass '
-                f"NamedSharding(mesh, PartitionSpec('data'))"
-            )
         super().__init__(batches, buffer)
-        self._sharding = sharding
+        self._sharding = _checked(sharding)
 
     def _prepare(self, batch: Any) -> Any:
         return batch, jax.config.jax_enable_x64

@@ -216,6 +216,7 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
     Raises:
       DatapointError: for an array of numbers whose type or layout in memory torch does not have.
     """
+    device = None if device is None else _device_of(device, 'to_torch')
     pin = (device is not None if pin_memory is None else pin_memory) and has_accelerator()
 
     def place(path: str, value: Any) -> Any:
@@ -235,6 +236,13 @@ def to_torch(batch: Any, device: Any = None, pin_memory: bool | None = None) -> 
         return tensor if device is None else tensor.to(device, non_blocking=True)
 
     return _map_leaves(place, batch)
+
+
+def _device_of(device: Any, name: str) -> Any:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"{name}: device={device!r:.100}: pass 'cuda' or 'cpu': {error}") from None
 
 
 def _has_numbers(value: Any) -> bool:
@@ -295,10 +303,7 @@ class Batches(core.Batches):
         self._stream: Any = None
         if device is None:
             return
-        try:
-            kind = torch.device(device).type
-        except RuntimeError as error:
-            raise InvalidArgumentError(f"Batches: device={device!r}: pass 'cuda' or 'cpu': {error}") from None
+        kind = _device_of(device, 'Batches').type
         if kind == 'cuda' and not torch.cuda.is_available():
             raise InvalidArgumentError(f"Batches: device={device!r}, but torch finds no GPU here: pass device='cpu'")
         if not buffer:

@@ -679,7 +679,7 @@ def test_invalid_arguments_are_rejected():
     import torch
     from torch.utils.data import DataLoader
 
-    from granular.integrations.torch import Batches, IterableDataset
+    from granular.integrations.torch import Batches, IterableDataset, to_torch
 
     class Refused(torch.utils.data.IterableDataset):
         """Yields the error for a stream with its own processes, as torch takes 5 s to end a worker that raises."""
@@ -710,6 +710,12 @@ def test_invalid_arguments_are_rejected():
         IterableDataset(stream()).load_state_dict({'x': 1})
     with pytest.raises(InvalidArgumentError, match='buffer: expected an integer >= 0, got -1'):
         Batches([1], 'cpu', buffer=-1)
+    for value in (['cpu'], 'a', -1, 10**30):
+        for convert in (Batches, to_torch):
+            with pytest.raises(InvalidArgumentError, match=r"device=.*: pass 'cuda' or 'cpu': "):
+                convert([{'x': np.zeros(2)}], device=value)
+    with pytest.raises(InvalidArgumentError, match='^Batches: expected a Loader or a stream, got 5$'):
+        Batches(5)
     with pytest.raises(InvalidArgumentError, match="device='gpu': pass 'cuda' or 'cpu': Expected one of cpu, cuda"):
         Batches([1], 'gpu')
     if not torch.cuda.is_available():
