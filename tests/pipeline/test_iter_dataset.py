@@ -646,7 +646,11 @@ def test_stream_too_short_for_a_batch_is_a_warning(name, caplog):
         resumed.set_state(iterator.get_state())
         assert (list(iterator), list(resumed)) == ([], [])
     assert list(MapDataset.range(0).to_iter_dataset().batch(3, drop_remainder=True)) == []
+    assert list(MapDataset.range(0).batch(3, drop_remainder=True)) == []
     assert not caplog.records
+    assert list(MapDataset.range(5).batch(6, drop_remainder=True)) == []
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith('batch(6, drop_remainder=True): no batch of 5 elements')
 
 
 def test_functions_that_return_none_for_ever_are_a_warning(caplog):

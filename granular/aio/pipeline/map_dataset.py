@@ -320,7 +320,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         Raises:
           InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
         """
-        return self._of(elements.Batch(self._node, batch_size, drop_remainder, batch_fn))
+        batches = elements.Batch(self._node, batch_size, drop_remainder, batch_fn)
+        batches.warn_of_none()
+        return self._of(batches)
 
     @answering(
         batch_size='nothing, and call batch(64) of the stream',
