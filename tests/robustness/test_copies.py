@@ -213,8 +213,11 @@ KINDS = [*WRITERS, 'file']
 ACTIONS = ['exit', 'drop', 'abort', 'append', 'close', 'fork']
 
 
-@pytest.mark.parametrize('store', ['local', 'bucket'])
-@pytest.mark.parametrize(('kind', 'action'), cover([KINDS], [ACTIONS]) + cover([KINDS], [ACTIONS[1:] + ACTIONS[:1]]))
+@pytest.mark.parametrize(
+    ('store', 'kind', 'action'),
+    [('local', *pair) for pair in cover([KINDS], [ACTIONS])]
+    + [('bucket', *pair) for pair in cover([KINDS], [ACTIONS[1:] + ACTIONS[:1]])],
+)
 def test_writers_outlive_what_forked_children_do_with_them(interpreter, request, tmp_path, store, kind, action):
     server = request.getfixturevalue('fakegcs') if store == 'bucket' else None
     place, options = (tmp_path, {}) if server is None else (server.place(), server.options)
