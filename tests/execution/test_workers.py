@@ -385,8 +385,8 @@ def test_workers_draw_different_numbers_from_global_generators(method):
 
     assert torch.initial_seed() is not None  # it is imported, as by programs whose functions use it
     batches = []
-    for _ in range(2):  # a loader for each epoch, whose workers have copies of the same states
-        with granular.Loader(MapDataset.range(16).map(drawn), 1, prefetch=3, workers=4, mp=method) as loader:
+    for workers in (2, 1):  # a loader for each epoch, whose workers have copies of the same states
+        with granular.Loader(MapDataset.range(16).map(drawn), 1, prefetch=3, workers=workers, mp=method) as loader:
             batches += loader
     for name in ('numpy', 'torch'):
         assert len({batch[name].item() for batch in batches}) == 32, name

@@ -10,10 +10,8 @@ import sys
 import tomllib
 
 import fsspec
-import gcsfs.core
 import numpy as np
 import pytest
-import s3fs
 from pyarrow import parquet
 
 import granular
@@ -51,7 +49,11 @@ def fs(server):
 def reference(server):
     """The usual file system of a server."""
     if server.scheme == 'gs':
+        import gcsfs.core
+
         return gcsfs.core.GCSFileSystem(token='anon', endpoint_url=server.endpoint, skip_instance_cache=True)
+    import s3fs
+
     login = {name: server.options.get(name, 'any') for name in ('key', 'secret')}
     return s3fs.S3FileSystem(endpoint_url=server.endpoint, skip_instance_cache=True, **login)
 
@@ -210,6 +212,8 @@ async def test_calls_run_under_the_loop_of_the_caller(server, folder, url):
 
 
 def test_renewed_credentials_are_used(tmp_path, monkeypatch):
+    import s3fs
+
     with FaultServer() as server:
         keys = AmazonKeys(tmp_path / 'credentials')
         server.renew = keys.renew
@@ -223,6 +227,8 @@ def test_renewed_credentials_are_used(tmp_path, monkeypatch):
 
 
 def test_pickles_hold_no_credentials(tmp_path):
+    import s3fs
+
     secrets = {'key': 'PLANTED-KEY', 'secret': 'PLANTED-SECRET', 'token': 'PLANTED-TOKEN'}
     for options in ({**secrets, 'region': 'eu-west-3'}, {'fs': s3fs.S3FileSystem(**secrets)}):
         fs = fsspec.filesystem('granular+s3', skip_instance_cache=True, **options)

@@ -3,7 +3,6 @@
 import tracemalloc
 
 import numpy as np
-import torch
 
 from granular.aio.runtime.buffers import uninitialised
 
@@ -11,6 +10,8 @@ SIZE = 33 << 20
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it():
+    import torch
+
     block = uninitialised(SIZE)
     block[:] = 7
     start = block.ctypes.data
