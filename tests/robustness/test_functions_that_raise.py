@@ -17,7 +17,7 @@ from granular.errors import FunctionError, GranularError
 from granular.integrations import batches
 from tests.support.functions_that_raise import BAD, COUNT, ERRORS, FAMILIES, OPERATIONS, WAYS, Raises
 from tests.support.interpreters import Interpreter
-from tests.support.tables import pairwise
+from tests.support.tables import FULL_TABLES, each_value, pairwise
 
 
 @pytest.fixture(scope='module')
@@ -62,15 +62,21 @@ def opened(api, fn, method, on_error='raise'):
     return iterator, iterator.set_next_index
 
 
+APIS = ('Loader', 'stream', 'DataLoader')
+
+
+def combined(names, spawned):
+    """Combine errors, APIs, and threads or forked workers; few errors with spawned workers, which take long to start."""
+    rows = pairwise(itertools.product(names, [None, 'fork'], APIS))
+    return rows + each_value(itertools.product(names if FULL_TABLES else spawned, ['spawn'], APIS))
+
+
 GROUPS = ('OwnError', 'BaseExceptionGroup')  # neither an Exception nor one that ends something
 ENDS = [name for name in ERRORS if issubclass(type(ERRORS[name]()), CONTROL)]
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize(
-    ('name', 'method', 'api'),
-    pairwise(itertools.product([*ENDS, *GROUPS], [None, 'fork', 'spawn'], ['Loader', 'stream', 'DataLoader'])),
-)
+@pytest.mark.parametrize(('name', 'method', 'api'), combined([*ENDS, *GROUPS], ['SystemExit', *GROUPS]))
 def test_exception_that_ends_programs_is_an_error_of_its_element(name, method, api):
     # On the main thread: signals, which raise such exceptions there, do not reach functions that run elsewhere.
     elements, go_to = opened(api, Raises(name), method)
@@ -88,10 +94,7 @@ def test_exception_that_ends_programs_is_an_error_of_its_element(name, method, a
 
 
 @pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')
-@pytest.mark.parametrize(
-    ('name', 'method', 'api'),
-    pairwise(itertools.product(ERRORS, [None, 'fork', 'spawn'], ['Loader', 'stream', 'DataLoader'])),
-)
+@pytest.mark.parametrize(('name', 'method', 'api'), combined(ERRORS, ['OddError', 'SystemExit', 'OwnError']))
 def test_on_error_skip_applies_to_exceptions_only(name, method, api):
     error = ERRORS[name]()
     elements, _ = opened(api, Raises(name), method, on_error='skip')
