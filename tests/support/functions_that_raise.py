@@ -540,7 +540,8 @@ def cases(way: str, folder: str) -> Iterator[tuple[str, str, Callable[[], Any]]]
                 yield operation, name, lambda called=called, name=name: called(Raises(name), folder)  # type: ignore[misc]
         return
     chosen = WAYS[way]
-    for operation, name in cover([list(OPERATIONS)], FAMILIES):
+    # What a worker raises takes the same way from each operation: there, each operation and each error comes once.
+    for operation, name in cover([list(OPERATIONS)], [list(ERRORS)] if way == 'fork' else FAMILIES):
         make = OPERATIONS[operation]
         yield (
             operation,
