@@ -10,7 +10,7 @@ import pytest
 
 from tests.robustness.interrupts import HEAD, PROGRAMS, bucket, interrupt
 from tests.support.interpreters import Interpreter
-from tests.support.programs import INTERRUPTIBLE, run_python
+from tests.support.programs import INTERRUPTIBLE
 from tests.support.tables import pairwise
 
 
@@ -33,15 +33,20 @@ def test_ctrl_c_ends_the_program(program, s3):
     assert wrong is None, output
 
 
-def ends(code, dataset, message=''):
+@pytest.fixture
+def ends(interpreter, dataset):
     """Check that a program ends well, and prints the message at most."""
-    path, options = dataset
-    done = run_python(textwrap.dedent(HEAD) + textwrap.dedent(code), str(path), json.dumps(options))
-    assert (done.returncode, done.stdout) == (0, 'ready\n'), done.stderr
-    assert message in done.stderr if message else not done.stderr, done.stderr
+
+    def check(code, message=''):
+        path, options = dataset
+        done = interpreter.run(textwrap.dedent(HEAD) + textwrap.dedent(code), str(path), json.dumps(options))
+        assert (done.returncode, done.stdout) == (0, 'ready\n'), done.stderr
+        assert message in done.stderr if message else not done.stderr, done.stderr
+
+    return check
 
 
-def test_exit_with_work_in_flight_is_clean(dataset):
+def test_exit_with_work_in_flight_is_clean(ends):
     ends(
         """
         reader = granular.DatasetReader(data, granular.decoders)
@@ -56,12 +61,11 @@ def test_exit_with_work_in_flight_is_clean(dataset):
         thread = threading.Thread(target=lambda: [reader.fetch(range(64)) for _ in range(10**6)], daemon=True)
         thread.start()
         """,
-        dataset,
         'was never closed: 1 of its 1 datapoints are lost',
     )
 
 
-def test_exit_with_an_iterator_of_the_users_in_flight_is_clean(dataset):
+def test_exit_with_an_iterator_of_the_users_in_flight_is_clean(ends):
     ends(
         """
         class Same(granular.DatasetIterator):
@@ -77,13 +81,12 @@ def test_exit_with_an_iterator_of_the_users_in_flight_is_clean(dataset):
         reader = granular.DatasetReader(data, granular.decoders)
         iterator = iter(Sames(granular.MapDataset.source(reader).repeat().to_iter_dataset()).prefetch(2))
         next(iterator)
-        """,
-        dataset,
+        """
     )
 
 
 @pytest.mark.parametrize('name', ['loader', 'stream', 'processes', 'reader', 'items'])
-def test_finalizer_of_a_user_that_closes_at_exit_is_clean(name, dataset):
+def test_finalizer_of_a_user_that_closes_at_exit_is_clean(name, ends):
     ends(
         f"""
         class Trainer:
@@ -101,12 +104,11 @@ def test_finalizer_of_a_user_that_closes_at_exit_is_clean(name, dataset):
             'reader': lambda: reader,
             'items': lambda: iter(reader),
         }}[{name!r}]())
-        """,
-        dataset,
+        """
     )
 
 
-def test_loop_may_end_with_pending_reads(dataset):
+def test_loop_may_end_with_pending_reads(ends):
     ends(
         """
         async def main(keep):
@@ -125,12 +127,11 @@ def test_loop_may_end_with_pending_reads(dataset):
             assert all(task.done() for task in keep[:20])
             del keep
             gc.collect()
-        """,
-        dataset,
+        """
     )
 
 
-def test_fork_while_a_loader_runs_is_safe(dataset):
+def test_fork_while_a_loader_runs_is_safe(ends):
     ends(
         """
         reader = granular.DatasetReader(data, granular.decoders)
@@ -147,12 +148,11 @@ def test_fork_while_a_loader_runs_is_safe(dataset):
         assert loader.save()['step'] == 32
         loader.close()
         reader.close()
-        """,
-        dataset,
+        """
     )
 
 
-def test_spawned_processes_read(dataset, tmp_path):
+def test_spawned_processes_read(ends, tmp_path):
     (tmp_path / 'worker.py').write_text(
         textwrap.dedent(
             """
@@ -180,12 +180,11 @@ def test_spawned_processes_read(dataset, tmp_path):
             assert process.exitcode == 0
         queue.close()
         queue.join_thread()
-        """,
-        dataset,
+        """
     )
 
 
-def test_threads_with_and_without_loops_read_concurrently(dataset):
+def test_threads_with_and_without_loops_read_concurrently(ends):
     ends(
         """
         reader = granular.DatasetReader(data, granular.decoders)
@@ -213,12 +212,11 @@ def test_threads_with_and_without_loops_read_concurrently(dataset):
         for i in range(1, 6):
             work(2 * i - 1)
         assert len(os.listdir('/proc/self/fd')) <= before + 2
-        """,
-        dataset,
+        """
     )
 
 
-def test_loop_closed_without_shutdown_leaves_no_warning(dataset):
+def test_loop_closed_without_shutdown_leaves_no_warning(ends):
     # A socket cannot be closed before its loop lets go of it; but nothing hangs, and the next loop works.
     ends(
         """
@@ -231,12 +229,11 @@ def test_loop_closed_without_shutdown_leaves_no_warning(dataset):
             del loop
             gc.collect()
         assert (data / 'spec.json').read_bytes()
-        """,
-        dataset,
+        """
     )
 
 
-def test_read_while_the_interpreter_exits_is_a_closed_error_and_ends_daemon_threads_silently():
+def test_read_while_the_interpreter_exits_is_a_closed_error_and_ends_daemon_threads_silently(interpreter):
     program = """
         import atexit, threading
         import granular
@@ -255,7 +252,7 @@ def test_read_while_the_interpreter_exits_is_a_closed_error_and_ends_daemon_thre
             except granular.errors.ClosedError as error:
                 print(error)
         """
-    done = run_python(textwrap.dedent(program))
+    done = interpreter.run(textwrap.dedent(program))
     assert (done.returncode, done.stdout, done.stderr) == (0, 'the interpreter is shutting down\n', '')
 
 
@@ -433,7 +430,7 @@ interrupt_at(step)
 """
 
 
-def test_program_ends_that_was_interrupted_where_it_took_a_lock_of_its_threads():
+def test_program_ends_that_was_interrupted_where_it_took_a_lock_of_its_threads(interpreter):
     """Each child is interrupted once, where ``threading.Condition`` has its lock and has not returned."""
-    done = run_python(INTERRUPTED_MAP)
+    done = interpreter.run(INTERRUPTED_MAP)
     assert (done.returncode, done.stderr) == (0, '')
