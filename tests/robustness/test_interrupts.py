@@ -171,14 +171,16 @@ class Interrupt:
         self.where: list[str] = []
 
     def _event(self, frame: Any, event: str, arg: object) -> None:
+        if event in ('call', 'c_return') and not self.where:
+            self.count += 1
+            if 0 < self._at <= self.count and self._is_point(frame, event):
+                sys.setprofile(None)
+                self._interrupt()
+
+    def _interrupt(self) -> None:
         raise NotImplementedError
 
-    def _passes(self, frame: Any, event: str) -> bool:
-        if self.where or event not in ('call', 'c_return'):
-            return False
-        self.count += 1
-        if not 0 < self._at <= self.count:
-            return False
+    def _is_point(self, frame: Any, event: str) -> bool:
         if event == 'call':  # not where an exception is thrown into a generator, nor where one resumes after an await
             code, position = frame.f_code.co_code, frame.f_lasti
             if code[position] != RESUME or code[position + 1] > 1:
@@ -209,10 +211,8 @@ class MainThread(Interrupt):
         sys.setprofile(self._function)
         return self
 
-    def _event(self, frame: Any, event: str, arg: object) -> None:
-        if self._passes(frame, event):
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+    def _interrupt(self) -> None:
+        raise KeyboardInterrupt
 
     def __exit__(self, *args: object) -> None:
         sys.setprofile(None)
@@ -231,11 +231,9 @@ class Loop(Interrupt):
         await ensure_event_loop()
         sys.setprofile(function)
 
-    def _event(self, frame: Any, event: str, arg: object) -> None:
-        if self._passes(frame, event):
-            sys.setprofile(None)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            self._received.wait(10)
+    def _interrupt(self) -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        self._received.wait(10)
 
     def _handle(self, number: int, frame: Any) -> None:
         if ignored := is_ignored(frame):  # at a timer of the loop, for which the main thread does not wait
