@@ -66,7 +66,7 @@ APIS = ('Loader', 'stream', 'DataLoader')
 
 
 def combined(names, spawned):
-    """Combine errors, APIs, and threads or forked workers; few errors with spawned workers, which take long to start."""
+    """Combine errors, APIs, and threads or forked workers, and few errors with spawned workers, which start slowly."""
     rows = pairwise(itertools.product(names, [None, 'fork'], APIS))
     return rows + each_value(itertools.product(names if FULL_TABLES else spawned, ['spawn'], APIS))
 
