@@ -266,15 +266,15 @@ def test_recycled_memory_is_that_of_a_batch_after_which_as_many_were_returned(co
     assert len(memory) <= count + 2  # those, and one of a batch that is loaded
 
 
-@pytest.mark.parametrize('mp', [None, 'fork'])
+@pytest.mark.parametrize('options', [{}, {'mp': 'fork', 'workers': 1}], ids=['threads', 'fork'])
 @pytest.mark.parametrize('text', ['ab', b'ab', np.str_('ab'), np.bytes_(b'ab')])
-def test_texts_and_bytes_keep_zeros_at_their_end(text, mp):
+def test_texts_and_bytes_keep_zeros_at_their_end(text, options):
     zero = '\0' if isinstance(text, str) else b'\0'
     values = [text * i + zero * (i % 3) for i in range(8)]
-    with granular.Loader([{'x': value} for value in values], 4, mp=mp, recycle_after=1) as loader:
+    with granular.Loader([{'x': value} for value in values], 4, recycle_after=1, **options) as loader:
         assert [value for batch in loader for value in batch['x'].tolist()] == values
     lists = [[value, text * 2] for value in values]
-    with granular.Loader([{'x': value} for value in lists], 4, mp=mp, recycle_after=1) as loader:
+    with granular.Loader([{'x': value} for value in lists], 4, recycle_after=1, **options) as loader:
         assert [value for batch in loader for value in batch['x'].tolist()] == lists
 
 
