@@ -100,7 +100,7 @@ def is_quiet(most=1 << 20):
     while (rest := left(run(own_tasks()))) or descriptors() > most:
         assert time.monotonic() < until, (rest, descriptors(), most)
         gc.collect()
-        time.sleep(0.01)
+        time.sleep(0.03)  # a collection takes as long as a third of that
 
 
 async def is_quiet_here(most=1 << 20):
@@ -108,7 +108,7 @@ async def is_quiet_here(most=1 << 20):
     while (rest := left(await own_tasks())) or descriptors() > most:
         assert time.monotonic() < until, (rest, descriptors(), most)
         gc.collect()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.03)
 
 
 def drop_all():
