@@ -180,7 +180,7 @@ def test_debug_mode_logs_what_each_stage_yields(caplog):
     assert sum(message.startswith('to_iter_dataset(): element ') for message in messages) == 4
     assert "batch(2): element 1: {'x': int64[2, 3]}" in messages
     with pytest.raises(InvalidArgumentError, match='debug'):
-        DatasetOptions(debug=1)
+        DatasetOptions(debug=2)
 
 
 class Pairs(MapDataset):

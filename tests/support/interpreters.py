@@ -69,6 +69,7 @@ os.setsid()
 for target, descriptor in enumerate(streams):
     os.dup2(descriptor, target)
     os.close(descriptor)
+sys.stdout = open(1, 'w', closefd=False)  # as that before it takes its file, not this pipe, for seekable
 request = json.loads(request)
 sys.argv = ['-c', *request['args']]
 os.environ.clear()
