@@ -35,7 +35,6 @@ _STORE_OPTIONS: Final = {
     'tls_verify': ('verify', 'ssl_verify', 'allow_invalid_certificates'),
 }  # fmt: skip
 
-
 _BOOLEANS: Final = frozenset(('bool', 'bool_'))  # of Python and numpy, which is not imported here
 
 # Types of values, and their names in numpy, pyarrow, datasets and streaming.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from granular.aio.bags.bag import Bag
-from granular.aio.bags.index_cache import proven
+from granular.aio.bags.index_cache import Proof, proven
 from granular.aio.bags.index_tables import read_tables
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Request
@@ -128,8 +128,13 @@ def _fetch(bags: Iterable[Bag], reads: Sequence[Request]) -> Coroutine[Any, Any,
     """Return a coroutine that reads from the files of bags of one store."""
     files = [bag for bag in bags if bag.path is not None]
     reading = read_all(files[0].require_path().store, reads)
-    proofs = {bag.proof for bag in files if bag.proof is not None}
+    proofs = proofs_of(files)
     return proven(proofs, reading) if proofs else reading
+
+
+def proofs_of(bags: Iterable[Bag]) -> set[Proof]:
+    """Return what proves that bags which were opened from a snapshot are those that it describes."""
+    return {bag.proof for bag in bags if bag.proof is not None}
 
 
 async def _read_distinct(requests: Sequence[tuple[Bag, Ints]]) -> list[list[bytes]]:

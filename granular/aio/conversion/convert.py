@@ -491,9 +491,7 @@ class _Work:
             errors.append(error)
 
     async def _take(self, records: ReadAhead, writer: DatasetWriter | None = None) -> int:
-        """Take the records of a shard, until it is full or they end, and write them, unless it is finished. Return
-        their number.
-        """
+        """Take the records of a shard, write them unless it is finished, and return their number."""
         count, most, shardlen = 0, self._writer.chunk, self._writer.shardlen
         while chunk := await records.take(most if shardlen is None else min(most, shardlen - count)):
             if writer is not None:

@@ -12,7 +12,7 @@ from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.index_cache import Snapshot, proven
 from granular.aio.bags.reader import BagReader, reader_of_bag
-from granular.aio.bags.records import Adjacent
+from granular.aio.bags.records import Adjacent, proofs_of
 from granular.aio.datasets.codec import Decoders, Field, raw
 from granular.aio.datasets.columns import Choice, Columns, Datapoint, Mask, as_datapoints, read_buffers, read_columns
 from granular.aio.datasets.consistency import open_as_one
@@ -199,8 +199,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     async def _identify(self) -> None:
         # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
-        proofs = {bag.proof for bag in self._dataset.columns.all_bags.values() if bag.proof is not None}
-        await proven(proofs, gather([]))
+        await proven(proofs_of(self._dataset.columns.all_bags.values()), gather([]))
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}
