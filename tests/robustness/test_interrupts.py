@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -317,8 +318,12 @@ def test_interrupted_program_is_resumed(name: str, kind: Any, place: str, origin
                 raise AssertionError(problem) from error
             assert (contents(root) if root.exists() else {}) == expected, problem
             remove(root)
-        # An interrupt between the system call that opens a file and the next instruction loses its descriptor.
-        assert place == 'bucket' or descriptors() <= before + 2  # a bucket's connections stay open
+        if place == 'disk':  # a bucket's connections stay open
+            # An interrupt between the system call that opens a file and the next instruction loses its descriptor.
+            deadline = time.monotonic() + 60  # the loop stops workers whose close was interrupted
+            while (left := descriptors()) > before + 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert left <= before + 2
 
 
 def test_interrupts_lose_no_descriptor_of_a_file_that_is_opened(tmp_path) -> None:
