@@ -639,7 +639,7 @@ def test_stream_too_short_for_a_batch_is_a_warning(name, caplog):
 
     assert list(stream(6)) == []
     [message] = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f'{name}(6, drop_remainder=True): no batch: the stream ended after 5 ')
+    assert message.startswith(f'{name}(6, drop_remainder=True): no batch of 5 ')
     caplog.clear()
     with iter(stream(3)) as iterator, iter(stream(3)) as resumed:
         next(iterator)

@@ -20,6 +20,7 @@ from granular.aio.pipeline.nodes import combinations, elements, selection
 from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
+from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     BATCH_ARGUMENTS,
@@ -321,7 +322,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
           InvalidArgumentError: if the dataset was filtered: call ``to_iter_dataset()`` before ``batch()``.
         """
         batches = elements.Batch(self._node, batch_size, drop_remainder, batch_fn)
-        batches.warn_of_none()
+        if batches.source_length and not len(batches):
+            warn_of_no_batch(batches.describe(), counted(batches.source_length, 'element'))
         return self._of(batches)
 
     @answering(

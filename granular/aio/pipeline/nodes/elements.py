@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -10,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular._words import counted
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.indices import in_epochs
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
@@ -19,8 +17,6 @@ from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomF
 from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
 from granular.indexing import MOST, Seed, check_integer
-
-logger: Final = logging.getLogger('granular')
 
 
 class KeptNone:
@@ -314,15 +310,6 @@ class Batch(Node):
 
     def __len__(self) -> int:
         return self._length
-
-    def warn_of_none(self) -> None:
-        """Log that there is no batch if there are elements, but too few for one."""
-        if self.source_length and not self._length:
-            logger.warning(
-                'batch(%d, drop_remainder=True): no batch of %s: pass a smaller size, or drop_remainder=False',
-                self.size,
-                counted(self.source_length, 'element'),
-            )
 
     def copy_over(self, *parents: Source) -> 'Batch':
         return Batch(parents[0], self.size, self.drop_remainder, self.fn)

@@ -1,6 +1,7 @@
 """Combine elements of one structure into batches."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
@@ -17,6 +18,8 @@ from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import name_of
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import check_integer
+
+logger: Final = logging.getLogger('granular')
 
 _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
@@ -270,6 +273,11 @@ def describe_batch(size: int, drop_remainder: bool, fn: Callable[[Sequence[Any]]
     """Describe a stage that makes batches, in one line."""
     batch_fn = '' if fn is stack else f', batch_fn={name_of(fn)}'
     return f'batch({size}{", drop_remainder=True" if drop_remainder else ""}{batch_fn})'
+
+
+def warn_of_no_batch(stage: str, rest: str) -> None:
+    """Log that a stage with ``drop_remainder`` has no batch, as there are too few elements or rows for one."""
+    logger.warning('%s: no batch of %s: pass a smaller size, or drop_remainder=False', stage, rest)
 
 
 def is_small(datapoints: Sequence[Any]) -> bool:

@@ -7,18 +7,18 @@ import numpy as np
 
 from granular._words import counted
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked
+from granular.aio.pipeline.nodes.stacking import combine, concatenate, describe_batch, stack, stacked, warn_of_no_batch
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Counter, Flow, logger, number_of
+from granular.aio.pipeline.streams.flow import Counter, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import function_or
 from granular.errors import DatapointError, StateError
 from granular.indexing import check_integer
 
 
-class BatchOf(Stream):
+class BatchOf(Staged):
     """Batches of consecutive elements."""
 
     transparent = True
@@ -26,9 +26,10 @@ class BatchOf(Stream):
     def __init__(
         self, parent: Stream, size: int, drop_remainder: bool, batch_fn: Callable[[Sequence[Any]], Any] | None
     ) -> None:
-        super().__init__(parent)
         self.size: int = check_integer('batch_size', size, 1)
         self.drop_remainder, self.fn = drop_remainder, function_or('batch_fn', batch_fn, stack)
+        arguments = self.size, self.drop_remainder, self.fn
+        super().__init__(parent, describe_batch(*arguments), Batching, *arguments)
 
     def length(self) -> int:
         elements = self.parent.length()
@@ -48,22 +49,15 @@ class BatchOf(Stream):
     def state_at(self, index: int) -> Any:
         return self.parent.state_at(min(index * self.size, self.parent.length()))
 
-    def flow(self) -> Flow:
-        return Batching(self.parent.flow(), self)
-
-    def describe(self) -> str:
-        return describe_batch(self.size, self.drop_remainder, self.fn)
-
 
 class Batching(Flow):
     """Batches of consecutive elements."""
 
-    def __init__(self, parent: Flow, stage: BatchOf) -> None:
+    def __init__(self, parent: Flow, stage: str, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._size, self._drop, self._fn = parent, stage.size, stage.drop_remainder, stage.fn
-        self._stage = stage.describe()
-        self._counter = Counter(self._stage, 'batch')
-        self.calls_functions: bool = stage.fn is not stack
+        self._parent, self._stage, self._size, self._drop, self._fn = parent, stage, size, drop, fn
+        self._counter = Counter(stage, 'batch')
+        self.calls_functions: bool = fn is not stack
 
     async def next(self) -> Any:
         elements: list[Any] = []
@@ -78,7 +72,7 @@ class Batching(Flow):
             elements.append(element)
         if not elements or (self._drop and len(elements) < self._size):
             if elements and self._counter.has_none:
-                _warn_of_none(self._stage, counted(len(elements), 'element'))
+                warn_of_no_batch(self._stage, counted(len(elements), 'element'))
             return END
         return await self._counter.count(stacked(self._fn, elements))
 
@@ -127,7 +121,7 @@ class Rebatching(Holding):
                 self._held.release()
         if not parts or (missing and self._drop):
             if parts and self._fresh:
-                _warn_of_none(self._stage, counted(self._size - missing, 'row'))
+                warn_of_no_batch(self._stage, counted(self._size - missing, 'row'))
             return END
         self._fresh = False
         return parts[0] if len(parts) == 1 else await offload(combine, parts, _concatenate)
@@ -145,10 +139,6 @@ class Rebatching(Holding):
         super()._forget()
         if self._batch is not None:
             self._batch = END
-
-
-def _warn_of_none(stage: str, rest: str) -> None:
-    logger.warning('%s: no batch: the stream ended after %s: pass a smaller size, or drop_remainder=False', stage, rest)
 
 
 def _rows_of(batch: Any) -> int:

@@ -9,16 +9,16 @@ from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
 from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.buffers import read_only
 from granular.errors import StateError
 
 
-class Repeated(Stream):
+class Repeated(Staged):
     """The elements of a stream, again and again."""
 
     def __init__(self, parent: Stream, epochs: int | None) -> None:
-        super().__init__(parent)
+        super().__init__(parent, f'repeat({epochs})', Repeating, epochs)
         self._epochs = epochs
 
     def length(self) -> int:
@@ -32,12 +32,6 @@ class Repeated(Stream):
     def state_at(self, index: int) -> Any:
         epoch, index = divmod(index, max(1, self.parent.length()))
         return {'parent': super().state_at(index), 'epoch': epoch, 'empty': not index}
-
-    def flow(self) -> Flow:
-        return Repeating(self.parent.flow(), self._epochs, self.describe())
-
-    def describe(self) -> str:
-        return f'repeat({self._epochs})'
 
 
 class Limited(Stream):
@@ -66,9 +60,9 @@ class Limited(Stream):
 class Repeating(Outlasting):
     """The elements of a stream, again and again."""
 
-    def __init__(self, parent: Flow, epochs: int | None, description: str) -> None:
+    def __init__(self, parent: Flow, stage: str, epochs: int | None) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
-        self._parent, self._epochs, self._stage = parent, epochs, description
+        self._parent, self._epochs, self._stage = parent, epochs, stage
         self._own = self._start = parent.state()  # the state before an epoch, and that with the weights of this mix
         self._terms, self._adapts = FREE, parent.adapts
         self._epoch, self._empty = 0, True  # True until this epoch has returned an element

@@ -8,17 +8,17 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.errors import StateError
 from granular.shuffle import permute
 
 
-class WindowShuffled(Stream):
+class WindowShuffled(Staged):
     """Windows of consecutive elements, each shuffled."""
 
     def __init__(self, parent: Stream, size: int, seed: int) -> None:
-        super().__init__(parent)
-        self._size, self._seed = size, seed
+        super().__init__(parent, f'window_shuffle({size}, seed={seed})', WindowShuffling, size, seed)
+        self._size = size
 
     def length(self) -> int:
         return self.parent.length()
@@ -36,20 +36,14 @@ class WindowShuffled(Stream):
         window, place = divmod(index, self._size)
         return {'parent': super().state_at(window * self._size), 'window': window, 'place': place}
 
-    def flow(self) -> Flow:
-        return WindowShuffling(self.parent.flow(), self._size, self._seed, self.describe())
-
-    def describe(self) -> str:
-        return f'window_shuffle({self._size}, seed={self._seed})'
-
 
 class WindowShuffling(Holding):
     """Windows of consecutive elements, each shuffled, in the order of Google Grain."""
 
     kind = 'window_shuffle'
 
-    def __init__(self, parent: Flow, size: int, seed: int, description: str) -> None:
-        super().__init__(parent, description)
+    def __init__(self, parent: Flow, stage: str, size: int, seed: int) -> None:
+        super().__init__(parent, stage)
         self._size, self._seed = size, seed
         self._window: list[Any] = []
         self._number = 0
