@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from granular import shuffle as shuffle
     from granular import sources as sources
     from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
+    from granular.aio.conversion.convert import Conversion as Conversion
+    from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
+    from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
+    from granular.aio.fields.fields import FieldDataset as FieldDataset
     from granular.aio.pipeline.blocking_iterator import DatasetIterator as DatasetIterator
     from granular.aio.pipeline.data_loader import DataLoader as DataLoader
     from granular.aio.pipeline.data_loader import load as load
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import ShardByJaxProcess as ShardByJaxProcess
     from granular.aio.pipeline.transforms import ShardByTorchRank as ShardByTorchRank
     from granular.aio.pipeline.transforms import ShardOptions as ShardOptions
+    from granular.aio.transfer.local_copy import LocalCopy as LocalCopy
     from granular.config import IOConfig as IOConfig
     from granular.formats.codecs import decoders as decoders
     from granular.formats.codecs import encoders as encoders
@@ -61,15 +66,12 @@ if TYPE_CHECKING:
     from granular.sync.datasets import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.sync.datasources import ArrayRecordDataSource as ArrayRecordDataSource
     from granular.sync.datasources import ParquetDataSource as ParquetDataSource
-    from granular.sync.datasources import ParquetIterDataset as ParquetIterDataset
     from granular.sync.datasources import TFRecordDataSource as TFRecordDataSource
-    from granular.sync.datasources import TFRecordIterDataset as TFRecordIterDataset
     from granular.sync.datasources import TokenWindows as TokenWindows
     from granular.sync.datasources import WebDatasetDataSource as WebDatasetDataSource
     from granular.sync.datasources import open as open  # noqa: A004
     from granular.sync.fields import ClassFilterWrapper as ClassFilterWrapper
     from granular.sync.fields import FieldConcat as FieldConcat
-    from granular.sync.fields import FieldDataset as FieldDataset
     from granular.sync.fields import FieldWrapper as FieldWrapper
     from granular.sync.fields import ModeWrapper as ModeWrapper
     from granular.sync.fields import OversamplingWrapper as OversamplingWrapper
@@ -77,8 +79,6 @@ if TYPE_CHECKING:
     from granular.sync.fields import RepeatWrapper as RepeatWrapper
     from granular.sync.fields import ShuffleWrapper as ShuffleWrapper
     from granular.sync.fields import SubsetWrapper as SubsetWrapper
-    from granular.sync.functions import Conversion as Conversion
-    from granular.sync.functions import LocalCopy as LocalCopy
     from granular.sync.functions import build_index as build_index
     from granular.sync.functions import clean as clean
     from granular.sync.functions import convert as convert
@@ -98,6 +98,10 @@ else:
         {
             'granular': 'aio errors filters formats metrics shuffle sources',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
+            'granular.aio.conversion.convert': 'Conversion',
+            'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
+            'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
+            'granular.aio.fields.fields': 'FieldDataset',
             'granular.aio.pipeline.blocking_iterator': 'DatasetIterator',
             'granular.aio.pipeline.data_loader': 'DataLoader load',
             'granular.aio.pipeline.data_source': 'DataSource',
@@ -111,6 +115,7 @@ else:
                 'MultiprocessingOptions NoSharding RandomMapTransform RangeDataSource ReadOptions '
                 'ShardByJaxProcess ShardByTorchRank ShardOptions'
             ),
+            'granular.aio.transfer.local_copy': 'LocalCopy',
             'granular.config': 'IOConfig',
             'granular.errors': 'GranularError',
             'granular.formats.codecs': 'decoders encoders',
@@ -119,16 +124,14 @@ else:
             'granular.sync.caches': 'RedisCache SharedMemoryCache',
             'granular.sync.datasets': 'DatasetReader DatasetWriter ShardedDatasetReader ShardedDatasetWriter',
             'granular.sync.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource '
-                'TFRecordIterDataset TokenWindows WebDatasetDataSource open'
+                'ArrayRecordDataSource ParquetDataSource TFRecordDataSource TokenWindows WebDatasetDataSource open'
             ),
             'granular.sync.fields': (
-                'ClassFilterWrapper FieldConcat FieldDataset FieldWrapper ModeWrapper OversamplingWrapper '
+                'ClassFilterWrapper FieldConcat FieldWrapper ModeWrapper OversamplingWrapper '
                 'PercentFilterWrapper RepeatWrapper ShuffleWrapper SubsetWrapper'
             ),
             'granular.sync.functions': (
-                'Conversion LocalCopy build_index clean convert copy_to_local get_element_spec load_state '
-                'save_state verify'
+                'build_index clean convert copy_to_local get_element_spec load_state save_state verify'
             ),
             'granular.sync.loader': 'Loader',
             'granular.sync.path': 'Path',

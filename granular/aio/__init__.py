@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from granular.aio.datasets.sharded_writer import ShardedDatasetWriter as ShardedDatasetWriter
     from granular.aio.datasets.verify import verify as verify
     from granular.aio.datasets.writer import DatasetWriter as DatasetWriter
-    from granular.aio.datasources import ArrayRecordDataSource as ArrayRecordDataSource
-    from granular.aio.datasources import ParquetDataSource as ParquetDataSource
-    from granular.aio.datasources import ParquetIterDataset as ParquetIterDataset
-    from granular.aio.datasources import TFRecordDataSource as TFRecordDataSource
-    from granular.aio.datasources import TFRecordIterDataset as TFRecordIterDataset
-    from granular.aio.datasources import TokenWindows as TokenWindows
-    from granular.aio.datasources import WebDatasetDataSource as WebDatasetDataSource
+    from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource as ArrayRecordDataSource
     from granular.aio.datasources.detect import open as open  # noqa: A004
+    from granular.aio.datasources.parquet.source import ParquetDataSource as ParquetDataSource
+    from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
+    from granular.aio.datasources.tfrecord.source import TFRecordDataSource as TFRecordDataSource
+    from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset as TFRecordIterDataset
+    from granular.aio.datasources.token_windows import TokenWindows as TokenWindows
+    from granular.aio.datasources.webdataset.source import WebDatasetDataSource as WebDatasetDataSource
     from granular.aio.fields.fields import FieldDataset as FieldDataset
     from granular.aio.fields.fields import FieldWrapper as FieldWrapper
     from granular.aio.fields.mode_wrapper import ModeWrapper as ModeWrapper
@@ -74,11 +74,14 @@ else:
             'granular.aio.datasets.sharded_writer': 'ShardedDatasetWriter',
             'granular.aio.datasets.verify': 'verify',
             'granular.aio.datasets.writer': 'DatasetWriter',
-            'granular.aio.datasources': (
-                'ArrayRecordDataSource ParquetDataSource ParquetIterDataset TFRecordDataSource '
-                'TFRecordIterDataset TokenWindows WebDatasetDataSource'
-            ),
+            'granular.aio.datasources.arrayrecord.source': 'ArrayRecordDataSource',
             'granular.aio.datasources.detect': 'open',
+            'granular.aio.datasources.parquet.source': 'ParquetDataSource',
+            'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
+            'granular.aio.datasources.tfrecord.source': 'TFRecordDataSource',
+            'granular.aio.datasources.tfrecord.stream': 'TFRecordIterDataset',
+            'granular.aio.datasources.token_windows': 'TokenWindows',
+            'granular.aio.datasources.webdataset.source': 'WebDatasetDataSource',
             'granular.aio.fields.fields': 'FieldDataset FieldWrapper',
             'granular.aio.fields.mode_wrapper': 'ModeWrapper',
             'granular.aio.fields.wrappers': (

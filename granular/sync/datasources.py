@@ -11,9 +11,7 @@ from granular.aio.datasets.codec import Decoders
 from granular.aio.datasources import detect, token_windows
 from granular.aio.datasources.arrayrecord import source as arrayrecord
 from granular.aio.datasources.parquet import source as parquet
-from granular.aio.datasources.parquet.stream import ParquetIterDataset
 from granular.aio.datasources.tfrecord import source as tfrecord
-from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.datasources.webdataset import source as webdataset
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.bridge import run
@@ -21,17 +19,6 @@ from granular.sync.bags import BagReader
 from granular.sync.base import Batched, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
 from granular.sync.readers import DatapointReader, RecordReader, copy_of
-
-__all__ = [
-    'ArrayRecordDataSource',
-    'ParquetDataSource',
-    'ParquetIterDataset',
-    'TFRecordDataSource',
-    'TFRecordIterDataset',
-    'TokenWindows',
-    'WebDatasetDataSource',
-    'open',
-]
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):

@@ -8,25 +8,11 @@ from typing import Any, Final, Generic, Self, SupportsIndex, cast
 from granular._other_names import Elementless
 from granular.aio.fields import fields as core
 from granular.aio.fields import interface, mode_wrapper, wrappers
-from granular.aio.fields.fields import FieldDataset
 from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.runtime.bridge import run
 from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on
 from granular.sync.pipeline import MapDataset
-
-__all__ = [
-    'ClassFilterWrapper',
-    'FieldConcat',
-    'FieldDataset',
-    'FieldWrapper',
-    'ModeWrapper',
-    'OversamplingWrapper',
-    'PercentFilterWrapper',
-    'RepeatWrapper',
-    'ShuffleWrapper',
-    'SubsetWrapper',
-]
 
 _LOADING: Final = (interface.ONE, interface.MANY, interface.ALL)
 

@@ -6,39 +6,17 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from granular._other_names import answering
 from granular.aio.conversion import convert as conversion
-from granular.aio.conversion.convert import Conversion
 from granular.aio.datasets import build_index as indexing
 from granular.aio.datasets import clean as cleaning
 from granular.aio.datasets import verify as verification
-from granular.aio.datasets.build_index import IndexSummary
-from granular.aio.datasets.clean import Leftover
-from granular.aio.datasets.verify import Problem, Report
 from granular.aio.loader import checkpoints
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline import spec
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.bridge import run
 from granular.aio.transfer import local_copy
-from granular.aio.transfer.local_copy import LocalCopy
 from granular.sync.base import documented_by, sync_doc
 from granular.sync.path import Path
-
-__all__ = [
-    'Conversion',
-    'IndexSummary',
-    'Leftover',
-    'LocalCopy',
-    'Problem',
-    'Report',
-    'build_index',
-    'clean',
-    'convert',
-    'copy_to_local',
-    'get_element_spec',
-    'load_state',
-    'save_state',
-    'verify',
-]
 
 P = ParamSpec('P')
 R = TypeVar('R')
