@@ -101,8 +101,6 @@ class FieldWrapper(core.FieldWrapper):
 
 
 class _Wrapped(Fields[interface.Fields]):
-    """The dataset that a wrapper wraps."""
-
     def __init__(self, dataset: Any) -> None:
         self.aio = core.fields_of(dataset)
 

@@ -30,7 +30,6 @@ class FileIdentity(NamedTuple):
 
     @property
     def has_digest(self) -> bool:
-        """True if the limits are given by a digest."""
         return self.table.startswith(DIGEST)
 
     def is_same(self, now: 'FileIdentity') -> bool:

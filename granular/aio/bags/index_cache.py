@@ -42,8 +42,6 @@ _HEAD: Final = _SUM + 8
 
 
 class BagState(NamedTuple):
-    """An opened bag."""
-
     version: int
     size: int  # with the table
     datasize: int
@@ -59,8 +57,6 @@ class BagState(NamedTuple):
 
 
 class FolderState(NamedTuple):
-    """An opened dataset."""
-
     spec: Reply  # to the read of ``spec.json``
     bags: Mapping[str, BagState]  # with ``'refs'`` in the refs layout
 

@@ -21,8 +21,7 @@ class PackedTables(abc.ABC):
         """Return the number at a position, and the next one, of tables that are in memory."""
 
     @abc.abstractmethod
-    def digest(self, table: int) -> str:
-        """Return a digest of the numbers of a table."""
+    def digest(self, table: int) -> str: ...
 
     @property
     @abc.abstractmethod

@@ -324,7 +324,6 @@ class BagOutput(AsyncResource):
 
     @property
     def published(self) -> Collection[Path]:
-        """The files that this writer published."""
         return self._published
 
     async def verify(self) -> None:
@@ -405,8 +404,6 @@ class BagOutput(AsyncResource):
 
 @dataclasses.dataclass(slots=True)
 class _Published:
-    """A published file."""
-
     size: int
     version: str | None  # if known: that of its writer, or the one that was verified
     writer: ObjectWriter

@@ -86,7 +86,6 @@ def _filled(cached: Sequence[list[bytes] | None], fetched: Sequence[list[bytes]]
 
 
 async def read_limits(requests: Sequence[tuple[Bag, Ints]]) -> list[tuple[Ints, Ints]]:
-    """Return the starts and stops of records."""
     cached = [bag.limits(indices) for bag, indices in requests]
     if any(bag.packed is not None for bag, _ in requests):
         await _read_packed(requests, cached)

@@ -86,7 +86,6 @@ class Cache(DataSource, Awaited, AsyncResource):
         """Read missing values from the source, cache them and return their records."""
 
     def _record(self, entry: Any) -> bytes:
-        """Return the bytes of a cached record."""
         record: bytes = entry
         return record
 
@@ -216,7 +215,6 @@ def _shows_all(root: Any) -> bool:
 
 
 def _has_substitutes(identity: Any) -> bool:
-    """Return whether an identity has substitutes for versions."""
     if isinstance(identity, Mapping):
         return any(map(_has_substitutes, identity.values()))
     if isinstance(identity, list | tuple):

@@ -48,7 +48,6 @@ class Holder:
             _unlink(self._fd, self.paths)
 
     def release(self) -> None:
-        """Release the name."""
         self._finalizer()
 
     def after_fork(self) -> None:

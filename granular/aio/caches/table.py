@@ -153,7 +153,6 @@ class Table:
         return range(start, start + length) if owner == index and start + length <= self.room else None
 
     def read(self, position: range) -> bytes:
-        """Return the bytes of a record."""
         try:
             return self._data[position.start : position.stop]
         except ValueError:
@@ -196,7 +195,6 @@ class Table:
             self._words[_WORDS + self._row % _ROWS * _ROW + counter] += number
 
     def stats(self) -> dict[str, int]:
-        """Return the counters of all processes together, and the size of the table."""
         words = self._words
         rows = range(min(words[_PROCESSES] + 1, _ROWS))
         counts = {name: sum(words[_WORDS + row * _ROW + i] for row in rows) for i, name in enumerate(_COUNTERS)}

@@ -23,8 +23,6 @@ _INLINE: Final = MiB  # bytes that cheap decoders may process on the event loop:
 
 
 class Field(NamedTuple):
-    """One key of a spec."""
-
     key: str
     kind: str  # its type, as in the spec
     many: bool  # True for a sequence

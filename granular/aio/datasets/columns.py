@@ -28,8 +28,6 @@ Mask = Mapping[str, bool | range | slice] | Iterable[str] | None
 
 
 class Choice(NamedTuple):
-    """A field to read."""
-
     field: Field
     number: int  # its position in the spec, which is that of its references
     selection: bool | range | slice  # True for all values; otherwise the part of a sequence

@@ -207,7 +207,6 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         return self.directory.store.fingerprint, self._name, self.spec, versions, keys
 
     def user_functions(self) -> tuple[Any, ...]:
-        """Return the decoders, in the order of the keys."""
         return tuple(choice.field.fn for choice in self._dataset.columns.choices)
 
     # --- opening

@@ -110,11 +110,9 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
         await gather([reader._identify() for reader in self.readers])
 
     def identity(self) -> list[Any]:
-        """Return the identities of the shards."""
         return [reader.identity() for reader in self.readers]
 
     def user_functions(self) -> tuple[Any, ...]:
-        """Return the decoders of each shard."""
         return tuple(fn for reader in self.readers for fn in reader.user_functions())
 
     @property

@@ -195,7 +195,6 @@ class DatasetWriter(DatapointWriter):
 
     @property
     def _names(self) -> set[str]:
-        """The file names of this dataset's bags."""
         return {f'{writer.path.stem}{end}' for writer in self._writers for end in SUFFIXES}
 
     @property

@@ -73,8 +73,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     # --- opening
 
     @abc.abstractmethod
-    async def _read_file_indices(self) -> list[Index]:
-        """Return the index of each file."""
+    async def _read_file_indices(self) -> list[Index]: ...
 
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
@@ -178,8 +177,7 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
 
     @property
     @abc.abstractmethod
-    def _available(self) -> tuple[str, ...]:
-        """The names of the fields."""
+    def _available(self) -> tuple[str, ...]: ...
 
     @abc.abstractmethod
     async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -236,5 +234,4 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
 
 
 def fields_of(files: MaskedFiles[Any, Any]) -> tuple[str, ...]:
-    """Return the names of the fields of an open source."""
     return files._available

@@ -32,8 +32,7 @@ class FileIndex(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def length(self) -> int:
-        """Number of datapoints."""
+    def length(self) -> int: ...
 
 
 Index = TypeVar('Index', bound=FileIndex)
@@ -59,8 +58,7 @@ class HeaderScanner(abc.ABC, Generic[Index]):
         """Parse the headers in a part of the file, which has ``size`` bytes, that begins at ``at``."""
 
     @abc.abstractmethod
-    def index(self, size: int, version: str | None) -> Index:
-        """Return the index of the headers parsed so far."""
+    def index(self, size: int, version: str | None) -> Index: ...
 
 
 async def index_files(paths: Sequence[Path], kind: type[Index], scanner: type[HeaderScanner[Index]]) -> list[Index]:

@@ -248,7 +248,6 @@ def _write_all(fd: int, buffers: Sequence[Any], offset: int) -> int:
 
 
 def send_fd(pipe: Connection, fd: int) -> None:
-    """Send a descriptor over a pipe."""
     with _as_socket(pipe) as connection:
         socket.send_fds(connection, [b'f'], [fd])
 

@@ -30,15 +30,11 @@ from granular.metrics import Metrics, counters, timing
 class Stage(Protocol):
     """A stage of a pipeline, which is timed."""
 
-    def describe(self) -> str:
-        """Return its name and arguments."""
-        ...
+    def describe(self) -> str: ...
 
-    def spent_times(self) -> tuple[int, float]:
-        """Return the number of datapoints that were timed, and the seconds that they took."""
+    def spent_times(self) -> tuple[int, float]: ...
 
-    def record_time(self, count: int, seconds: float) -> None:
-        """Add to these."""
+    def record_time(self, count: int, seconds: float) -> None: ...
 
 
 Report = tuple[Metrics, list[tuple[int, float]]]
@@ -198,7 +194,6 @@ class _Outbox:
         self.memory = shared_memory.Sender()
 
     def reply(self, number: int, error: BaseException | None, item: Any) -> None:
-        """Send an item, or an error."""
         parts: Sequence[Any] = ()
         try:
             head, parts = shared_memory.split(item if error is None else portable(error))

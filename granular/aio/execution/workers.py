@@ -368,7 +368,6 @@ class _Worker:
                 self._outbox.send(None)
 
     def kill(self) -> None:
-        """Kill the process."""
         self._finalizer()
 
     async def join(self) -> None:

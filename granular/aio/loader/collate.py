@@ -66,7 +66,6 @@ class Assembly:
         return all_stages(self._source)
 
     async def compute(self, first: int) -> LoadedBatch:
-        """Return the batch that starts at a step."""
         datapoints = await self._source.fetch(np.arange(first, first + self._size))
         if self._is_small() and not any(type(datapoint) is Failure for datapoint in datapoints):
             return self._assemble(datapoints, first)

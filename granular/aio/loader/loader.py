@@ -107,7 +107,6 @@ class LoaderHandle(abc.ABC):
 
 
 def running_part(loader: LoaderHandle) -> RunningLoader:
-    """Return the part of a loader that loads its batches, which the loaders of both APIs share."""
     return loader._core
 
 

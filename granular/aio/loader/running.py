@@ -114,7 +114,6 @@ class RunningLoader(Running):
         self.ahead.stop = self.turns.stop(self._start, length)
 
     async def spec(self) -> Spec:
-        """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
         if self._spec is None:
             await ensure_event_loop()
             async with self.turn():

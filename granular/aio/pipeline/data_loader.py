@@ -172,7 +172,6 @@ def _listed(transformations: Any, name: str) -> list[Any]:
 
 
 def dataset_of(loader: DataLoader) -> IterDataset[Any]:
-    """Return the stream that a loader iterates."""
     return loader._dataset
 
 

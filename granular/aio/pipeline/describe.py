@@ -52,7 +52,6 @@ def _length(stage: Any) -> str:
 
 
 def format_pipeline(stage: Any) -> str:
-    """Format a pipeline for printing."""
     lines = [('  ' * depth + description, length) for depth, description, length in iter_stages(stage)]
     width = max(len(description) for description, _ in lines)
     length_width = max(len(length) for _, length in lines)

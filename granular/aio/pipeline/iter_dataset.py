@@ -449,7 +449,6 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
 
 
 def stream_of(dataset: IterDataset[Any]) -> Stream:
-    """Return the last stage of a stream."""
     return dataset._stream
 
 

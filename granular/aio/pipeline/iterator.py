@@ -152,11 +152,9 @@ class Cursor(Running):
         return self._astray or self._recipient != 0
 
     def next_index(self) -> int:
-        """Return the number of the next element."""
         return self._stream.index_of(self.get_state()['state'])
 
     async def seek(self, index: int) -> None:
-        """Continue with an element, by its number."""
         length = self._stream.length()
         index = check_integer('index', index, 0)
         if index > length:
@@ -183,7 +181,6 @@ class Cursor(Running):
                 await self.settle()
 
     async def set_prefetch(self, size: int) -> None:
-        """Change the number of elements that are computed ahead."""
         size = check_integer('buffer_size', size, 0)
         recipient = threading.get_ident()
         async with self.turn():
@@ -194,7 +191,6 @@ class Cursor(Running):
             self.page = self._new_page()
 
     async def start_prefetch(self) -> None:
-        """Start reading before the first element is requested."""
         recipient = threading.get_ident()
         async with self.turn():
             self.check()
@@ -205,15 +201,12 @@ class Cursor(Running):
                 await self.settle()
 
     def describe(self) -> str:
-        """Return the last stage and the number of elements returned."""
         return f'{self._stream.describe()}: {counted(self.elements(), "element")}'
 
     def elements(self) -> int:
-        """Return the number of elements returned."""
         return self._count_before if self._in_move() else self._count + self._shown - len(self._ready)
 
     def stats(self) -> dict[str, float]:
-        """Return the counters of this iterator."""
         return {'elements': self.elements(), **self.flow.stats()}
 
     async def aclose(self) -> None:

@@ -30,7 +30,6 @@ class Index:
     version: str | None  # its ETag or generation
 
     def count_of(self, chunk: int) -> int:
-        """Return the number of records of a chunk."""
         return min(self.group, self.records - chunk * self.group)
 
 

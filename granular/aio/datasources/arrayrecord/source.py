@@ -60,8 +60,6 @@ class Part:
 
 
 class ChunkRead(NamedTuple):
-    """A chunk to read."""
-
     path: Path
     file: Index
     chunk: int

@@ -31,8 +31,6 @@ _LEAST: Final = 4  # bytes that a decoded value takes at least: in the file, a m
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Footer(FileIndex):
-    """A Parquet file's footer."""
-
     path: Path
     metadata: Any  # pyarrow's ``FileMetaData``
     names: tuple[str, ...]  # of the columns
@@ -46,7 +44,6 @@ class Footer(FileIndex):
         return int(self.stops[-1]) if len(self.stops) else 0
 
     def rows(self, group: int) -> int:
-        """Return the number of rows of a row group."""
         return int(self.stops[group]) - (int(self.stops[group - 1]) if group else 0)
 
 

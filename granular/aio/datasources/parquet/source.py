@@ -103,7 +103,6 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         return self._columns
 
     def identity(self) -> tuple[Any, ...]:
-        """Return the files, and the columns."""
         return *super().identity(), self._columns
 
     async def _reading(self) -> tuple[int, bool]:
@@ -140,7 +139,6 @@ def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:
 
 
 def row_groups_of(source: ParquetDataSource[Any]) -> RowGroups:
-    """Return the row groups of an open source."""
     return source._groups
 
 

@@ -77,7 +77,6 @@ class ParquetRows(Source):
         return copy
 
     def of_files(self, part: slice) -> 'ParquetRows':
-        """Return the rows of some of the files."""
         data = part_of(self.data, part)
         return ParquetRows(data, min(self.cycle, len(data.paths)), self._read_ahead, self.options)
 
@@ -154,7 +153,6 @@ class ParquetRows(Source):
     # --- states
 
     def start(self) -> dict[str, Any]:
-        """Return the state before the first row."""
         if len(self.data.paths) == 1:
             return _file_state(0, 0)
         count = min(self.cycle, len(self.data.paths))

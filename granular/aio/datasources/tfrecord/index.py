@@ -60,8 +60,6 @@ def compression_of(data: bytes) -> str:
 
 
 class Scanner(HeaderScanner[Index]):
-    """Parses the headers of records."""
-
     kind = 'TFRecord'
 
     def __init__(self, name: str) -> None:

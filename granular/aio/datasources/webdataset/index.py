@@ -65,14 +65,11 @@ class Index(FileIndex):
         return starts, starts + self.sizes[members]
 
     def key(self, datapoint: int) -> str:
-        """Return the key of a datapoint."""
         start = int(self.key_stops[datapoint - 1]) if datapoint else 0
         return self.keys[start : int(self.key_stops[datapoint])].decode('utf-8', 'surrogateescape')
 
 
 class Scanner(HeaderScanner[Index]):
-    """Parses the headers of members."""
-
     kind = 'tar'
 
     def __init__(self, name: str) -> None:

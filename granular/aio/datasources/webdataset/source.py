@@ -74,11 +74,9 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         return KEY, *self._fields
 
     def identity(self) -> tuple[Any, ...]:
-        """Return the files, and the decoders of fields."""
         return *super().identity(), list(self._fields)
 
     def user_functions(self) -> tuple[Any, ...]:
-        """Return the decoders, in the order of the fields."""
         return tuple(field.fn for field in self._fields.values())
 
     # --- reading

@@ -65,8 +65,6 @@ class Function(Element):
 
 
 class Map(Function):
-    """``fn(datapoint)``."""
-
     operation = 'map'
 
     def call(self, datapoint: Any, index: int) -> Any:
@@ -74,8 +72,6 @@ class Map(Function):
 
 
 class MapWithIndex(Function):
-    """``fn(index, datapoint)``."""
-
     operation = 'map_with_index'
 
     def call(self, datapoint: Any, index: int) -> Any:

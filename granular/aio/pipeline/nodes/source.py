@@ -245,7 +245,6 @@ def estimate_nbytes(datapoints: Sequence[Any]) -> int:
 
 
 def nbytes(datapoint: Any) -> int:
-    """Estimate the size of a datapoint in bytes."""
     if isinstance(datapoint, Mapping):
         return 64 + sum(map(nbytes, datapoint.values()))
     if isinstance(datapoint, list | tuple):

@@ -51,8 +51,6 @@ class BatchOf(Staged):
 
 
 class Batching(Flow):
-    """Batches of consecutive elements."""
-
     def __init__(self, parent: Flow, stage: str, size: int, drop: bool, fn: Callable[[Sequence[Any]], Any]) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._stage, self._size, self._drop, self._fn = parent, stage, size, drop, fn

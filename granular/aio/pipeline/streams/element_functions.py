@@ -52,7 +52,6 @@ class ElementFunction(Stream):
         return read.replaced(parents=(self.node(source),)) if fits else None
 
     def node(self, source: Source) -> Element:
-        """Return the operation on the datapoints of a source."""
         function = OPERATIONS[self.name](source, self.transform, *(() if self.seed is None else (self.seed,)))
         return function if self.name == 'filter' else Streamed(function)
 
@@ -129,8 +128,6 @@ class Applying(Flow):
 
 
 class FlatMapping(Holding):
-    """Several elements for each one."""
-
     kind = 'flat_map'
     calls_functions = True
 

@@ -179,7 +179,6 @@ class Flow(abc.ABC):
         return self.state()
 
     def unmark(self, mark: Any) -> Any:
-        """Return the state for a mark."""
         return mark
 
     def bind(self, token: object) -> None:
@@ -216,7 +215,6 @@ class Flow(abc.ABC):
         return [failure for parent in self.parents for failure in parent.failures()]
 
     async def aclose(self) -> None:
-        """Stop the stage."""
         await settle([parent.aclose() for parent in self.parents])
 
 

@@ -29,8 +29,6 @@ from granular.errors import ClosedError, StateError
 
 
 class InterleaveSettings(NamedTuple):
-    """The settings of an interleave."""
-
     cycle: int  # streams that are open at a time
     threads: int  # threads that make datasets
     make_buffer: int  # datasets that are made and opened before their turn

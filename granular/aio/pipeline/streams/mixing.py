@@ -60,8 +60,6 @@ class _Combining(Flow):
 
 
 class Zipping(_Combining):
-    """Tuples of the elements of several streams."""
-
     def __init__(self, stage: Zipped) -> None:
         super().__init__(stage)
         self._strict = stage._strict
@@ -144,8 +142,6 @@ class Mixed(Stream):
 
 
 class Mixing(_Combining):
-    """Elements of several streams in proportion to their weights, until one of them ends."""
-
     def __init__(self, stage: Mixed) -> None:
         super().__init__(stage)
         self._mixed: Sequence[Flow] = self.parents

@@ -11,8 +11,6 @@ Strategy = Literal['first_fit', 'best_fit', 'concat_then_split']
 
 
 class Feature(NamedTuple):
-    """A packed feature."""
-
     path: tuple[str, ...]  # the keys that lead to it in an element
     length: int  # positions in a row
     meta: bool  # True if it has no segment ids and positions, and is never split
@@ -22,7 +20,6 @@ class Feature(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path, for errors."""
         return '.'.join(self.path)
 
 

@@ -54,12 +54,10 @@ class Read(Stream):
 
     @property
     def source(self) -> Source:
-        """The source that is read."""
         return cast(Source, self.parents[0])
 
     @property
     def turns(self) -> Turns:
-        """The turns of the hosts that share the source."""
         return Turns.of(self.shard)
 
     @property

@@ -58,8 +58,6 @@ class Limited(Stream):
 
 
 class Repeating(Outlasting):
-    """The elements of a stream, again and again."""
-
     def __init__(self, parent: Flow, stage: str, epochs: int | None) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._epochs, self._stage = parent, epochs, stage
@@ -109,8 +107,6 @@ class Repeating(Outlasting):
 
 
 class Limiting(Flow):
-    """The first elements of a stream."""
-
     def __init__(self, parent: Flow, limit: int) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._parent, self._limit, self._count = parent, limit, 0

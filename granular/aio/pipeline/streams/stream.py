@@ -35,12 +35,10 @@ class Stream(abc.ABC):
         return cast(Stream, self.parents[0])
 
     @abc.abstractmethod
-    def flow(self) -> Flow:
-        """Start the stage."""
+    def flow(self) -> Flow: ...
 
     @abc.abstractmethod
-    def describe(self) -> str:
-        """Describe the stage in one line."""
+    def describe(self) -> str: ...
 
     @property
     def hosts(self) -> int:
@@ -77,13 +75,11 @@ class Stream(abc.ABC):
         return self.parent.state_at(index)
 
     def replaced(self, **changes: Any) -> Self:
-        """Return a copy with some attributes changed."""
         stream = type(self).__new__(type(self))
         stream.__dict__.update(self.__dict__, **changes)
         return stream
 
     def over(self, parents: Sequence[Any]) -> 'Stream':
-        """Return the same stage over other parents."""
         return self.replaced(parents=tuple(parents))
 
     def over_each(self, change: Callable[[Any], Any], refusal: str = '') -> 'Stream':
@@ -93,11 +89,9 @@ class Stream(abc.ABC):
         return self.over([change(parent) for parent in self.parents])
 
     def with_workers(self, options: MultiprocessingOptions) -> 'Stream':
-        """Return the same stream, read by worker processes."""
         return self.over_each(methodcaller('with_workers', divided(options, len(self.parents))))
 
     def with_options(self, options: DatasetOptions) -> 'Stream':
-        """Return the same stream with options."""
         stream = self.over_each(methodcaller('with_options', options))
         stream.dataset_options = options
         return stream

@@ -69,8 +69,6 @@ class Traced(Unchanged):
 
 
 class Tracing(Flow):
-    """A stage that is timed while it runs."""
-
     def __init__(self, stage: Stream, debug: bool) -> None:
         self.stage, self._debug = stage, debug
         flow: Flow = stage.flow()

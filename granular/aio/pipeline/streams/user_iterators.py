@@ -45,8 +45,6 @@ class Iterated(Stream):
 
 
 class Iterating(Flow):
-    """An iterator of the user's."""
-
     kind = 'subclass of IterDataset'
     calls_functions = True
 

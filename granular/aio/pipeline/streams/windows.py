@@ -14,8 +14,6 @@ from granular.shuffle import permute
 
 
 class WindowShuffled(Staged):
-    """Windows of consecutive elements, each shuffled."""
-
     def __init__(self, parent: Stream, size: int, seed: int) -> None:
         super().__init__(parent, f'window_shuffle({size}, seed={seed})', WindowShuffling, size, seed)
         self._size = size
