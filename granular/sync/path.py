@@ -62,21 +62,15 @@ class Path(PurePath):
         """The same path in the async API."""
         return core.Path.of(self._store, self._key)
 
-    # --- status
-
     stat = blocking(core.Path.stat)
     exists = blocking(core.Path.exists)
     is_file = blocking(core.Path.is_file)
     is_dir = blocking(core.Path.is_dir)
 
-    # --- reading
-
     read_bytes = blocking(core.Path.read_bytes)
     read_text = blocking(core.Path.read_text)
     read_range = blocking(core.Path.read_range)
     read_ranges = blocking(core.Path.read_ranges)
-
-    # --- writing
 
     write_bytes = blocking(core.Path.write_bytes)
     write_text = blocking(core.Path.write_text)
@@ -103,8 +97,6 @@ class Path(PurePath):
     def copy(self, target: 'Path | core.Path | str', *, progress: Progress | None = None) -> 'Path':
         path = run(self.aio.copy(core.Path(target), progress=progress))
         return Path.of(path.store, path.key)
-
-    # --- listing
 
     iterdir = _listing(core.Path.iterdir)
     glob = _listing(core.Path.glob)

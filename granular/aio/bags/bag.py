@@ -96,8 +96,6 @@ class Bag:
         if self.path is not None:
             self._data = None
 
-    # --- opening
-
     async def open(self) -> None:
         try:
             await self._open()
@@ -282,8 +280,6 @@ class Bag:
         if self.path is None:
             raise InvalidArgumentError(f'{self.name}: is not a file')
         return self.path
-
-    # --- identity
 
     def identity(self) -> FileIdentity:
         """Return the size with the table, the version of the file that holds the records, and what tells the limits."""

@@ -153,13 +153,9 @@ class BagOutput(AsyncResource):
         """Discard the records after the first ``records`` when the bag is opened."""
         self._max_length = records
 
-    # --- properties
-
     @property
     def size(self) -> int:
         return self._offset + layout.LIMIT * (self.length + (self.version == 1))
-
-    # --- appending
 
     async def append(self, record: bytes | bytearray | memoryview, flush: bool) -> int:
         if self.is_resuming:

@@ -63,8 +63,6 @@ class BagReader(PinnedSource[bytes]):
     def identity(self) -> tuple[Any, ...]:
         return self._bag.origin, *self._bag.versions
 
-    # --- opening
-
     async def _open(self) -> None:
         await self._bag.open()
         await read_digests([self._bag], self._expected)
@@ -81,8 +79,6 @@ class BagReader(PinnedSource[bytes]):
         """Return an independently closable reader of the same bag that shares its caches."""
         return self._copied(_bag=self._bag.copy())
 
-    # --- properties
-
     @property
     def version(self) -> int:
         """The version of the bag's format: 1, 2 or 3."""
@@ -98,8 +94,6 @@ class BagReader(PinnedSource[bytes]):
     def __len__(self) -> int:
         self._check_open()
         return self._bag.length
-
-    # --- reading
 
     @overload
     async def get(self, index: SupportsIndex) -> bytes: ...

@@ -151,8 +151,6 @@ class RedisCache(Cache):
         """
         return dict(self._counts)
 
-    # --- requests to the server
-
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T | None:
         """Return the server's answer, or None if it is unavailable or the cache is closed."""
         if self.closed or time.monotonic() < self._down_until:
@@ -278,8 +276,6 @@ class RedisCache(Cache):
 
     def _lock_key(self, index: int) -> str:
         return f'{self._prefix}{index}:lock'
-
-    # --- records
 
     def _checked(self, answer: bytes | None, index: int) -> bytes | None:
         """Return the record if it was written for this source and index and is undamaged, else None."""

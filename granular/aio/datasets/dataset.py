@@ -73,8 +73,6 @@ class Dataset:
         dataset.columns = self.columns.copy()
         return dataset
 
-    # --- opening
-
     def open_indexed(self, index: DatasetIndex, shard: int, fields: Sequence[Field]) -> None:
         """Open all files as the index of a sharded dataset has them, without reading anything."""
         spec, layout = index.directory.spec, index.directory.layout

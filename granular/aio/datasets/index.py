@@ -95,8 +95,6 @@ class DatasetIndex(PackedTables):
         self.__dict__.update(state)
         self._forget()
 
-    # --- opening
-
     @classmethod
     async def open(cls, directory: Path, whole: bool = True) -> 'DatasetIndex | None':
         """Open the index of a sharded dataset; None if there is none, or none that can be used, which is logged.

@@ -84,8 +84,6 @@ class IndexedShards:
     def _shard_name(self, position: int) -> str:
         return shard_name(int(self._numbers[position]))
 
-    # --- opening
-
     async def open_own(self, positions: Iterable[int], folders: Mapping[int, FolderState] | None = None) -> None:
         """Open shards by their own tables, or by their states."""
         for i in positions:

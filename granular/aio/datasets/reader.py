@@ -209,8 +209,6 @@ class DatasetReader(DatapointReader[Datapoint_co]):
     def user_functions(self) -> tuple[Any, ...]:
         return tuple(choice.field.fn for choice in self._dataset.columns.choices)
 
-    # --- opening
-
     async def _open(self) -> None:
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
@@ -229,8 +227,6 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     async def _close(self) -> None:
         self._dataset.columns.close()
-
-    # --- properties
 
     def _size(self, mask: Mask) -> int:
         return self._dataset.columns.size_of(mask)

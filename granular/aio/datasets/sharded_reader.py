@@ -97,8 +97,6 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     async def _close(self) -> None:
         self._shards.close()
 
-    # --- properties
-
     def _size(self, mask: Mask) -> int:
         return self._shards.size(mask)
 
@@ -134,8 +132,6 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
     def copy(self) -> Self:
         """Return an independently closable reader of the same shards that shares its caches."""
         return self._copied(_shards=self._shards.copy())
-
-    # --- reading
 
     @property
     def _first(self) -> Columns:

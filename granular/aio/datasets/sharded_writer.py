@@ -203,8 +203,6 @@ class ShardedDatasetWriter(DatapointWriter):
         await writer.abort()
         return removable
 
-    # --- properties
-
     @property
     def shards(self) -> int:
         """The number of shards that this writer has started."""
@@ -217,8 +215,6 @@ class ShardedDatasetWriter(DatapointWriter):
 
     def __len__(self) -> int:
         return self._done[2] + (0 if self._writer is None else len(self._writer) - self._resumed)
-
-    # --- appending
 
     async def _append(self, datapoint: Mapping[str, Any], flush: bool) -> int:
         self._check_open()

@@ -70,8 +70,6 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def _pickled(self) -> dict[str, Any]:
         return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
 
-    # --- opening
-
     @abc.abstractmethod
     async def _read_file_indices(self) -> list[Index]: ...
 
@@ -93,8 +91,6 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
 
     async def _close(self) -> None:
         self._kept = []
-
-    # --- properties
 
     @property
     def size(self) -> int:
@@ -119,8 +115,6 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     def copy(self) -> Self:
         """Return an independently closable source of the same files that shares their index."""
         return self._copied()
-
-    # --- reading
 
     def _locate(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the number of the file of each datapoint, and the datapoint's number in that file."""

@@ -110,8 +110,6 @@ class TokenWindows(SequenceSource[Window]):
     def _file_bytes(self, mask: Any) -> int | None:
         return file_bytes(self._reader, [self._key])
 
-    # --- opening
-
     async def _open(self) -> None:
         await ensure_open(self._reader)
         await compare_shards(self._reader)
@@ -195,8 +193,6 @@ class TokenWindows(SequenceSource[Window]):
     async def _close(self) -> None:
         self._shards = []
 
-    # --- properties
-
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the windows."""
@@ -206,8 +202,6 @@ class TokenWindows(SequenceSource[Window]):
     def __len__(self) -> int:
         self._check_open()
         return int(self._stops[-1]) if len(self._stops) else 0
-
-    # --- reading
 
     async def _read_all(self, indices: Ints) -> list[Window]:
         if not len(indices):

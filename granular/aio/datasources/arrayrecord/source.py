@@ -131,8 +131,6 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
         first, count = f'{self._parts[0].path}', len(self._parts)
         return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
 
-    # --- opening
-
     async def _open(self) -> None:
         self._kept = [path.store.keep_open(path.key) for path in {part.path for part in self._parts}]
         files = await self._read_file_indices({part.path for part in self._parts if part.stop < 0})
@@ -187,8 +185,6 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
         if self._state != 'open' or not all(part.whole for part in self._parts):  # other files are opened later
             return None
         return sum(file.size for file in self._opened_files().files.values())
-
-    # --- reading
 
     def __len__(self) -> int:
         self._check_open()

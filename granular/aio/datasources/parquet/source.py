@@ -70,8 +70,6 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (self.paths, self._requested, self._cache_bytes), {}
 
-    # --- opening
-
     async def _read_file_indices(self) -> list[Footer]:
         for path in self.paths:
             await path.store.ready()
@@ -94,8 +92,6 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         await super()._close()
         await self._groups.release()
 
-    # --- properties
-
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of a row's columns."""
@@ -111,8 +107,6 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     def copy(self) -> Self:
         """Return an independently closable source of the same files, with a cache of its own."""
         return self._copied(_groups=self._groups.copy())
-
-    # --- reading
 
     @property
     def _available(self) -> tuple[str, ...]:

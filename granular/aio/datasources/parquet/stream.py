@@ -150,8 +150,6 @@ class ParquetRows(Source):
     def describe(self) -> str:
         return f'{self.data!r}, {self.cycle} at a time'
 
-    # --- states
-
     def start(self) -> dict[str, Any]:
         if len(self.data.paths) == 1:
             return _file_state(0, 0)

@@ -51,8 +51,6 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
         size, local = await super()._reading()
         return size - OVERHEAD * len(self), local
 
-    # --- reading
-
     async def _read_all(self, positions: Ints) -> list[bytes]:
         owners, numbers = self._locate(positions)
         raw = await self._read_items(owners, numbers, Index.limits)

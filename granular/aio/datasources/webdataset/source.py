@@ -79,8 +79,6 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
     def user_functions(self) -> tuple[Any, ...]:
         return tuple(field.fn for field in self._fields.values())
 
-    # --- reading
-
     @property
     def _available(self) -> tuple[str, ...]:
         return self.fields

@@ -117,8 +117,6 @@ class Packing(Holding):
         }
         self._pending, self._rows = document, rows
 
-    # --- elements
-
     def _document(self, element: Any, number: int) -> Document:
         """Return an element as a document; raise ``DatapointError`` if it lacks a feature, or one does not fit."""
         arrays = []
@@ -183,8 +181,6 @@ class Packing(Holding):
                     f'{_shape(expected[1])} as in the elements before, got {array.dtype} of {_shape(array.shape[1:])}'
                 )
 
-    # --- rows
-
     def _build(self, segments: Sequence[Segment]) -> dict[str, Any]:
         """Return a row."""
         row: dict[str, Any] = {}
@@ -217,8 +213,6 @@ class Packing(Holding):
         for i, key in enumerate(self._recipe.listed):
             row[key] = [segment.listed[i] for segment in segments]
         return row
-
-    # --- states
 
     def state(self) -> Any:
         holds = self._row > self._base['rows'] or any(self._base['offsets'])
