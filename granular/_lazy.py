@@ -33,10 +33,7 @@ def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
 
 
 def _install_command(extra: str) -> str:
-    """Return the command that installs an extra from where this package was installed from.
-
-    An index may have no release of it, or another one.
-    """
+    """Return the command that installs an extra from where this package came from, which may be no index."""
     import json
     from importlib import metadata
     from urllib.parse import urlsplit

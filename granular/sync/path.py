@@ -29,10 +29,7 @@ S = TypeVar('S', bound='Path')
 def _listing(
     method: Callable[Concatenate[core.Path, P], AsyncIterator[core.Path]],
 ) -> Callable[Concatenate[S, P], Iterator[S]]:
-    """Make a method that returns a blocking iterator of an async one that yields paths.
-
-    The signature and docstring are those of the async method.
-    """
+    """Make a blocking method, with its docstring and signature, of an async generator of paths."""
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[S]:

@@ -144,7 +144,7 @@ async def proven(proofs: Collection[Proof], reading: Coroutine[Any, Any, T]) -> 
             values: list[Any] = await gather([reading, *(proof.take() for proof in missing)])
             return cast(T, values[0])
         except GranularError:
-            # What is outdated may be read in any odd way: the error is that it was replaced.
+            # An outdated folder may be read in any odd way: the error is that it was replaced.
             await gather([proof.take() for proof in missing])
             raise
     except (ObjectChangedError, NotFoundError):

@@ -190,9 +190,7 @@ def _spans(count: int) -> Iterator[Ints]:
 async def _verify_dataset(
     folder: Path, report: Report, progress: ProgressReport, decoders: Mapping[str, Decoder], is_countable: bool = True
 ) -> Columns | None:
-    """Verify a dataset or a shard, before which all datapoints were counted if ``is_countable``; None if it cannot be
-    opened.
-    """
+    """Verify a dataset or shard; ``is_countable`` if those before were counted. None if it cannot be opened."""
     try:
         reader = await DatasetReader.open(folder, None)
     except (CorruptError, NotFoundError) as error:

@@ -331,9 +331,7 @@ class DatasetWriter(DatapointWriter):
         raise self._unpublished(path, failure, 'there is no such file now')
 
     async def _ensure_alone(self, path: Path, writer: ObjectWriter | None) -> None:
-        """Withdraw the spec, and raise, if there is another writer, or `granular clean` may remove the bags: they have
-        not seen the spec.
-        """
+        """Withdraw the spec, and raise, if another writer or `granular clean` may not have seen it."""
         names = [file.name for bag in self._writers for file in bag.published]
         try:
             entries = [entry async for entry in path.store.scan(self.directory.key)]

@@ -124,9 +124,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     async def _read_items(
         self, owners: Ints, items: Ints, limits: Callable[[Index, Ints], tuple[Ints, Ints]]
     ) -> list[bytes]:
-        """Read items of files concurrently: of the file with each number, the item with each number, of which
-        ``limits`` returns where they begin and end. The cached index of a file that was replaced is removed.
-        """
+        """Read the items with numbers in the files with numbers; forget the cached indices if a file was replaced."""
         groups = grouped(owners)
         reads = []
         for owner, own in groups:

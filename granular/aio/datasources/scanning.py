@@ -89,10 +89,7 @@ async def read_measured(path: Path, start: int, stop: int, version: str | None =
 
 
 async def _index_of(path: Path, kind: type[Index], scanner: type[HeaderScanner[Index]]) -> Index:
-    """Return the index of a file: the cached one if the file is unchanged, or a new one.
-
-    The tables of an index are cached as they are, its other fields in the head.
-    """
+    """Return the index of a file: the cached one if the file is unchanged, or a new one."""
     fields = dataclasses.fields(kind)
 
     def parse(rows: Any, numbers: Ints) -> Index:

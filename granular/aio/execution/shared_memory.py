@@ -78,7 +78,7 @@ def join(head: bytes, fd: int, sizes: Sequence[int]) -> Any:
 
 
 class Sent(NamedTuple):
-    """What the receiver of an item is told about its memory."""
+    """The description of the memory of an item, for its receiver."""
 
     sizes: Sequence[int]  # of the arrays
     content: bytes = b''  # their memory, if it is small

@@ -137,10 +137,7 @@ def _flush() -> None:
 
 
 def _leave_signals() -> None:
-    """Leave signals to the parent, which closes its workers; a group of processes, as of a batch job, gets them all.
-
-    A handler of the user, which this process inherited, might write a checkpoint with the position of its loader here.
-    """
+    """Leave signals to the parent: an inherited handler of the user might write a checkpoint of its loader here."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its parent has blocked it
     signal.set_wakeup_fd(-1)  # by which a loop of the parent would take the signal for its own

@@ -41,7 +41,7 @@ class LoadedBatch(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What a consumer has received."""
+    """The numbers of what a consumer has received."""
 
     batches: int = 0
     datapoints: int = 0

@@ -128,9 +128,7 @@ class RunningLoader(Running):
         return self._spec
 
     async def _first_spec(self) -> Spec:
-        """Return the spec of the first datapoint that has one; of the first of all, unless failures are skipped or
-        replaced.
-        """
+        """Return the spec of the first datapoint; unless failures are raised, of the first one that has a spec."""
         if self.errors.raises:
             return spec_of((await self.source.fetch([0]))[0], 0)
         for step in range(_TRIED if self.length is None else min(_TRIED, self.length)):

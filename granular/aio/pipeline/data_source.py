@@ -16,7 +16,7 @@ R = TypeVar('R')
 
 
 class DataSource(Answering):
-    """What a source may tell of itself beside its length and its datapoints. Pipelines, loaders and caches ask for it.
+    """Facts about a source, beside its length and its datapoints, for which pipelines, loaders and caches ask.
 
     It is the base of all readers and data sources, and may be that of yours. Each attribute and method has a default::
 

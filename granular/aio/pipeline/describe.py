@@ -87,10 +87,7 @@ def _without_size(line: str, resizable: bool) -> str:
 
 
 def _differ_in_detail_only(saved: str, current: str) -> bool:
-    """Return whether only one of two lines has the length or bytes of a data source, or the checksum of indices.
-
-    The other one is of an earlier release, or of a reader that is not open yet.
-    """
+    """Return whether one of two lines lacks details, as that of an earlier release, or of a reader before it opens."""
     bare = ((detail.sub('', saved), detail.sub('', current)) for detail in _DETAILS)
     return any(was == now and (saved == was) != (current == now) for was, now in bare)
 

@@ -107,7 +107,7 @@ def _reads_beyond(state: Mapping[str, Any]) -> bool:
 
 
 class Fit(NamedTuple):
-    """What the states of a stage fit, besides the same pipeline. All fit other prefetches, threads and workers."""
+    """Conditions of the states of a stage, besides the same pipeline. All fit other prefetches, threads and workers."""
 
     # True if all hosts have taken equally many elements of the stages before it when they have returned equally many,
     # so that the state of one host is that of all.

@@ -431,7 +431,7 @@ def operation_of(transformation: Any) -> str:
 
 
 class Chain:
-    """What MapDataset and IterDataset have in common: chains of operations, and answers to names of other methods."""
+    """Base of MapDataset and IterDataset: chains of operations, and answers to names of other methods."""
 
     _answers: ClassVar[Mapping[str, str]]
     """What to write instead, by name."""

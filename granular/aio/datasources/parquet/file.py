@@ -116,9 +116,7 @@ def encrypted_names(footer: Footer) -> list[str]:
 
 
 def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, Any]]:
-    """Return the numbers of the chunks of some columns, and pyarrow's metadata of each. Encrypted ones are refused:
-    pyarrow would end the process.
-    """
+    """Return numbers and metadata of the chunks of some columns; refuse encrypted ones, at which pyarrow crashes."""
     if footer.encrypted and (refused := [name for name in encrypted_names(footer) if name in names]):
         others = [name for name in footer.names if name not in encrypted_names(footer)]
         raise UnsupportedError(

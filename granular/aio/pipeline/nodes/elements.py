@@ -139,7 +139,7 @@ OPERATIONS: Final[Mapping[str, Callable[..., Function]]] = {
 
 
 class Handled(Node):
-    """Where the ``on_error`` of a stream stands: it applies to what failed before, not in the operations after it."""
+    """The place of the ``on_error`` of a stream: it applies to failures before it, not in the operations after it."""
 
     unlisted = True
 

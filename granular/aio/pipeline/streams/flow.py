@@ -236,10 +236,7 @@ class Outlasting(Flow):
         return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
 
     def _mixes_after(self, ended: Flow) -> int:
-        """Return the checksum once a parent has ended.
-
-        States have it, as a later stage that holds their elements cannot read them again with other weights.
-        """
+        """Return the checksum once a parent has ended; a later stage compares it before it reads elements again."""
         mixes = ended.mixes()
         return crc32c(json.dumps([self._mixes, mixes]).encode()) if mixes else self._mixes
 

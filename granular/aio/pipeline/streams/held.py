@@ -37,7 +37,7 @@ class Held:
 
     @property
     def holds(self) -> bool:
-        """Whether any element is held."""
+        """True if any element is held."""
         return self._count > 0 or self._ended
 
     def begun(self) -> None:
@@ -118,7 +118,7 @@ class Held:
         self._terms = terms.of(self._stage, self._kind, holds)
         self._begun = False
         await self._parent.restore(state['parent'], self._terms)
-        # What is held is read again on as many hosts as before; otherwise hosts and weights are those of this pipeline.
+        # Held elements are read again on as many hosts as before; otherwise this pipeline decides hosts and weights.
         self.before = state['parent'] if holds else self._parent.state()
         self._previous, self._after = self.before, None
         self._count, self._ended, self._changes, self._again = 0, False, [], deque()

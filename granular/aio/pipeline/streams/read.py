@@ -62,7 +62,7 @@ class Read(Stream):
 
     @property
     def drops(self) -> bool:
-        """Whether elements are dropped: hosts do not advance equally, as others come in their place."""
+        """True if elements are dropped: hosts do not advance equally, as others come in their place."""
         return self.on_error != 'raise' or (self.source.sparse and not self.allow_nones)
 
     @property

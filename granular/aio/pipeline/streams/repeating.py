@@ -102,7 +102,7 @@ class Repeating(Outlasting):
         await self._parent.restore(state['parent'], terms)
         self._epoch, self._empty, self._uneven, self._mixes = epoch, empty, uneven, mixes
         self._shared = uneven or None
-        # What a later stage holds is read again with the weights that it was read with, also beyond this epoch.
+        # Elements that a later stage holds are read again with the same weights, also beyond this epoch.
         self._terms, self._start = terms, state.get('start', self._own) if terms.weights == 'saved' else self._own
 
 
@@ -195,9 +195,7 @@ class Caching(Holding):
 
 
 def _protected(value: Any) -> Any:
-    """Return a value with dicts of its own and read-only arrays: a function that changes its element must not change
-    the cache.
-    """
+    """Return a value with dicts of its own and read-only arrays, so that a function cannot change the cache."""
     if type(value) is dict:
         return {key: _protected(part) for key, part in value.items()}
     if type(value) is tuple:
