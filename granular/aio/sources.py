@@ -54,7 +54,6 @@ class Epochs(Shuffle):
 
 
 def _given(length: int | None) -> str:
-    """Describe the length that a source was given."""
     return '' if length is None else f', length={length}'
 
 

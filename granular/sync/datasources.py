@@ -72,11 +72,7 @@ _CLASSES: Final[Mapping[str, Any]] = {
 
 @documented_by(detect.open)
 def open(  # noqa: A001
-    path: AnyPath | Sequence[AnyPath],
-    decoders: Decoders = formats.decoders,
-    *,
-    fs: Any = None,
-    **options: Any,
+    path: AnyPath | Sequence[AnyPath], decoders: Decoders = formats.decoders, *, fs: Any = None, **options: Any
 ) -> Opened:
     counterpart = run(detect.open(path, decoders, fs=fs, **options))
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))

@@ -370,12 +370,10 @@ class Bag:
     # --- many records, as byte ranges for a fan-out over many bags
 
     def limits(self, indices: Ints) -> tuple[Ints, Ints] | None:
-        """Return the starts and stops of records, if the table is in memory."""
         limits = self._limits
         return None if limits is None else (limits[indices], limits[indices + 1])
 
     def all_limits(self) -> Ints:
-        """Return the limits of all records, of a table in memory."""
         if self._limits is None:
             raise InvalidArgumentError(f'{self.name}: its table is not in memory')
         return self._limits

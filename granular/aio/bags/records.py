@@ -124,7 +124,6 @@ async def _read_packed(requests: Sequence[tuple[Bag, Ints]], limits: list[tuple[
 
 
 def _fetch(bags: Iterable[Bag], reads: Sequence[Request]) -> Coroutine[Any, Any, list[list[bytes]]]:
-    """Return a coroutine that reads from the files of bags of one store."""
     files = [bag for bag in bags if bag.path is not None]
     reading = read_all(files[0].require_path().store, reads)
     proofs = proofs_of(files)

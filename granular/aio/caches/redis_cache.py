@@ -316,7 +316,6 @@ class _Connections(Running):
 
 
 async def _values(client: Any, keys: Sequence[str]) -> list[bytes | None]:
-    """Return the values of keys, None for each missing one."""
     return _checked_values(await client.mget(keys), len(keys))
 
 

@@ -226,7 +226,6 @@ def _check_system() -> None:
 
 
 def _fill(count: int, room: int, fingerprint: bytes, fd: int) -> None:
-    """Write an empty table to a file."""
     words = [0] * _WORDS
     words[0], words[_COUNT], words[_ROOM] = _MAGIC, count, room
     words[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))

@@ -108,8 +108,6 @@ async def build_index(directory: AnyPath, progress: Progress | None = None) -> I
 
 
 class _Shard(NamedTuple):
-    """The part of an index that describes one shard."""
-
     rows: list[tuple[int, ...]]
     pins: list[str]
     kinds: list[int]

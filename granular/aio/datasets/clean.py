@@ -173,7 +173,6 @@ async def _folders(store: Store, root: str) -> dict[str, _Folder]:
 
 
 def _is_written(name: str) -> bool:
-    """Return whether a file has a name that writers use."""
     stem, suffix = os.path.splitext(name)
     is_bag = suffix in SUFFIXES and _BAG.fullmatch(stem) is not None
     return is_bag or name in ('spec.json', MARKER, CONVERSION) or _is_temporary(name) or is_claim(name) or is_mark(name)

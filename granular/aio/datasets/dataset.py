@@ -215,7 +215,6 @@ class Dataset:
     # --- what was opened
 
     def files(self) -> dict[str, FileIdentity]:
-        """Return the identities of the bags, by file name."""
         return {f'{key}.bag': bag.identity() for key, bag in self.columns.all_bags.items()}
 
     @property

@@ -66,7 +66,6 @@ async def described(directory: Path, numbers: Sequence[int]) -> list[int]:
 
 
 def missing_shard(name: str, number: int, rest: str) -> CorruptDatasetError:
-    """Return the error for a missing shard, given the rest of its message."""
     return CorruptDatasetError(f'{name}: shard {shard_name(number)} is missing{rest}', path=name)
 
 

@@ -54,11 +54,7 @@ def format_of(name: str) -> str:
 
 @answering()
 async def open(  # noqa: A001
-    path: Paths,
-    decoders: Mapping[str, Decoder | None] | None = formats.decoders,
-    *,
-    fs: Any = None,
-    **options: Any,
+    path: Paths, decoders: Mapping[str, Decoder | None] | None = formats.decoders, *, fs: Any = None, **options: Any
 ) -> Opened:
     """Find out what is at a path, and return its reader, opened.
 

@@ -169,7 +169,6 @@ class TokenWindows(SequenceSource[Window]):
         return f'{self._shards[shard].name}: datapoint {datapoint - int(self._firsts[shard])}, key {self._key!r}'
 
     async def _read_head(self, datapoint: int, start: Any, size: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Return the dtype and the shape of an array."""
         (head,) = await self._read(np.array([datapoint]), np.array([start]), np.array([start + min(_HEAD, size)]))
         try:
             return parse_array_head(head)[:2]

@@ -324,7 +324,6 @@ class _Worker:
                 loop.call_soon_threadsafe(_resolve, future, ok, result)
 
     def take_report(self, report: Report) -> None:
-        """Add a report of the process to the metrics of this one."""
         metrics, added = report
         self._reports.take(metrics)
         # A process that could not load the task reports no stages.

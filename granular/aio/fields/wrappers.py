@@ -393,7 +393,6 @@ class FieldConcat(_Arranged):
         return owners, inner % np.array([len(part) for part in self._chosen.parents])[owners]
 
     def _flat(self) -> Ints:
-        """Return the positions of all datapoints in the plain concatenation."""
         owners, inner = self._choose(np.arange(len(self)))
         stops = np.cumsum([len(part) for part in self._chosen.parents])
         return np.concatenate([[0], stops])[owners] + inner
@@ -413,7 +412,6 @@ class FieldConcat(_Arranged):
 
 
 def _classes_of(dataset: Fields, names: Sequence[str]) -> list[int]:
-    """Return the classes of some names."""
     known = getattr(dataset, 'class_names', None)
     if known is None:
         raise InvalidArgumentError(f'{dataset.describe()}: has no class_names: choose classes by number')

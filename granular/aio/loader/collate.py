@@ -214,14 +214,12 @@ def check(datapoint: Any, step: int, spec: Spec) -> None:
 
 
 def check_value(key: str, value: Any, step: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Raise ``DatapointError`` if the dtype or shape of a value differs from that of the first datapoint."""
     array = _as_array(key, value, step)
     if _dtype_of(array, value) != dtype or array.shape != shape:
         raise differing(key, array, step, dtype, shape)
 
 
 def check_keys(datapoint: Any, step: int, spec: Spec) -> None:
-    """Raise ``DatapointError`` if the keys of a datapoint differ from those of the first."""
     if datapoint is None:
         raise DatapointError(f'step {step}: {DROPPED}')
     if not isinstance(datapoint, Mapping):
@@ -235,7 +233,6 @@ def check_keys(datapoint: Any, step: int, spec: Spec) -> None:
 def differing(
     key: str, value: NDArray[Any], step: int, dtype: np.dtype[Any] | None = None, shape: tuple[int, ...] = ()
 ) -> DatapointError:
-    """Create the error for a value whose dtype or shape differs from that of the first datapoint."""
     if value.dtype == object:
         return DatapointError(
             f'step {step}, key {key!r}: expected a number or an array of numbers: remove the key in a transform'

@@ -61,8 +61,6 @@ class DataSource(Answering):
 
 
 class _HuggingFace(DataSource):
-    """A dataset of Hugging Face, which has a fingerprint."""
-
     def __init__(self, fingerprint: str) -> None:
         self._value = fingerprint
 

@@ -102,9 +102,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     @classmethod
     @answering(**MIX_ARGUMENTS)
     def mix(
-        cls,
-        datasets: Sequence[Any] | Mapping[str, Any],
-        weights: Sequence[float] | Mapping[str, float] | None = None,
+        cls, datasets: Sequence[Any] | Mapping[str, Any], weights: Sequence[float] | Mapping[str, float] | None = None
     ) -> 'IterDataset[Any]':
         """Mix streams evenly, in proportion to their weights, until one of them ends.
 
@@ -232,11 +230,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     def batch(self, batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None) -> 'IterDataset[Any]': ...
     @answering(**BATCH_ARGUMENTS)
     def batch(
-        self,
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[Any]], Any] | None = None,
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
     ) -> 'IterDataset[Any]':
         """Combine consecutive elements to batches, as ``MapDataset.batch``."""
         return IterDataset(BatchOf(self._stream, batch_size, drop_remainder, batch_fn))
@@ -469,7 +463,6 @@ def _streams(datasets: Sequence[Any]) -> list[Stream]:
 
 
 def _stream(number: int, dataset: Any) -> Stream:
-    """Return the stream of an IterDataset or MapDataset."""
     if not isinstance(dataset, IterDataset):
         convert = getattr(dataset, 'to_iter_dataset', None)
         if convert is None:

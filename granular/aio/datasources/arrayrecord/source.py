@@ -259,7 +259,6 @@ def _decode(read: ChunkRead, raw: bytes) -> list[bytes]:
 
 
 def _check(reads: Sequence[ChunkRead], raw: Sequence[bytes]) -> None:
-    """Check the hashes of all chunks of a batch at once."""
     check_hashes(
         [
             (data, int(read.file.offsets[read.chunk]), f'{read.path}, chunk {read.chunk}')
@@ -269,7 +268,6 @@ def _check(reads: Sequence[ChunkRead], raw: Sequence[bytes]) -> None:
 
 
 def _parse_spec(spec: Any) -> Part:
-    """Parse a user's description of a file's records."""
     if isinstance(spec, Part):
         return spec
     if isinstance(spec, FileInstruction):
@@ -292,7 +290,6 @@ def _parse_spec(spec: Any) -> Part:
 
 
 async def _read_index(path: Path, verify: bool) -> Index:
-    """Read the index of a file from its last bytes."""
     name = f'{path}'
     tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
     begin, end = footer_offset(tail.data, tail.size, name), tail.size - BLOCK

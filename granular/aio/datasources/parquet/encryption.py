@@ -24,13 +24,10 @@ def encrypted_columns(footer: bytes) -> frozenset[int]:
 
 
 class _Reader:
-    """Reads a struct from its first byte on."""
-
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def struct(self) -> dict[int, Any]:
-        """Return the fields of a struct by number."""
         fields, number = dict[int, Any](), 0
         while head := self._byte():
             number = (number + (head >> 4) if head >> 4 else self._zigzag()) & 0xFFFF  # an int16, as in pyarrow

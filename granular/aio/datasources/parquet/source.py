@@ -141,7 +141,6 @@ def _columns(count: int, values: Values) -> Values:
 
 
 def _rows(count: int, values: Values) -> list[dict[str, Any]]:
-    """Return rows as dicts, given their values by column."""
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, column in values.items():
         for row, value in zip(rows, column, strict=True):

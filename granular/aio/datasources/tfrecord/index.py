@@ -24,8 +24,6 @@ _MAX_COMPRESSED_RECORD: Final = 2 * GiB  # of a compressed file, whose size does
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index(FileIndex):
-    """The records of a TFRecord file."""
-
     stops: Ints  # position after each record with its checksum
 
     def __post_init__(self) -> None:

@@ -31,8 +31,6 @@ _COMPRESSED: Final = {b'\x1f\x8b': 'gzip', b'BZh': 'bzip2', b'\xfd7zXZ\0': 'xz',
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index(FileIndex):
-    """The datapoints of a tar file."""
-
     keys: bytes  # the keys of all datapoints, concatenated
     # For each datapoint: the end of its key in ``keys``, and the number of members up to its end.
     key_stops: Ints
@@ -157,7 +155,6 @@ class Scanner(HeaderScanner[Index]):
             raise CorruptError(f'{self._name}: expected a tar header at byte {at}: {error}') from None
 
     def _parse_description(self, kind: bytes, body: bytes, at: int) -> None:
-        """Parse a header that describes the next member."""
         if kind == tarfile.GNUTYPE_LONGNAME:
             self._next_name = body.rstrip(b'\0').decode('utf-8', 'surrogateescape')
             return

@@ -207,8 +207,6 @@ class _Called(_Adapter):
 
 
 class _InMemory(_Adapter):
-    """Values in memory."""
-
     @functools.cached_property
     def gapless(self) -> bool:
         """True if no datapoint is None."""

@@ -35,8 +35,7 @@ class IndexNode(Node):
     selects = True
 
     @abc.abstractmethod
-    def _lookup(self, indices: Ints) -> Ints:
-        """Return the indices in the source."""
+    def _lookup(self, indices: Ints) -> Ints: ...
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))

@@ -140,7 +140,6 @@ class Rebatching(Holding):
 
 
 def _rows_of(batch: Any) -> int:
-    """Return the number of rows of a batch."""
     rows: set[int] = set()
 
     def count(leaves: Sequence[Any]) -> None:

@@ -4,15 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.nodes.elements import (
-    NONE,
-    OPERATIONS,
-    Element,
-    Handled,
-    Streamed,
-    after_handled,
-    parts_of,
-)
+from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms

@@ -37,7 +37,6 @@ class Held:
 
     @property
     def holds(self) -> bool:
-        """True if any element is held."""
         return self._count > 0 or self._ended
 
     def begun(self) -> None:

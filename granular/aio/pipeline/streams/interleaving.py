@@ -141,7 +141,6 @@ class Interleaving(Outlasting):
         self._token = self._ahead.token = token
 
     async def _start(self, number: int, _: int = 1) -> Flow | None:
-        """Start a stream."""
         await ensure_event_loop()
         stream = await self._stage.open_stream(number)
         if stream is None:

@@ -182,7 +182,6 @@ class Packing(Holding):
                 )
 
     def _build(self, segments: Sequence[Segment]) -> dict[str, Any]:
-        """Return a row."""
         row: dict[str, Any] = {}
         for i, feature in enumerate(self._features):
             out, length = row, feature.length
@@ -249,7 +248,6 @@ def _shape(trailing: tuple[int, ...]) -> str:
 
 
 def _check_value(value: Any, dtype: np.dtype[Any], name: str) -> None:
-    """Check that a dtype can hold a value."""
     if value is None:
         return
     try:
