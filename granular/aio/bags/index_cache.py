@@ -121,10 +121,11 @@ class Proof:
         return self._folder in self.snapshot.unproven
 
     async def take(self) -> None:
-        """Take the proof; raise ``ObjectChangedError`` if the folder was replaced or removed."""
+        """Take the proof; forget the snapshot, and raise ``ObjectChangedError``, if the folder is another one now."""
         try:
             await self._check()
         except (ObjectChangedError, NotFoundError) as error:
+            await self.snapshot.forget()
             name = f'{self._directory}'
             raise ObjectChangedError(
                 f'{name}: it was replaced since its index was cached: open it again: {error}', path=name
@@ -256,28 +257,24 @@ def save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None
     Raises:
       AccessDeniedError: if the folder belongs to another user.
     """
+    target = os.path.basename(file)
+    head = msgpack.packb((target, name, rows))
+    temporary = f'{target}.{secrets.token_hex(4)}.tmp'
     try:
-        _save_tables(file, name, rows, tables)
+        folder = open_folder(os.path.dirname(file))
+        try:
+            _write_file(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder), head, tables)
+            os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        finally:
+            os.close(folder)
     except GranularError:
         raise  # the folder belongs to another user
     except OSError as error:
         logger.warning('the index of %s was not cached, and will be read again: %s', name, error)
-
-
-def _save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
-    target = os.path.basename(file)
-    head = msgpack.packb((target, name, rows))
-    temporary = f'{target}.{secrets.token_hex(4)}.tmp'
-    folder = open_folder(os.path.dirname(file))
-    try:
-        _write_file(open_file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder), head, tables)
-        os.replace(temporary, target, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
-    finally:
-        os.close(folder)
 
 
 def _write_file(fd: int, head: bytes, tables: Sequence[Ints]) -> None:

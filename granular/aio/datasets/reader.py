@@ -10,7 +10,7 @@ from granular import formats
 from granular._typing import Datapoint_co
 from granular.aio.bags.bag import read_digests
 from granular.aio.bags.identity import Identity, PinnedSource
-from granular.aio.bags.index_cache import Snapshot, proven
+from granular.aio.bags.index_cache import Snapshot
 from granular.aio.bags.reader import BagReader, reader_of_bag
 from granular.aio.bags.records import Adjacent, proofs_of
 from granular.aio.datasets.codec import Decoders, Field, raw
@@ -199,7 +199,8 @@ class DatasetReader(DatapointReader[Datapoint_co]):
 
     async def _identify(self) -> None:
         # A cache that has all values reads nothing, and would not notice that the dataset was replaced.
-        await proven(proofs_of(self._dataset.columns.all_bags.values()), gather([]))
+        proofs = proofs_of(self._dataset.columns.all_bags.values())
+        await gather([proof.take() for proof in proofs if proof.is_missing])
 
     def identity(self) -> tuple[Any, ...]:
         versions = {key: bag.versions for key, bag in self._dataset.columns.all_bags.items()}
