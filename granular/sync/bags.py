@@ -1,22 +1,16 @@
 """The sync API of :mod:`granular.aio.bags.reader` and :mod:`granular.aio.bags.writer`."""
 
-from typing import Self
-
 from granular.aio.bags import reader, writer
 from granular.sync.base import SyncObject, blocking, constructing, passed_on
-from granular.sync.readers import RecordReader, copy_of
+from granular.sync.readers import Copyable, RecordReader
 
 
-class BagReader(RecordReader[reader.BagReader, bytes]):
+class BagReader(RecordReader[reader.BagReader, bytes], Copyable):
     @constructing(reader.BagReader)
     def __init__(self) -> None: ...
 
     version: int = passed_on(reader.BagReader.version)
     size: int = passed_on(reader.BagReader.size)
-
-    def copy(self) -> Self:
-        """Return an independently closable reader of the same bag that shares its caches."""
-        return copy_of(self)
 
 
 class BagWriter(SyncObject[writer.BagWriter]):

@@ -46,11 +46,6 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
 
     The types, signature and docstring are those of the async method. It costs about 0.5 us a call more than a method
     that is written out.
-
-    ::
-
-        class Path(PurePath):
-            stat = blocking(core.Path.stat)
     """
     name = method.__name__
 
@@ -69,13 +64,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
 
 
 def passed_on(member: Any) -> Any:
-    """Make a property of the sync API of one of the async API, with its docstring; annotate it with its type.
-
-    ::
-
-        class BagWriter(SyncObject[writer.BagWriter]):
-            size: int = passed_on(writer.BagWriter.size)
-    """
+    """Make a property of the sync API of one of the async API, with its docstring; annotate it with its type."""
     return property(operator.attrgetter(f'aio.{member.fget.__name__}'), doc=sync_doc(member))
 
 
@@ -84,12 +73,6 @@ def constructing(core: Callable[P, Any]) -> Callable[[Callable[[Any], None]], Ca
 
     It decorates an empty ``__init__``, because type checkers take no other assignment for a constructor. The class has
     the docstring of its counterpart, too, unless it has its own.
-
-    ::
-
-        class BagWriter(SyncObject[writer.BagWriter]):
-            @constructing(writer.BagWriter)
-            def __init__(self) -> None: ...
     """
 
     def decorate(_: Callable[[Any], None]) -> Callable[Concatenate[Any, P], None]:

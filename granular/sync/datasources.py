@@ -1,7 +1,7 @@
 """The sync API of :mod:`granular.aio.datasources`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from granular.aio.runtime.bridge import run
 from granular.sync.bags import BagReader
 from granular.sync.base import Batched, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
-from granular.sync.readers import DatapointReader, RecordReader, copy_of
+from granular.sync.readers import Copyable, DatapointReader, RecordReader
 
 
 class ArrayRecordDataSource(RecordReader[arrayrecord.ArrayRecordDataSource, bytes], Batched):
@@ -33,15 +33,11 @@ class ParquetDataSource(DatapointReader[parquet.ParquetDataSource[Datapoint_co],
     columns: tuple[str, ...] = passed_on(parquet.ParquetDataSource.columns)
 
 
-class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Batched):
+class TFRecordDataSource(RecordReader[tfrecord.TFRecordDataSource, bytes], Copyable, Batched):
     @constructing(tfrecord.TFRecordDataSource)
     def __init__(self) -> None: ...
 
     size: int = passed_on(tfrecord.TFRecordDataSource.size)
-
-    def copy(self) -> Self:
-        """Return an independently closable source of the same files that shares their index."""
-        return copy_of(self)
 
 
 class WebDatasetDataSource(DatapointReader[webdataset.WebDatasetDataSource[Datapoint_co], Datapoint_co]):

@@ -10,7 +10,7 @@ from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.pipeline.data_source import OpenedDataSource
 from granular.aio.runtime.bridge import run
 from granular.formats.display import Samples, html_summary
-from granular.sync.base import A, B, Batched, SyncObject, documented_by, passed_on, reopened, wrapping
+from granular.sync.base import A, Batched, Blocking, SyncObject, documented_by, passed_on, reopened, wrapping
 from granular.sync.iteration import Iteration
 
 _FACTS: Final = ('layout', 'shards', 'spec', 'columns', 'fields', 'size')
@@ -45,9 +45,12 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
         return html_summary(repr(self), [('length', len(self)), *facts], self.take(_SAMPLES))
 
 
-def copy_of(reader: B) -> B:
-    """Return a reader of the same data whose async counterpart is a copy."""
-    return wrapping(type(reader), reader.aio.copy())
+class Copyable(Blocking):
+    """Base of readers that can be copied."""
+
+    def copy(self) -> Self:
+        """Return an independently closable reader of the same data that shares its caches."""
+        return wrapping(type(self), self.aio.copy())
 
 
 class RecordReader(Reader[A, Datapoint_co]):
@@ -69,7 +72,7 @@ class RecordReader(Reader[A, Datapoint_co]):
         return records
 
 
-class DatapointReader(Reader[A, Datapoint_co], Batched):
+class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     """A reader of datapoints that are dicts, with access to single fields."""
 
     size: int = passed_on(IndexedFiles.size)
@@ -102,7 +105,3 @@ class DatapointReader(Reader[A, Datapoint_co], Batched):
     @documented_by(datasets.DatapointReader.fetch)
     def fetch(self, indices: Any, mask: Any = None) -> list[Any]:
         return run(self.aio.fetch(indices, mask))
-
-    def copy(self) -> Self:
-        """Return an independently closable reader of the same data that shares its caches."""
-        return copy_of(self)
