@@ -19,11 +19,7 @@ the program, which may still read and write, although it registered them before 
 
 
 def import_extra(module: str, extra: str, purpose: str | None = None) -> Any:
-    """Import a module that an extra of this package installs.
-
-    Raises:
-      MissingExtraError: if it is not installed; the message tells the purpose, and the command that installs it.
-    """
+    """Import a module of an extra; raise ``MissingExtraError`` with the purpose, and the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -63,11 +63,7 @@ def check_index(index: SupportsIndex, name: str) -> int:
 
 
 def index_of(index: SupportsIndex, length: int, name: str) -> int:
-    """Return one index as a position; a negative index counts from the end.
-
-    Raises:
-      OutOfRangeError: if it is out of range; an ``IndexError``, so that ``list(reader)`` ends after the last record.
-    """
+    """Return one index as a position, negative from the end; an ``OutOfRangeError`` ends ``list(reader)``."""
     position = check_index(index, name)
     if not -length <= position < length:
         raise _out_of_range(name, position, length)
@@ -80,13 +76,7 @@ def _out_of_range(name: str, index: int, length: int) -> OutOfRangeError:
 
 
 def indices_of(indices: Any, length: int, name: str) -> Ints:
-    """Return many indices as positions; negative indices count from the end.
-
-    Args:
-      indices: a slice, a range, or anything that converts to a 1-D array of integers.
-      length: number of records or datapoints.
-      name: the indexed object, for errors.
-    """
+    """Return a slice, range or sequence of integers, negative from the end, as positions; ``name`` is for errors."""
     if isinstance(indices, slice):
         chosen = range_of(indices, length, name)
         return np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from granular._lazy import import_extra, is_masked
 from granular._other_names import answering
-from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing, outline
+from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
@@ -172,7 +172,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         first = failed[0].error if failed else None
         try:
             values = [self.errors.resolve(one) if type(one) is Failure else one for one in out]
-            self.errors.report([outline(failure) for failure in failed if failure.counts])
+            self.errors.report([(failure.index, failure.message) for failure in failed if failure.counts])
             rest = [value for value in values if value is not None]
             if not rest and values:
                 why = f'{len(failed)}, failed' if failed else f'{len(values)}, were filtered out'

@@ -101,9 +101,6 @@ def field_of(key: str, kind: str, many: bool, fn: Any, expectation: str) -> Fiel
     return Field(key, kind, many, fn, fn is raw or formats.inline_safe(fn))
 
 
-# --- decoding -------------------------------------------------------------------------------------------------------
-
-
 async def decode_records(
     fields: Sequence[Field], columns: Sequence[Sequence[bytes]], locate: Locate
 ) -> list[list[Any]]:
@@ -167,9 +164,6 @@ def decode_error(name: str, index: int | str, field: Field, record: bytes, error
 def describe_error(error: BaseException) -> str:
     """Return the message of an error, or the name of its type if it has none."""
     return message_of(error) or type(error).__name__
-
-
-# --- encoding -------------------------------------------------------------------------------------------------------
 
 
 def keys_error(

@@ -13,13 +13,7 @@ from granular.aio.datasets.codec import Encoders
 from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.reader import DatasetReader, columns_of
 from granular.aio.datasets.shards import check_complete, check_series, filled, shards_of
-from granular.aio.datasets.writer import (
-    DatasetWriter,
-    count_unflushed,
-    is_unused,
-    precede,
-    remove_if_empty,
-)  # fmt: skip
+from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unused, precede, remove_if_empty
 from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath

@@ -101,10 +101,7 @@ def ends_program(error: BaseException) -> bool:
 
 
 def without_failures(datapoints: list[T]) -> list[T]:
-    """Return datapoints to the user, who takes no ``Failure``; raise the error of the first one that failed.
-
-    A function that is called under an ``on_error`` may read another dataset.
-    """
+    """Return datapoints to the user; raise the error of the first ``Failure``, as in a function under ``on_error``."""
     for datapoint in datapoints:
         if isinstance(datapoint, Failure):
             raise datapoint.release()
@@ -114,8 +111,7 @@ def without_failures(datapoints: list[T]) -> list[T]:
 def portable(error: BaseException) -> tuple[list[bytes], str]:
     """Return an error and its causes, pickled one after the other, and its traceback as text, for ``remote``.
 
-    The text is empty where the message says all.
-    Classes that cannot be imported are pickled by value, as those of a script of which a function was sent by value.
+    The text is empty where the message says all. Classes that cannot be imported are pickled by value.
     """
     shorten(error)
     text = '' if tells_all(error) else ''.join(traceback.format_exception(error))
@@ -206,8 +202,3 @@ class Errors:
                 continue
             replaced = '' if self.on_error == 'skip' else ' or replaced'
             logger.warning('on_error skipped%s %s: %s', replaced, counted(count, 'datapoint'), reason)
-
-
-def outline(failure: Failure) -> tuple[int, str]:
-    """Return a failure as (index, message), for counting and for other processes."""
-    return failure.index, failure.message

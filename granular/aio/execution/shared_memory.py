@@ -148,10 +148,7 @@ class Receiver:
         self._items: dict[int, tuple[Callable[[], NDArray[np.uint8] | None], int, int]] = {}
 
     def join(self, item: int, head: bytes, sent: Sent, fd: int) -> Any:
-        """Rebuild an item from its pickle, ``head``; closes the descriptor of a new file.
-
-        ``fd`` is -1 if there is none, or it could not be received.
-        """
+        """Rebuild an item from its pickle, ``head``; closes ``fd``, that of a new file, -1 if none was received."""
         if sent.file < 0:
             return _load(head, bytearray(sent.content), sent.sizes)
         with self._lock:

@@ -310,9 +310,8 @@ class Methods(Adapter):
 def fields_of(dataset: Any) -> Fields:
     """Convert an object to a dataset of fields; raise ``InvalidArgumentError`` if the object has no fields.
 
-    Accepts datasets of fields, objects with ``getitem_...`` methods, readers, and MapDatasets.
-
-    For pipelines and objects whose ``fetch`` has a ``mask``, the fields are the keys of their datapoints.
+    Accepts datasets of fields, objects with ``getitem_...`` methods, and pipelines and objects whose ``fetch`` has a
+    ``mask``, such as readers, whose fields are the keys of their datapoints.
     """
     if isinstance(dataset, Fields):
         return dataset

@@ -91,9 +91,7 @@ class Fields(Elementless, Disposable, abc.ABC):
 
 
 async def load_fields(dataset: Fields, fields: Sequence[str], indices: Ints, ctxs: Sequence[Ctx]) -> list[list[Any]]:
-    """Return, for each field, its values in the order of the indices, which are integers >= 0; each has a dict in
-    ``ctxs``.
-    """
+    """Return, for each field, its values at indices, which are integers >= 0, each with a dict in ``ctxs``."""
     return await dataset._load(fields, indices, ctxs)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._lazy import is_masked
-from granular.aio.execution.failures import Errors, Failure, OnError, outline
+from granular.aio.execution.failures import Errors, Failure, OnError
 from granular.aio.pipeline.nodes.source import Source, all_stages
 from granular.aio.pipeline.nodes.stacking import array_of_texts, checked, memory_for
 from granular.aio.runtime.threads import offload
@@ -122,7 +122,7 @@ class Assembly:
                 if self._errors.raises_for(datapoint):
                     raise datapoint.release()
                 if datapoint.counts:
-                    index, message = outline(datapoint)
+                    index, message = datapoint.index, datapoint.message
                     failed.append((step, f'{message} (at index {index} of the stage)' if index != step else message))
                 failure = datapoint.at(step, datapoint.counts)
                 datapoint = self._errors.resolve(failure)

@@ -51,11 +51,9 @@ from granular.shuffle import MAX_SEED
 
 T = TypeVar('T')
 _OF_DATASETS: Final = dict.fromkeys(
-    (
-        'select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'fetch', 'get',
-    ),
+    ('select', 'slice', 'subset', 'percent', 'filter_classes', 'oversample', 'concatenate', 'fetch', 'get'),
     'call it before to_iter_dataset()',
-)  # fmt: skip
+)
 
 
 class IterDataset(Unindexed, Chain, Generic[Element_co]):

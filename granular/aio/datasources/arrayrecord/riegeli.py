@@ -69,10 +69,7 @@ def parse_chunk(raw: bytes, at: int, name: str) -> Chunk:
 
 
 def check_hashes(chunks: Sequence[tuple[bytes, int, str]]) -> None:
-    """Check the hashes of the headers and data of chunks; raise ``CorruptRecordError`` if one is wrong.
-
-    The chunks are given as to ``parse_chunk``.
-    """
+    """Check the hashes of chunks, given as to ``parse_chunk``; raise ``CorruptRecordError`` if one is wrong."""
     parts: list[Buffer] = []
     expected: list[int] = []
     for raw, at, name in chunks:

@@ -49,10 +49,7 @@ class _FileLayout(NamedTuple):
 
 
 class ParquetRows(Source):
-    """The rows of Parquet files in the order of a stream, with prefetched row groups.
-
-    The arguments are those of ``ParquetIterDataset``.
-    """
+    """The rows of Parquet files in the order of a stream; the arguments are those of ``ParquetIterDataset``."""
 
     data: ParquetDataSource[dict[str, Any]]
     cycle: int

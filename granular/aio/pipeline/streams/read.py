@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from granular.aio.execution.failures import Errors, Failure, OnError, outline
+from granular.aio.execution.failures import Errors, Failure, OnError
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
@@ -246,7 +246,7 @@ class Reading(Flow):
                 if self.errors.raises_for(element) or (self._later and not element.handled):
                     await self._seek(self._position())
                     raise element.release()
-                failure, failed = element, [outline(element)] if element.counts else []
+                failure, failed = element, [(element.index, element.message)] if element.counts else []
                 element = self.errors.resolve(failure)
                 is_skipped = element is None
                 if self._later and not is_skipped:
