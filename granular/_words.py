@@ -1,4 +1,9 @@
-"""Words of messages."""
+"""Words of messages, and the log that they are written to."""
+
+import logging
+from typing import Final
+
+logger: Final = logging.getLogger('granular')
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,13 +1,13 @@
 """Settings for reading and writing, in one frozen object, and the defaults of each kind of store."""
 
 import dataclasses
-import logging
 import math
 import numbers
 import os
 from typing import Any, Final
 
 from granular._other_names import answering
+from granular._words import logger
 from granular.errors import InvalidArgumentError
 
 __all__ = ['GiB', 'IOConfig', 'KiB', 'MiB']
@@ -15,8 +15,6 @@ __all__ = ['GiB', 'IOConfig', 'KiB', 'MiB']
 KiB: Final = 1 << 10
 MiB: Final = 1 << 20
 GiB: Final = 1 << 30
-
-logger: Final = logging.getLogger('granular')
 
 
 def _env(name: str, default: float | int | str, doc: str) -> Any:

@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import io
-import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from granular._lazy import at_exit
+from granular._words import logger
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
@@ -19,8 +19,6 @@ from granular.config import MiB
 from granular.errors import ClosedError
 from granular.sync.base import blocking, documented_by
 from granular.sync.iteration import Iteration, Listing
-
-logger: Final = logging.getLogger('granular')
 
 P = ParamSpec('P')
 S = TypeVar('S', bound='Path')

@@ -11,7 +11,6 @@ The folder and its files are readable by their owner alone.
 
 import contextlib
 import hashlib
-import logging
 import mmap
 import os
 import secrets
@@ -22,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import msgpack
 import numpy as np
 
+from granular._words import logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply
@@ -33,8 +33,6 @@ from granular.formats.layout import check_limits
 from granular.indexing import Ints
 
 T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 _MAGIC: Final = b'granular-index-4'
 _SUM: Final = len(_MAGIC) + 8  # the checksum covers all bytes from here on

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Collection, Sequence
 from typing import BinaryIO, Final, Literal
@@ -13,6 +12,7 @@ from typing import BinaryIO, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._words import logger
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.tasks import gather, settle, uncut
@@ -36,8 +36,6 @@ from granular.formats.checksums import SUFFIX, crc32c
 
 _FULL: Final = MiB  # bytes buffered at most before they are written, even if the caller does not flush
 _CHUNK: Final = 8 * MiB  # bytes read at a time to compute checksums, or one record
-
-logger: Final = logging.getLogger('granular')
 
 
 class BagOutput(AsyncResource):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import logging
 import math
 import numbers
 import os
@@ -15,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from granular._lazy import import_extra
+from granular._words import logger
 from granular.aio.caches.base import Cache, Function, digest, storable
 from granular.aio.pipeline.data_source import restored
 from granular.aio.runtime.lifecycle import Running
@@ -23,8 +23,6 @@ from granular.errors import GranularError, InvalidArgumentError
 from granular.formats.checksums import seal
 
 T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 VARIABLE: Final = 'GRANULAR_REDIS_URL'
 _DEFAULT: Final = 'redis://localhost:6379/0'

@@ -9,11 +9,10 @@ take every name beside the shards for a shard.
 
 import itertools
 import json
-import logging
 from collections.abc import Iterable
 from typing import Final
 
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.datasets.shards import described, shards_in
 from granular.aio.paths.path import Path
 from granular.errors import NotFoundError
@@ -21,8 +20,6 @@ from granular.formats.base import parse_json
 from granular.formats.layout import shard_name
 
 NAME: Final = '.granular-append'
-
-logger: Final = logging.getLogger('granular')
 
 
 def warn_of_found(name: str, found: int) -> None:

@@ -1,7 +1,6 @@
 """Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
 
 import collections
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from granular._words import logger
 from granular.aio.bags.bag import IndexedBag
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
@@ -34,8 +34,6 @@ from granular.formats.dataset_index import (
 )
 from granular.formats.layout import LIMIT, shard_name, shard_numbers
 from granular.indexing import Ints
-
-logger = logging.getLogger('granular')
 
 _INLINE: Final = 1 << 17  # lookups on the event loop at a time: a few milliseconds
 _SECOND: Final = 10**9  # nanoseconds: Last-Modified has whole seconds, where a listing may have more

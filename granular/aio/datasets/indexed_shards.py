@@ -1,13 +1,13 @@
 """The shards of a dataset that was opened by its index, each made when it is first used."""
 
 import copy
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from granular._words import logger
 from granular.aio.bags.identity import FileIdentity, check_files
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.codec import Field
@@ -21,8 +21,6 @@ from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
 T = TypeVar('T')
-
-logger = logging.getLogger('granular')
 
 _REMEDY: Final = 'run `granular index` on it, or open it with index=False'
 

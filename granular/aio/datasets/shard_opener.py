@@ -1,13 +1,12 @@
 """Open the shards of a dataset: by its index, by the state of another reader, or each by its own tables."""
 
-import logging
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_cache import FolderState, Snapshot
 from granular.aio.datasets.appending import finished_shards
@@ -25,8 +24,6 @@ from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
 T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 # Shards that are opened at a time: requests enough for a distant store. The garbage collector would traverse the
 # objects of more again and again, which took half of the time.

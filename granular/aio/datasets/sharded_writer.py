@@ -1,12 +1,12 @@
 """Write sharded datasets: one shard after the other, each a dataset of its own."""
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from granular import formats
 from granular._other_names import answering
+from granular._words import logger
 from granular.aio.datasets.appending import all_finished, mark, unmark
 from granular.aio.datasets.build_index import build_index
 from granular.aio.datasets.codec import Encoders
@@ -32,8 +32,6 @@ from granular.errors import (
 from granular.formats.checksums import SUFFIX
 from granular.formats.layout import Layout, shard_name, shard_number
 from granular.indexing import check_integer
-
-logger: Final = logging.getLogger('granular')
 
 
 class ShardedDatasetWriter(DatapointWriter):

@@ -13,15 +13,13 @@ from typing import Any, Final, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_checked, call_user, refuse_coroutine_function
 from granular.errors import ClosedError, FunctionError, GranularError, InvalidArgumentError, StoreError, WorkerError
 
 T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 OnError = Literal['raise', 'skip'] | Callable[[int, Exception], Any]
 

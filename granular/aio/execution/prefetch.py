@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, Literal, TypeVar
 
-from granular.aio.execution.failures import capturing, logger
+from granular._words import logger
+from granular.aio.execution.failures import capturing
 from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop, running_loop
 from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
 from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline

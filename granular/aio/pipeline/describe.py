@@ -2,16 +2,14 @@
 
 import difflib
 import itertools
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from granular._words import logger
 from granular.aio.pipeline.nodes.source import Source
 from granular.errors import ClosedError, StateError
 from granular.shuffle import Blocks
-
-logger = logging.getLogger('granular')
 
 _ENDLESS: Final = 1 << 62
 _INFINITE: Final = '∞'

@@ -6,16 +6,13 @@ holds elements back saves them by reference: the position before them, and how m
 """
 
 import contextvars
-import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.pipeline.transforms import ShardOptions
 from granular.errors import StateError
-
-logger: Final = logging.getLogger('granular')
 
 VERSION: Final = 2
 """The version of the states that are saved. Those of version 1 have no number."""

@@ -5,7 +5,6 @@ each parsed by Python's ``tarfile``. This module does no I/O.
 """
 
 import dataclasses
-import logging
 import re
 import tarfile
 from collections.abc import Sequence
@@ -13,12 +12,11 @@ from typing import Final
 
 import numpy as np
 
+from granular._words import logger
 from granular.aio.datasources.scanning import SCAN, FileIndex, HeaderScanner
 from granular.config import MiB
 from granular.errors import CorruptError, UnsupportedError
 from granular.indexing import Ints
-
-logger: Final = logging.getLogger('granular')
 
 BLOCK: Final = 512
 # The rule of WebDataset: the folder and the name up to its first dot are the key, the rest is the field.

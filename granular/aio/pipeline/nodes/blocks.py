@@ -3,13 +3,13 @@
 import asyncio
 import functools
 import itertools
-import logging
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._words import logger
 from granular.aio.execution.failures import Failure, capturing
 from granular.aio.pipeline.nodes.source import Node, Source, estimate_nbytes
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
@@ -17,8 +17,6 @@ from granular.aio.runtime.loop_resources import PerLoop
 from granular.indexing import Ints
 from granular.metrics import counters
 from granular.shuffle import Blocks
-
-logger: Final = logging.getLogger('granular')
 
 MEMORY: Final = 1 << 30
 _TAKEN: Final = object()

@@ -1,7 +1,6 @@
 """Combine elements of one structure into batches."""
 
 import contextlib
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
@@ -12,14 +11,13 @@ from numpy.typing import NDArray
 
 from granular._lazy import is_masked
 from granular._other_names import answering
+from granular._words import logger
 from granular.aio.pipeline.nodes.source import estimate_nbytes
 from granular.aio.runtime.buffers import uninitialised
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import name_of
 from granular.errors import DatapointError, InvalidArgumentError
 from granular.indexing import check_integer
-
-logger: Final = logging.getLogger('granular')
 
 _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop

@@ -3,11 +3,11 @@
 import abc
 import contextlib
 import json
-import logging
 import time
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from granular._words import logger
 from granular.aio.pipeline.position import FITS, FREE, Terms, Turns
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.aio.runtime.tasks import settle
@@ -15,8 +15,6 @@ from granular.errors import DatapointError, StateError
 from granular.formats.checksums import crc32c
 
 T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 _WINDOW: Final = 1000  # elements that a filter is judged by
 _WARN_EVERY: Final = 60.0  # seconds

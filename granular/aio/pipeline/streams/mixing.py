@@ -1,9 +1,9 @@
 """Several streams combined into one."""
 
-import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, cast
 
+from granular._words import logger
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
 from granular.aio.pipeline.nodes.combinations import turns_before
@@ -12,8 +12,6 @@ from granular.aio.pipeline.position import EARLIER, FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.stream import Stream
 from granular.errors import DatapointError, StateError
-
-logger: Final = logging.getLogger('granular')
 
 
 class Zipped(Stream):

@@ -1,11 +1,11 @@
 """Tracing: the time of each stage of a stream, and a log of what each stage yields."""
 
 import functools
-import logging
 import time
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from granular._words import logger
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.elements import Element, Handled
@@ -19,8 +19,6 @@ from granular.aio.pipeline.streams.stream import Stream, Unchanged
 from granular.aio.pipeline.transforms import DatasetOptions
 from granular.formats.display import outline
 from granular.metrics import timing
-
-logger: Final = logging.getLogger('granular')
 
 
 class StageSummary(NamedTuple):
