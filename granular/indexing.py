@@ -19,10 +19,8 @@ MOST: Final = 2**63 - 1  # of an index, and of a size that indices are divided b
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an argument that must be an integer, of Python or numpy and no bool, as an ``int``.
-
-    Raises:
-      InvalidArgumentError: if it is not an integer from ``least`` to ``most``; it names the argument.
+    """Return an argument as an ``int``; raise ``InvalidArgumentError``, which names it, unless it is an integer from
+    ``least`` to ``most``, of Python or numpy, and no bool.
     """
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < least or (most is not None and value > most):

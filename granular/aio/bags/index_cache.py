@@ -250,11 +250,7 @@ def _save(file: str, name: str, folders: Mapping[str, FolderState]) -> None:
 
 
 def save_tables(file: str, name: str, rows: Any, tables: Sequence[Ints]) -> None:
-    """Write a cache file: a header of msgpack values, followed by numbers. A failed write is logged, not raised.
-
-    Raises:
-      AccessDeniedError: if the folder belongs to another user.
-    """
+    """Write a cache file: a header of msgpack values, followed by numbers. A failed write is logged, not raised."""
     target = os.path.basename(file)
     head = msgpack.packb((target, name, rows))
     temporary = f'{target}.{secrets.token_hex(4)}.tmp'

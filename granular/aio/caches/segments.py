@@ -118,10 +118,7 @@ def _create(path: str, fill: Callable[[int], None], shared: bool) -> Segment:
 
 
 def attach(path: str, hold: bool = False) -> Segment:
-    """Open a file, and share the hold on its name if ``hold``.
-
-    Raise ``NotFoundError`` if it does not exist, ``AccessDeniedError`` if it belongs to another user.
-    """
+    """Open a file, which must exist and belong to this user, and share the hold on its name if ``hold``."""
     follow = 0 if path.startswith('/proc/') else os.O_NOFOLLOW  # the open files of a process are links there
     for _ in range(_TRIES):
         try:

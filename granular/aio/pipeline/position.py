@@ -220,10 +220,7 @@ class Turns:
         return self.whole or length % self.stride == 0
 
     def state(self, at: Any, own: bool) -> Any:
-        """Return the state of a position: with the number of hosts, if there are several.
-
-        With ``own``, it names this host, because its state is not that of the others.
-        """
+        """Return the state of a position, with the number of hosts if there are several, and with ``own`` this one."""
         if self.count == 1:
             return at
         return {'at': at, 'hosts': self.count, **({'host': self.index} if own else {})}

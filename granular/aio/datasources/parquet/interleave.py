@@ -67,9 +67,7 @@ class RowOrder:
 
     def upcoming(self, position: int, blocks: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
         """Yield the blocks of rows that begin after a position, as (file, block), in the order in which they are
-        needed.
-
-        The blocks of each file are given by their ends, which increase.
+        needed; those of each file are given by their ends, which increase.
         """
         taken, unopened = self.consumed(position)
         coming: list[tuple[int, int, int, int]] = []  # round, slot, file, block

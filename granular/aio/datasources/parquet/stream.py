@@ -17,7 +17,7 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.adapters import convert
-from granular.aio.pipeline.nodes.source import Source
+from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, of_reading
 from granular.aio.pipeline.streams.read import Read, Reading
@@ -169,10 +169,7 @@ class ParquetRows(Source):
         return {'files': files, 'next_file': unopened}
 
     def position_of(self, layout: _FileLayout, state: Any, strict: bool) -> int:
-        """Return the row that follows a state; raise ``StateError`` if it is not a state, or belongs to other files.
-
-        With ``strict``, the files must have as many bytes as when the state was saved.
-        """
+        """Return the row after a state; raise ``StateError`` for other files, with ``strict`` also for other sizes."""
         if isinstance(state, Mapping):
             check_size(state.get('bytes'), layout.size, self.describe(), strict)
             state = {key: value for key, value in state.items() if key != 'bytes'}
@@ -255,11 +252,7 @@ def rows_of(source: Source) -> ParquetRows:
 
 def _replace_rows(source: Source, rows: ParquetRows) -> Source:
     """Return the same nodes over other rows, so that concurrent iterations do not share read data."""
-    if not source.parents:
-        return rows
-    copy = type(source).__new__(type(source))
-    copy.__dict__.update(source.__dict__, parents=(_replace_rows(source.parents[0], rows),))
-    return copy
+    return source.copy_over(_replace_rows(source.parents[0], rows)) if isinstance(source, Node) else rows
 
 
 class _Mark(NamedTuple):

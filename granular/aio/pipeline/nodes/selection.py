@@ -22,11 +22,7 @@ _labels: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.
 
 
 class ClassSelection(Slice):
-    """Datapoints selected by their labels.
-
-    If the order of the source changes from epoch to epoch, the selection made for the first epoch is used for all of
-    them.
-    """
+    """Datapoints selected by their labels: in all epochs those of the first one, if the order of the source changes."""
 
     def __init__(self, parent: Source, part: Ints, description: str) -> None:
         super().__init__(parent, part)

@@ -144,10 +144,7 @@ class SeededStream(Unchanged):
 
 
 class Staged(Stream):
-    """A stage whose flow is created by a function of that of its parent, the description and further arguments.
-
-    ``shards`` share its elements.
-    """
+    """A stage whose flow a function creates of its parent's, the description and arguments; ``shards`` share it."""
 
     def __init__(
         self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any, shards: int = 1
