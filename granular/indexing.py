@@ -44,9 +44,9 @@ def check_field(field: Any) -> Any:
     return field
 
 
-def check_index(index: SupportsIndex, name: str) -> int:
+def check_index(index: Any, name: str) -> int:
     """Return an index as an int; raise ``OutOfRangeError`` if it is larger than that of any source."""
-    masked = is_masked(type(index)) and np.any(index.mask)  # type: ignore[attr-defined]
+    masked = is_masked(type(index)) and np.any(index.mask)
     try:
         position = operator.index(None if masked else index)  # type: ignore[arg-type]
     except TypeError:

@@ -6,7 +6,7 @@ import io
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import Any, BinaryIO, Concatenate, Final, ParamSpec, Self, TypeVar, cast
 
 from granular._lazy import at_exit
 from granular._words import logger
@@ -117,8 +117,8 @@ class _RawReader(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)
         self._file.seek(self._position)
         data = run(self._file.read(len(view)))
         count = len(data)
@@ -161,11 +161,11 @@ class _RawWriter(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: object) -> int:
+    def write(self, data: Any) -> int:
         if self.dropped:
-            return memoryview(data).nbytes  # type: ignore[arg-type]
+            return memoryview(data).nbytes
         try:
-            return run(self.file.write(data))  # type: ignore[arg-type]
+            return run(self.file.write(data))
         except KeyboardInterrupt:
             self._interrupted = True
             raise

@@ -340,9 +340,10 @@ class Bag:
             raise
 
     def read_now(self, index: int) -> bytes:
-        view, data = self._view, self._data
+        view: Any = self._view
+        data = self._data
         try:
-            start, stop = view[index], view[index + 1]  # type: ignore[index]
+            start, stop = view[index], view[index + 1]
             kept: Any = None if data is not None else self._kept[0]
         except (TypeError, IndexError):
             self.check_open()  # another thread has closed it

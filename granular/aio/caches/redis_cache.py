@@ -235,7 +235,7 @@ class RedisCache(Cache):
         while waiting and time.monotonic() < until:
             await asyncio.sleep(_POLL)
             keys = [f'{self._prefix}{index}' for index in waiting] + [self._lock_key(index) for index in waiting]
-            answers = await self._ask(lambda client, keys=keys: _values(client, keys))  # type: ignore[misc]
+            answers = await self._ask(functools.partial(_values, keys=keys))
             if answers is None:
                 break
             still = []

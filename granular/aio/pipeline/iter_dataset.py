@@ -466,7 +466,7 @@ def _stream(number: int, dataset: Any) -> Stream:
         if convert is None:
             raise InvalidArgumentError(f'dataset {number}: expected a stream or MapDataset, got {dataset!r:.100}')
         dataset = convert()
-    return dataset._stream  # type: ignore[no-any-return]
+    return stream_of(dataset)
 
 
 def _init(initialize: Callable[[int, int], object], number: int, count: int, *_: int) -> None:
