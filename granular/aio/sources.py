@@ -44,17 +44,14 @@ class Epochs(Shuffle):
             raise InvalidArgumentError(f'expected one datapoint or more per epoch, got length {len(epoch)}')
         order = shuffle if not isinstance(shuffle, bool) else Permutation() if shuffle else Sequential()
         super().__init__(epoch, order, check_integer('seed', seed, 0))
-        self.endless, self._given = True, _given(length)
+        self.endless = True
+        self._given = '' if length is None else f', length={length}'
 
     def _steps(self, indices: ArrayLike) -> Ints:
         return steps_of(indices)
 
     def describe(self) -> str:
         return f'Epochs(seed={self.seed}, {self.order!r}{self._given})'
-
-
-def _given(length: int | None) -> str:
-    return '' if length is None else f', length={length}'
 
 
 class Transform(Element):
@@ -103,7 +100,8 @@ class Sample(Node):
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         super().__init__(convert(source))
         self._length = length_of(self.parents[0]) if length is None else check_integer('length', length, 1)
-        self.seed, self.endless, self._given = check_integer('seed', seed, 0), True, _given(length)
+        self.seed, self.endless = check_integer('seed', seed, 0), True
+        self._given = '' if length is None else f', length={length}'
         if self._length < 1:
             raise InvalidArgumentError(f'expected one datapoint or more to sample from, got length {self._length}')
 

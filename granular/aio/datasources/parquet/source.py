@@ -116,7 +116,7 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         return await self._groups.read(positions, names, _rows)
 
     async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
-        return await self._groups.read(positions, names, _columns)
+        return await self._groups.read(positions, names, lambda _, values: values)
 
 
 def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[Any]:
@@ -134,10 +134,6 @@ def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:
 
 def row_groups_of(source: ParquetDataSource[Any]) -> RowGroups:
     return source._groups
-
-
-def _columns(count: int, values: Values) -> Values:
-    return values
 
 
 def _rows(count: int, values: Values) -> list[dict[str, Any]]:
