@@ -124,7 +124,7 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     async def _read_items(
         self, owners: Ints, items: Ints, limits: Callable[[Index, Ints], tuple[Ints, Ints]]
     ) -> list[bytes]:
-        """Read the items with numbers in the files with numbers; forget the cached indices if a file was replaced."""
+        """Read items by their files and numbers, concurrently; remove the cached index of a file that was replaced."""
         groups = grouped(owners)
         reads = []
         for owner, own in groups:

@@ -99,7 +99,7 @@ def ends_program(error: BaseException) -> bool:
 
 
 def without_failures(datapoints: list[T]) -> list[T]:
-    """Return datapoints to the user; raise the error of the first ``Failure``, as in a function under ``on_error``."""
+    """Return datapoints to the user; raise the error of a ``Failure``, which a read under an ``on_error`` returns."""
     for datapoint in datapoints:
         if isinstance(datapoint, Failure):
             raise datapoint.release()

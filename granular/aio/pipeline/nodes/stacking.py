@@ -148,7 +148,7 @@ def _are_exact(integers: NDArray[Any]) -> bool:
 
 
 def _check_dtypes(datapoints: Sequence[Any], common: np.dtype[Any] | None = None) -> None:
-    """Raise an error if only some are text, which numpy makes of all, or dates, or if dates exceed their dtype."""
+    """Raise an error if only some are text or dates, as numpy would turn 1 into '1', or if dates exceed the dtype."""
     arrays = list(map(np.asarray, datapoints))
     for i, array in enumerate(arrays):
         if array.dtype.kind != arrays[0].dtype.kind:

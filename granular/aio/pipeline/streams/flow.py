@@ -234,7 +234,7 @@ class Outlasting(Flow):
         return [self._mixes, *super().mixes()] if self._mixes else super().mixes()
 
     def _mixes_after(self, ended: Flow) -> int:
-        """Return the checksum once a parent has ended; a later stage compares it before it reads elements again."""
+        """Return the checksum after a parent, for states: its elements cannot be read again with other weights."""
         mixes = ended.mixes()
         return crc32c(json.dumps([self._mixes, mixes]).encode()) if mixes else self._mixes
 
