@@ -224,9 +224,8 @@ def _spec_reply(row: Sequence[Any]) -> Reply:
 
 def _bag_state(row: Sequence[Any], tables: Ints) -> BagState:
     version, size, datasize, pin, table_pin, start, count = row
-    if not all(type(number) is int and number >= 0 for number in (version, size, datasize, start, count)):
-        raise ValueError(f'{row!r:.80} is not a bag')
-    if not type(pin) is type(table_pin) is str or version not in (1, 2, 3) or datasize > size:
+    valid = all(type(number) is int and number >= 0 for number in (version, size, datasize, start, count))
+    if not valid or not type(pin) is type(table_pin) is str or version not in (1, 2, 3) or datasize > size:
         raise ValueError(f'{row!r:.80} is not a bag')
     if not 0 < count <= len(tables) - start or tables[start]:
         raise ValueError(f'no table at {start}')
