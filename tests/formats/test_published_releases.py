@@ -104,12 +104,6 @@ def write_plain(folder, layout):
             writer.append(row)
 
 
-def resume_former_conversion(folder, layout):
-    granular.convert(ROWS, folder, shardlen=3, layout=layout)
-    (folder / '000000' / '.granular-conversion').rename(folder / 'conversion.json')
-    assert granular.convert(ROWS, folder, shardlen=3, layout=layout).found == COUNT
-
-
 def make_table(folder):
     table = folder.with_name('table.parquet')
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), table)
@@ -134,7 +128,6 @@ WRITING = {
         iter(ROWS), folder, shardlen=3, layout=layout
     ),
     'convert without shards': lambda folder, layout, cli: granular.convert(ROWS, folder, shardlen=None, layout=layout),
-    'convert, begun by 1.0.0a1': lambda folder, layout, cli: resume_former_conversion(folder, layout),
     'copy': lambda folder, layout, cli: granular.Path(copy_of(folder, layout)).copy(folder),
     'copy_to_local': lambda folder, layout, cli: granular.copy_to_local(copy_of(folder, layout), folder),
     'granular convert': lambda folder, layout, cli: cli(

@@ -39,8 +39,6 @@ PLAN: Final = f'{shard_name(0)}/{CONVERSION}'
 """The file that records the source and the settings, so that a resumed run uses the same. It is in the folder of the
 first shard because granular 0.21 and 0.24 take every name beside the shards for a shard."""
 
-_FORMER_PLAN: Final = 'conversion.json'  # beside the shards, of granular 1.0.0a1
-
 Engine = Literal['local', 'ray']
 
 _PARALLEL: Final = 8  # shards that one process writes at a time
@@ -238,17 +236,12 @@ class _Work:
 
     async def run(self, plan: Conversion) -> Conversion:
         """Convert, and return the plan with the counts."""
-        store, sharded = self._directory.store, self._writer.shardlen is not None
-        if store.local or not store.conditional:
+        store = self._directory.store
+        if store.local or not store.conditional or self._writer.shardlen is None:  # its writer looks for claims
             with self._locked:
                 return await self._run(plan)
-        # A killed run is resumed on any machine; without shards, a claim is that of a copy.
-        claim = Claim(self._directory, 0, 1, 'unknown' if sharded else 'stale')
+        self._claim = claim = Claim(self._directory, 0, 1, 'unknown')  # a killed run is resumed on any machine
         await claim.take()
-        if not sharded:  # its writer publishes nothing beside a claim
-            await claim.release()
-            return await self._run(plan)
-        self._claim = claim
         async with claim.releasing():
             return await self._run(plan)
 
@@ -306,17 +299,14 @@ class _Work:
 
     async def _check_plan(self, numbers: list[int]) -> dict[str, Any]:
         """Write the plan, or check that the existing one is the same, but for its sample. Return it."""
-        former = self._directory / _FORMER_PLAN
         plan = {
             'source': self._source.name, 'format': self._source.format, 'size': self._source.size,
             'records': None if self._source.source is None else len(self._source), 'shardlen': self._writer.shardlen,
             'spec': self._writer.mapping.spec, 'layout': self._writer.layout, 'checksums': self._writer.checksums,
             'skip': self._writer.skip or None, 'decoded': self._writer.decoded or None, 'files': self._source.files,
         }  # fmt: skip
-        existing_path = former if await former.exists() else self._plan_path
         try:
-            content = parse_json(await existing_path.read_bytes())
-            existing = {'files': plan['files'], 'sample': {}, **content}  # which granular 1.0.0a1 did not record
+            existing = parse_json(await self._plan_path.read_bytes())
             sample = {**existing['sample']}
         except NotFoundError:
             if numbers and 0 not in numbers:
@@ -329,8 +319,8 @@ class _Work:
             self._is_new, plan['sample'] = True, self._sample
             await self._write_plan(plan)
             return plan
-        except (ValueError, TypeError) as error:
-            raise CorruptDatasetError(f'{existing_path}: was not written by convert') from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptDatasetError(f'{self._plan_path}: was not written by convert') from error
         if differ := [name for name in plan if existing.get(name) != plan[name]]:
             differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
             raise AlreadyExistsError(
@@ -338,9 +328,6 @@ class _Work:
                 f'another folder, or remove this one'
             )
         plan['sample'] = sample
-        if existing_path == former:
-            await self._write_plan(plan)
-            await former.unlink()
         return plan
 
     async def _tidy(self) -> None:
