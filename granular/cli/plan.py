@@ -133,7 +133,6 @@ class _Subset:
         self.length = int(self._stops[-1])
 
     def locate(self, positions: Ints) -> Ints:
-        """Return the indices in the whole dataset of positions in the subset."""
         located: Ints = positions + self._shift[np.searchsorted(self._stops, positions, side='right')]
         return located
 
@@ -333,7 +332,6 @@ class _Estimate:
 
 
 def choose(plans: Sequence[Plan]) -> tuple[str | None, str]:
-    """Return the order to choose, and why."""
     possible = [plan for plan in plans if not plan.obstacle]
     if not possible:
         return None, 'every order has an obstacle: allow more memory or disk'

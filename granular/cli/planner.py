@@ -57,7 +57,6 @@ class Planner:
             self.blocks += sum(-(-part.refs.size // CACHE_BLOCK) for part in self._parts if part.refs is not None)
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()
 
     def reads(self, indices: Ints) -> tuple[int, int]:

@@ -145,7 +145,6 @@ def _table(left: Sequence[str], right: Sequence[str]) -> Table:
 
 
 def _rates(file: pathlib.Path | None) -> Rates:
-    """Return the rates in the output of ``granular bench --json``."""
     if file is None:
         return UNKNOWN
     names = ('bytes_per_second', 'requests_per_second', 'first_byte_p50')

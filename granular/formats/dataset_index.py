@@ -94,7 +94,6 @@ class Directory:
 
     @property
     def bags(self) -> list[str]:
-        """The names of the bags of a shard, in the order of ``rows``."""
         return list(self.spec) if self.kinds is None else ['refs', *self.spec]
 
     def file_sizes(self) -> Ints:
@@ -119,7 +118,6 @@ def _counts(rows: NDArray[Any], kinds: NDArray[np.uint8] | None) -> Ints:
 
 
 def dump_directory(directory: Directory) -> bytes:
-    """Return the directory as bytes."""
     head = {'layout': directory.layout, 'spec': directory.spec, 'shards': len(directory.rows)}
     pins = [pin.encode() for pin in directory.pins]
     rows = directory.rows.copy()

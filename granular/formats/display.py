@@ -26,7 +26,6 @@ class Samples(list[T]):
 
 
 def html_table(datapoints: Sequence[Any]) -> str:
-    """Return a table of datapoints, with a column for each key, or of records."""
     rows = [datapoint if isinstance(datapoint, Mapping) else {'record': datapoint} for datapoint in datapoints]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     head = ''.join(f'<th>{_text(key)}</th>' for key in keys)
@@ -36,13 +35,11 @@ def html_table(datapoints: Sequence[Any]) -> str:
 
 
 def html_summary(title: str, facts: Iterable[tuple[str, Any]], datapoints: Sequence[Any]) -> str:
-    """Return a title, a table of facts and a table of datapoints."""
     rows = ''.join(f'<tr><th>{_text(name)}</th><td>{_fact(name, value)}</td></tr>' for name, value in facts)
     return f'<p><b>{_text(title)}</b></p><table>{rows}</table>{html_table(datapoints) if datapoints else ""}'
 
 
 def html_lines(text: str) -> str:
-    """Return preformatted text."""
     return f'<pre>{html.escape(text)}</pre>'
 
 

@@ -136,7 +136,6 @@ class Batches(Closing, Iterator[Any]):
         _all.add(self)
 
     def forked(self) -> None:
-        """Give up, in a forked child, what belongs to its parent."""
         self._inherited, self._lock, self._holder = self._thread is not None, threading.RLock(), 0
         if self._inherited:
             self._sent = collections.deque()  # no thread ends them here

@@ -194,7 +194,6 @@ class Dataset(_Dataset):  # type: ignore[misc]
 
 
 def _forget_failures(dataset: Dataset) -> None:
-    """Forget, in a forked child, the failures of its parent."""
     dataset.errors = Errors(dataset._on_error)
 
 

@@ -114,7 +114,6 @@ class Library:
                 await unused.close()
 
     async def describe(self, relative: str) -> dict[str, Any]:
-        """Return the facts of a dataset or file."""
         async with self.use(relative) as source:
             facts = source.describe()
             for row in facts['keys']:
@@ -127,7 +126,6 @@ class Library:
             return {'path': relative, 'url': f'{self.path(relative)}', 'length': source.length, **facts}
 
     async def aclose(self) -> None:
-        """Close all readers."""
         holders, self._holders = list(self._holders.values()), collections.OrderedDict()
         for holder in holders:
             await holder.close()

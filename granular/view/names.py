@@ -36,7 +36,6 @@ class Names:
         return 'text' if key in self.tokenizers and kind == 'array' else family_of(kind)
 
     def name(self, key: str, value: Any) -> str:
-        """Return the name of a class; empty if it has none."""
         names = self.classes.get(key, ())
         return names[value] if isinstance(value, int) and 0 <= value < len(names) else ''
 

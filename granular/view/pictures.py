@@ -38,8 +38,6 @@ _COLOURS: Final = (
 
 
 class Picture(NamedTuple):
-    """A picture as a file."""
-
     media: str  # its media type
     data: bytes
     width: int  # pixels of the original, as the height

@@ -159,7 +159,6 @@ class _Nodes:
         self._left = _NODES
 
     def node(self, value: Any, depth: int) -> list[Any]:
-        """Return ``[kind, content]``; of maps, the content is a list of pairs."""
         self._left -= 1
         if depth > _DEPTH or self._left <= 0:
             return ['cut', '…']

@@ -42,8 +42,6 @@ _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
 
 
 class Condition(NamedTuple):
-    """A condition on the values of a key."""
-
     key: str  # empty for any key, of which one is damaged
     # A comparison such as ``!=``; one behind ``bytes`` or ``length``, for the size of a value or the length of a
     # sequence; ``has`` for a part of a text, in any case; or ``damaged``.
@@ -52,8 +50,6 @@ class Condition(NamedTuple):
 
 
 class _Scan:
-    """What a step has looked at."""
-
     def __init__(self, source: Source, names: Names) -> None:
         self._source, self._names = source, names
         self.read = 0
@@ -120,7 +116,6 @@ class _Scan:
         return out
 
     async def _damaged(self, keys: Sequence[str], indices: Sequence[int]) -> list[int]:
-        """Return the datapoints with a value that cannot be decoded."""
         damaged: set[int] = set()
         for key in keys:
             rows = (await self._source.locate([key], indices, 0, _ALL))[key]

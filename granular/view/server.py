@@ -217,7 +217,6 @@ class _Server:
             return _json({'indices': indices, 'columns': columns})
 
     async def _datapoint(self, request: web.Request) -> web.StreamResponse:
-        """Return all values of one datapoint in detail."""
         async with self.library.use(_path(request)) as source:
             index = _integer(request, 'index')
             located = await source.locate(list(source.spec), [index])
@@ -230,7 +229,6 @@ class _Server:
             return _json({'index': index, 'values': values})
 
     async def _values(self, request: web.Request) -> web.StreamResponse:
-        """Return lines of the values of a sequence."""
         async with self.library.use(_path(request)) as source:
             key, first = request.query.get('key', ''), _integer(request, 'from')
             count = min(_integer(request, 'count', ROWS), ROWS)
@@ -401,7 +399,6 @@ def _range_of(request: web.Request, size: int) -> tuple[int, int]:
 
 
 def _length(length: int | None) -> dict[str, int]:
-    """Return the length of a sequence as a fact; none of a single value."""
     return {} if length is None else {'length': length}
 
 

@@ -113,7 +113,6 @@ class Source(abc.ABC):
         return await self._locate(keys, array, first, count, head)
 
     async def value(self, key: str, index: int, position: int = 0) -> Value:
-        """Return where one value is."""
         values = (await self.locate([key], [index], position))[key][0].values
         if not values:
             raise OutOfRangeError(f'{self.reader!r}: datapoint {index}, key {key!r}: has no value {position}')
@@ -136,13 +135,10 @@ class Source(abc.ABC):
             start = stop
 
     async def close(self) -> None:
-        """Close the reader."""
         await self.reader.aclose()
 
 
 class DatasetSource(Source):
-    """Datapoints of a dataset or of all shards."""
-
     def __init__(self, reader: DatasetReader | ShardedDatasetReader) -> None:
         super().__init__(reader)
         self._shards: list[Columns] = columns_of_shards(reader)
@@ -209,7 +205,6 @@ class DatasetSource(Source):
         return await once_more(self._shards[0].is_remote, locate)
 
     async def _group(self, indices: Ints) -> list[Group]:
-        """Return the shards of datapoints, and their indices in these."""
         shards = np.searchsorted(self._stops, indices, side='right')
         used = np.unique(shards).tolist()
         if await compare_shards(self.reader, used):  # which replaces shards that are not those in the dataset's index
@@ -219,8 +214,6 @@ class DatasetSource(Source):
 
 
 class RecordSource(Source):
-    """Records of a bag."""
-
     def __init__(self, reader: BagReader) -> None:
         super().__init__(reader)
         self._bag = bag_of(reader)
@@ -316,7 +309,6 @@ class ForeignSource(Source):
 
 
 def source_of(reader: Opened) -> Source:
-    """Return the source of an open reader."""
     if isinstance(reader, DatasetReader | ShardedDatasetReader):
         return DatasetSource(reader)
     if isinstance(reader, BagReader):
@@ -333,7 +325,6 @@ def reason(error: Exception) -> str:
 
 
 def as_record(value: Any) -> tuple[str, bytes]:
-    """Return the type and the record of a value of another file."""
     try:
         match value:
             case bytes():

@@ -92,7 +92,6 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def _are_classes(values: Sequence[Any], total: int) -> bool:
-    """Return whether values with texts repeat, as names of classes do."""
     return len(values) == total and len(set(values)) <= min(_CLASSES, len(values) // 2)
 
 

@@ -214,8 +214,6 @@ async def convert(
 
 
 class _Work:
-    """A running conversion."""
-
     def __init__(
         self,
         source: RecordSource,
@@ -235,7 +233,6 @@ class _Work:
         self._shards = self._records = 0  # of a source without random access, so far
 
     async def run(self, plan: Conversion) -> Conversion:
-        """Convert, and return the plan with the counts."""
         store = self._directory.store
         if store.local or not store.conditional or self._writer.shardlen is None:  # its writer looks for claims
             with self._locked:
@@ -412,7 +409,6 @@ class _Work:
         return shards, count
 
     async def _count(self, records: int, found: int, size: int) -> None:
-        """Count a shard that a worker of Ray has written."""
         self._found += found
         self._bytes += size
         await self._report.add(records)

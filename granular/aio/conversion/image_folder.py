@@ -84,11 +84,9 @@ class ImageFolder:
         return len(self._rows)
 
     def files(self) -> list[tuple[str, int]]:
-        """Return the key and the size of each image."""
         return [(key, size) for (_, key), size in zip(self._rows, self._sizes, strict=True)]
 
     async def fetch(self, indices: Any) -> list[FileRecord]:
-        """Return the datapoints at many indices."""
         rows = [self._rows[index] for index in np.asarray(indices).tolist()]
         replies = await gather([self._folder.store.read(key) for _, key in rows])
         return [self._record(reply.data, *row) for row, reply in zip(rows, replies, strict=True)]

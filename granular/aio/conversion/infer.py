@@ -339,7 +339,6 @@ def mean_size(records: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _size(value: Any) -> int:
-    """Estimate the size of a value in bytes."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         value = value.tolist()
     if isinstance(value, Mapping | list | tuple):

@@ -167,7 +167,6 @@ class _Job:
         return expected, 0, writer.size
 
     async def _is_finished(self, number: int, expected: int) -> bool:
-        """Return whether an earlier attempt has published a shard."""
         try:
             length = await self.writer.length_of(number)
         except NotFoundError:
@@ -187,7 +186,6 @@ class _Failed:
         self._portable = portable(error)
 
     def error(self) -> BaseException:
-        """Return the exception, with its causes and the traceback in the worker."""
         try:
             return remote(*self._portable)
         except BaseException as error:  # the methods of its class may raise anything

@@ -56,8 +56,6 @@ _EXAMPLES: Final = 64  # records that determine which features have a single val
 
 @dataclasses.dataclass(eq=False)
 class RecordSource:
-    """The source of a conversion."""
-
     name: str  # its address, or the type of the object
     format: str  # ``'source'`` and ``'iterable'`` for objects
     source: Source | None = None  # the records, if they have random access
@@ -76,7 +74,6 @@ class RecordSource:
         return 0 if self.source is None else len(self.source)
 
     async def aclose(self) -> None:
-        """Close the reader that was opened for it."""
         if self.opened is not None:
             await self.opened.aclose()
 
@@ -428,7 +425,6 @@ _TEXTS: Final = {
 
 
 async def _open_saved(folder: Path) -> RecordSource:
-    """Open a folder that ``save_to_disk`` wrote."""
     module = import_extra('datasets', 'huggingface')
     dataset = await offload(module.load_from_disk, _local(folder))
     return RecordSource(f'{folder}', 'huggingface', _hugging_face(dataset, f'{folder}').source)

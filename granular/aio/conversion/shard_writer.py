@@ -125,7 +125,6 @@ class ShardWriter:
         return out
 
     def _encode(self, records: list[Any], first: int) -> list[dict[str, Any]]:
-        """Return the encoded records, by key."""
         out = []
         for number, record in enumerate(records, first):
             try:

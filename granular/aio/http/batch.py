@@ -85,7 +85,6 @@ class Batch:
         connection.send(download)
 
     def ended(self, download: Download, reply: Head | Exception | None) -> None:
-        """See ``download.Batch``."""
         metrics = self._metrics
         metrics.in_flight -= 1
         if reply is not None:

@@ -96,7 +96,6 @@ class Exchange:
             self.future.set_exception(error)
 
     def is_sent(self) -> bool:
-        """Return whether a connection serves the exchange."""
         return self.first is not None and self.first.exchange is self
 
     def waits(self) -> bool:
@@ -185,7 +184,6 @@ class Connection(asyncio.BufferedProtocol):
         return not self._poll.poll(0)
 
     def is_idle(self) -> bool:
-        """Return whether the connection has served a request, and waits for another one."""
         return self._used and self.exchange is None and not self.transport.is_closing()
 
     def _send_on(self) -> None:
@@ -208,7 +206,6 @@ class Connection(asyncio.BufferedProtocol):
             exchange.failed(error)
 
     def drop(self) -> None:
-        """Close the connection."""
         self.exchange = None
         self._clear()
         self.transport.abort()
@@ -271,7 +268,6 @@ class Connection(asyncio.BufferedProtocol):
     # --- a reply whose head is exactly as expected: nothing else is parsed
 
     def _take_expected(self, exchange: Exchange, count: int) -> bool:
-        """Receive the beginning of a reply if it is exactly the expected one."""
         view = self._scratch_view
         end = self._scratch.find(b'\r\n\r\n', 0, count) + 2
         if end == 1:

@@ -109,7 +109,6 @@ class Digests:
         self._part_size = self._left = part_size
 
     def add(self, data: bytes) -> None:
-        """Add the next bytes."""
         if 'crc32c' in self._kinds:
             self._crc = crc32c(data, self._crc)
         if 'md5' in self._kinds:
@@ -130,7 +129,6 @@ class Digests:
             self._left -= len(head)
 
     def found(self, kind: str) -> str:
-        """Return one of the checksums."""
         match kind:
             case 'crc32c':
                 return f'{self._crc:08x}'

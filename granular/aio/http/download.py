@@ -163,7 +163,6 @@ class Download(Exchange):
 
     @property
     def whole(self) -> bool:
-        """True if the whole object is requested."""
         return self._start == 0 and self._stop is None
 
     def range(self) -> str:
@@ -366,7 +365,6 @@ class Download(Exchange):
         raise self._beyond(size)
 
     def restart(self) -> None:
-        """Discard the received bytes."""
         self._space, self._span, self._done, self.got, self._filling = _NOTHING, None, 0, 0, False
         self._held = 0
 

@@ -65,7 +65,6 @@ class KnownHeads:
         )
 
     def _line(self, line: bytes) -> bytes:
-        """Return the pattern of a header line."""
         name = line.partition(b':')[0].lower().decode('latin-1')
         fixed = re.escape(line)
         if name in ('content-range', 'content-length', self._version_header):

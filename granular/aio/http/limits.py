@@ -159,7 +159,6 @@ class Limit:
             raise
 
     def release(self, weight: int) -> None:
-        """Release a slot and its bytes."""
         self._running -= 1
         self._free += weight
         if self._waiting or self._failed:
@@ -193,7 +192,6 @@ class Limit:
                 self._open_window(now)
 
     def _grow(self, now: float) -> None:
-        """Increase the limit at the start."""
         self.capacity = self._before = min(self._goal, self.capacity + _MORE)
         if self.capacity == self._goal:
             self._goal = 0
@@ -317,7 +315,6 @@ class Pace:
         self._tokens, self._filled = 0.0, now
 
     def rate(self, now: float) -> float:
-        """Return the requests a second that are permitted."""
         return max(_PROBING, min(self._ramp, self._increased(now)))
 
     def _increased(self, now: float) -> float:
@@ -356,7 +353,6 @@ class Pace:
         self._answered, self._grown = now, 0.0
 
     def succeeded(self, now: float) -> None:
-        """Record an answer."""
         self._rate = self._increased(now)
         self._row = 0
         if self._least and self._rate >= self._former:
@@ -391,7 +387,6 @@ class Budget:
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, cost: float) -> None:
-        """Wait until a retry of that cost is permitted."""
         self.spent = True
         if self._tokens >= cost and not self._waiting:
             self._tokens -= cost

@@ -38,7 +38,6 @@ class Origin(NamedTuple):
 
     @property
     def peer(self) -> tuple[str, int]:
-        """The host and port to connect to."""
         return (self.host, self.port) if self.proxy is None else self.proxy[:2]
 
 
@@ -181,7 +180,6 @@ class Chunks:
         self.ended: bool = False  # True once the body is complete
 
     def feed(self, data: memoryview) -> list[bytes]:
-        """Return the bytes of the body in the received data."""
         held, out, at = self.rest + data, [], 0
         size = len(held)
         while at < size and not self.ended:

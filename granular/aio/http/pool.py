@@ -122,7 +122,6 @@ class Pool:
         self._spare = max(0.0, self._spare - 1)
 
     def take(self, origin: Origin) -> Connection | None:
-        """Return an idle connection to a server for a request, if there is one."""
         if self._spare < _MOST_HEDGES:
             self._spare += self._config.hedge
         idle, oldest = self._idle.get(origin), now() - _KEEP
@@ -145,11 +144,9 @@ class Pool:
             self._ticking = self._loop.call_later(self._interval(), self._tick)
 
     def keep(self, connection: Connection) -> None:
-        """Make a connection available for reuse."""
         self._idle.setdefault(connection.origin, []).append(connection)
 
     def forget(self, connection: Connection) -> None:
-        """Remove a connection that is closed."""
         if connection in self.connections:
             del self.connections[connection], self._open_in_loop[connection]
             self._metrics.connections -= 1
@@ -215,7 +212,6 @@ class Pool:
         raise UnreachableError(origin, f'no connection to {origin} ({detail})') from failure
 
     async def _resolved(self, origin: Origin, deadline: float) -> list[str]:
-        """Return the addresses of a host."""
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._shared(self._addresses(origin))

@@ -39,7 +39,6 @@ class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
     # --- the transport of the connection
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send."""
         rest = memoryview(data)
         try:
             while rest:

@@ -99,7 +99,6 @@ class Transport:
         self._verifier = Verifier(self._send, self.versions)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self.pool.aclose()
 
     async def read(self, provider: Provider, download: Download, first: Head | Exception | None = None) -> Reply:

@@ -94,5 +94,4 @@ class Verifier:
         raise BadReplyError(f'{name}: {len(data)} bytes came {detail}, but the object is not stored so')
 
     def _part(self, name: str, reply: Reply, start: int, stop: int) -> Download:
-        """Return a download of a range of the object that a reply is of."""
         return Download('', name, start, stop, reply.version, self._versions)

@@ -136,7 +136,6 @@ class Claim:
                 await self._write(new=not await self.check_owner())
 
     async def release(self) -> None:
-        """Delete the claim, unless another writer has taken over."""
         _held.discard(self)
         async with self._turns.turn():  # a renewal that has begun ends first, so that none recreates the claim
             self._released = True

@@ -54,8 +54,6 @@ async def copy(source: PurePath, target: PurePath, progress: Progress | None) ->
 
 
 class FolderCopy:
-    """The copy of a folder."""
-
     def __init__(self, source: PurePath, target: PurePath, progress: Progress | None) -> None:
         self._source, self._target, self._report = source, target, ProgressReport(progress)
         self._target_sizes: dict[str, int] = {}  # the sizes of the target's files
@@ -175,7 +173,6 @@ class FolderCopy:
                 return
 
     async def _has(self, name: str) -> bool:
-        """Return whether the source has a file or folder."""
         return await self._source.store.find(_join(self._source, name).key) is not None
 
     async def copy_entry(self, entry: Entry) -> None:
@@ -208,7 +205,6 @@ class FolderCopy:
         await self.copy_file(entry)
 
     async def copy_file(self, entry: Entry) -> None:
-        """Copy a file."""
         target = self.target_of(entry)
         name = relative_name(self._target, target.key)
         if isinstance(store := self._target.store, LocalStore):
@@ -321,7 +317,6 @@ async def is_within(inner: PurePath, outer: PurePath) -> bool:
 
 
 def relative_name(folder: PurePath, key: str) -> str:
-    """Return the name of a key relative to a folder."""
     if folder.key in ('', '.'):
         return key
     head = folder.key.rstrip('/') + '/'
@@ -380,7 +375,6 @@ async def _digest(path: PurePath, info: ContentInfo, kind: str, part_size: int) 
 
 
 async def _computed(path: PurePath, size: int, kind: str, part_size: int) -> str:
-    """Read a file and return its checksum."""
     digests = Digests({kind}, part_size)
     version: str | None = None
     for start in range(0, size, _CHUNK):

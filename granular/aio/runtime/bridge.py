@@ -72,12 +72,10 @@ class Call(Generic[T]):
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # gets an item when it is done, and when it has ended
 
     def send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Schedule the coroutine on a loop."""
         self._loop = loop
         loop.call_soon_threadsafe(self._start, context=self._context)
 
     def result(self) -> T:
-        """Wait for the result, and return it or raise the error."""
         # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
         while not self._wait(_CHECK_INTERVAL):
             if self._loop is not None and self._loop.is_closed() and not self._done:
@@ -179,15 +177,12 @@ class Bridge:
             return self._running[0][0]
 
     def runs(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Return whether a loop is this one."""
         return any(loop is running for running, _ in self._running)
 
     def is_current(self) -> bool:
-        """Return whether this thread is that of the loop."""
         return any(threading.current_thread() is thread for _, thread in self._running)
 
     def submit(self, call: Call[Any]) -> None:
-        """Resume a coroutine on the loop."""
         if self.is_current():
             raise GranularError(
                 'a blocking call on the loop that would have to run it: await the method of granular.aio instead'

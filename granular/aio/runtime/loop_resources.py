@@ -52,7 +52,6 @@ class Scope:
             del self._opened[key]
 
     def peek(self, key: Hashable) -> Any | None:
-        """Return the resource of that key if it is open, else None."""
         future = self._opened.get(key)
         return future.result() if future is not None and future.done() and not has_failed(future) else None
 
@@ -84,14 +83,12 @@ class PerLoop(Generic[T]):
         return type(self), (self._make,)
 
     async def get(self) -> T:
-        """Return the value of the running loop."""
         values, self._begun = (await scope()).values, True
         if self not in values:
             values[self] = self._make()
         return cast(T, values[self])
 
     async def peek(self) -> T | None:
-        """Return the value of the running loop if it has one already, else None."""
         if not self._begun:
             return None
         await ensure_event_loop()
@@ -103,7 +100,6 @@ _SCOPE: Final = '_granular_scope'
 
 
 def peek_scope() -> Scope | None:
-    """Return the scope of the running loop if it has one already, else None."""
     return getattr(running_loop(), _SCOPE, None)
 
 

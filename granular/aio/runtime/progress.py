@@ -30,7 +30,6 @@ class ProgressReport:
             await self.finish()
 
     async def finish(self) -> None:
-        """Report the rest."""
         amount, self._amount = self._amount, 0  # reset before it waits, so that no amount is reported twice
         if self._progress is not None and amount:
             async with self._turns.turn():

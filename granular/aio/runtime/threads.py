@@ -139,7 +139,6 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def _refusal(error: RuntimeError) -> GranularError:
-    """Return the error for a thread that was refused."""
     if 'shutdown' in str(error):  # Python has no flag for it until all threads have ended
         _begin_exit()
         return ClosedError('the interpreter is shutting down')
@@ -354,7 +353,6 @@ class Timer:
 
     @property
     def wall(self) -> float:
-        """Elapsed seconds."""
         return time.perf_counter() - self._wall
 
     @property
@@ -364,8 +362,6 @@ class Timer:
 
 
 class _ParallelCalls(Generic[T]):
-    """Calls that several threads share."""
-
     def __init__(self, call: Callable[[int], T], count: int) -> None:
         self._call, self._count = call, count
         self._abandoned = _abandoned.get()

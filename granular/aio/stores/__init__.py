@@ -110,7 +110,6 @@ def check_text(name: str, encode: Callable[[str], bytes] = str.encode) -> None:
 
 
 def _resolve_foreign(path: Any, config: IOConfig) -> tuple[Store, str]:
-    """Return the store and the key of a path object of another library."""
     if not all(hasattr(path, name) for name in _PATH_METHODS):
         raise InvalidArgumentError(f'expected an address or a path, got {type(path).__name__}')
     from granular.aio.stores.foreign import ForeignStore

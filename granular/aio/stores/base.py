@@ -46,7 +46,6 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The last part of the key."""
         return self.key.rpartition('/')[2]
 
 
@@ -78,7 +77,6 @@ class Stat:
 
     @property
     def st_size(self) -> int:
-        """Size in bytes, under pathlib's name."""
         return self.size
 
     @property
@@ -333,7 +331,6 @@ class Store(abc.ABC):
                     folders.append(entry.key)
 
     async def has_files(self, key: str) -> bool:
-        """Return whether there is a file in a folder, or in a folder in it."""
         with contextlib.suppress(NotFoundError):
             async for entry in self.scan_tree(key):
                 if not entry.is_dir:
@@ -407,7 +404,6 @@ def check_object(store: Store, key: str) -> None:
 
 
 def check_options(root: str, options: Iterable[str], known: Iterable[str], label: str = 'options') -> None:
-    """Check that the names of options are known."""
     if unknown := sorted(set(options) - {*known, LENT}):
         answer = store_options(unknown, known)
         raise InvalidArgumentError(f'{root}: unknown {label} {unknown}: expected some of {sorted(known)}{answer}')

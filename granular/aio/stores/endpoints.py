@@ -110,7 +110,6 @@ def _profile(options: Mapping[str, Any], environment: Environment) -> tuple[Sect
 
 
 def _title(title: str) -> tuple[str, str]:
-    """Return the kind and the name of a section."""
     if title == 'default':
         return 'profile', title
     try:

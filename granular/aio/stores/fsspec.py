@@ -93,7 +93,6 @@ class FsspecStore(ThreadedStore):
         return info
 
     def _listed(self, key: str) -> list[Mapping[str, Any]]:
-        """Return what a folder has now."""
         path = self._path(key)
         self._fs.invalidate_cache(path)
         entries: list[Mapping[str, Any]] = self._fs.ls(path, detail=True)

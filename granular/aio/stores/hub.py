@@ -135,7 +135,6 @@ class HubStore(RemoteStore['HubClient']):
         await self._pin()
 
     def address_of(self, key: str) -> str:
-        """Return the URL of a pinned key."""
         commit, _, path = key[1:].partition('/')
         return f'{self.endpoint}/{self._repository}/resolve/{commit}/{urllib.parse.quote(path, safe="/~-_.")}'
 
@@ -315,7 +314,6 @@ class HubClient(Client):
         return self.store.address_of(key), self._headers
 
     async def call(self, method: str, url: str, name: str, check: Any, *, body: bytes = b'') -> Any:
-        """Call the API of the Hub."""
         headers = {**self._headers, **({'Content-Type': 'application/x-www-form-urlencoded'} if body else {})}
 
         async def make() -> Outgoing:

@@ -116,5 +116,4 @@ async def extend_crc(crc: int, data: bytes) -> int:
 
 
 def encode_crc(crc: int) -> str:
-    """Return a CRC32C as headers have it."""
     return base64.b64encode(crc.to_bytes(4, 'big')).decode()

@@ -115,7 +115,6 @@ class Client(abc.ABC):
             self._renewing = None
 
     async def read(self, key: str, start: int, stop: int | None, version: str | None) -> Reply:
-        """Read one byte range of an object."""
         name, versions = self.store.url(key), self.transport.versions
         return await self.transport.read(self, Download(key, name, start, stop, version, versions))
 
@@ -143,7 +142,6 @@ class RemoteStore(ClientStore[C]):
 
     @property
     def bucket(self) -> str:
-        """Name of the bucket or host."""
         return self.root.partition('://')[2]
 
     @abc.abstractmethod

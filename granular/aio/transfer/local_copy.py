@@ -172,7 +172,6 @@ async def _find(source: Path, unpack: bool) -> tuple[Path, str]:
 
 
 async def _done(source: Path, target: Path, unpack: bool) -> LocalCopy | None:
-    """Return the result if there is nothing to copy; otherwise None."""
     if (stat := await target.store.find(target.key)) is None:
         return None
     if not stat.is_dir:

@@ -70,7 +70,6 @@ class UnpackFolder:
         return os.path.join(self._folder, *parts)
 
     def make(self, parts: tuple[str, ...]) -> None:
-        """Create a folder and its parents."""
         if parts in self._folders:
             return
         self.make(parts[:-1])

@@ -38,7 +38,6 @@ class Concatenation(Source):
         return int(self._stops[-1]) if len(self._stops) else 0
 
     async def fetch(self, indices: ArrayLike, mask: Mask = None) -> list[Any]:
-        """Return the datapoints at increasing indices."""
         positions = indices_of(indices, len(self), 'the datasets')
         parts = await self._read(positions, lambda reader, indices: reader.fetch(indices, mask))
         return [datapoint for part in parts for datapoint in part]
@@ -51,7 +50,6 @@ class Concatenation(Source):
         )
 
     async def _read(self, positions: Ints, read: Callable[[DatasetReader, Ints], Coroutine[Any, Any, T]]) -> list[T]:
-        """Return the results of reads of positions from the datasets that have them."""
         numbers = np.searchsorted(self._stops, positions, side='right')
         used = np.unique(numbers).tolist()
         if not used:
@@ -76,6 +74,5 @@ class Concatenation(Source):
             await self._readers.pop(number).aclose()
 
     async def aclose(self) -> None:
-        """Close the readers."""
         self._last = -1
         await self._close_idle()

@@ -180,8 +180,6 @@ class Datasource(_Base):  # type: ignore[misc]
 
 
 class _Run(NamedTuple):
-    """The part of a read task."""
-
     # Its shards, without the last one, and its datapoints, counted from the first one of these shards.
     first: int
     last: int
@@ -218,7 +216,6 @@ def _read(
     decoders: Decoders,
     verify: bool,
 ) -> Iterator[Any]:
-    """Yield the blocks of a read task, in a worker."""
     if not mask:  # Ray counts rows by reading no columns
         yield blocks.BlockAccessor.batch_to_block({_STUB: [None] * (stop - start)})
         return

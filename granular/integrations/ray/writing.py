@@ -284,7 +284,6 @@ class _Guard:
             await self.claim.check()
 
     async def leave(self) -> None:
-        """Let other writers start."""
         if self._lock is not None:
             self._lock.release()
         if self.claim is not None:

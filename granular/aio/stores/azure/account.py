@@ -35,8 +35,6 @@ _FALSE: Final = ('', '0', 'f', 'false')
 
 
 class Account(NamedTuple):
-    """A storage account."""
-
     endpoint: str  # the URL of its blobs; empty if neither options, address nor environment name an account
     login: Mapping[str, Any]  # arguments of ``adlfs.AzureBlobFileSystem``, with secrets; or a given one, as ``LENT``
     problem: str = ''  # why a login is not possible
@@ -101,7 +99,6 @@ def find_account(root: str, options: Mapping[str, Any]) -> Account:
 
 
 def secrets_of(login: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the secrets in the arguments of a login."""
     if secret := login.get('client_secret'):
         yield str(secret)
     for name, value in _fields(str(login.get('connection_string') or '')).items():
@@ -113,7 +110,6 @@ def secrets_of(login: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _endpoints(root: str, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the endpoint of each account that is named by the options or the address."""
     yield str(options.get('endpoint_url') or '')
     yield _endpoint_of(str(options.get('connection_string') or ''))
     if host := options.get('account_host'):

@@ -171,7 +171,6 @@ def code_of(error: Any) -> str:
 
 
 def _refused(name: str, error: Any) -> Exception:
-    """Return the error for a reply of the store that is not a success."""
     response, code = error.response, code_of(error)
     if code in ('ContainerNotFound', 'ContainerBeingDeleted'):
         missing = 'no such container' if code == 'ContainerNotFound' else 'the container is being deleted'

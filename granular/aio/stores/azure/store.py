@@ -169,7 +169,6 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
 
     @property
     def _largest(self) -> int:
-        """The bytes that a request may read."""
         return min(self.merge.max_request, _MOST_READ)
 
     async def read_into(
@@ -201,7 +200,6 @@ class AzureStore(Bucket, ClientStore[AzureClient]):
         return await client.call_existing(self.url(key), request)
 
     async def _file(self, key: str, version: str | None = None) -> Blob:
-        """Return a blob that must exist."""
         blob = await self._find(key, version) if key else None
         if blob is None:
             raise NotFoundError(f'{self.url(key)}: no such blob', path=self.url(key))

@@ -93,7 +93,6 @@ class AzureWriter(PartWriter):
             raise AlreadyExistsError(f'{self._name}: exists already')
 
     async def _version_published(self) -> str | None:
-        """Return the version of the blob if this writer has published it, else None."""
         from azure.core.exceptions import ResourceNotFoundError
 
         try:

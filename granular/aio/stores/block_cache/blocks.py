@@ -146,7 +146,6 @@ class Blocks:
             done += count
 
     def forget(self, cached: CachedObject, block: int) -> None:
-        """Mark a block as absent."""
         entry = cached.entries + 2 * block
         if self._words[entry]:  # writing to a page of the table without disk space would kill the process
             self._words[entry] = 0
@@ -165,7 +164,6 @@ class Blocks:
 
 
 def open_existing(path: str) -> Blocks:
-    """Open the block cache in a folder, which must have one."""
     if not os.path.exists(os.path.join(path, VERSION, 'table')):
         raise NotFoundError(f'{path}: is not the cache_dir of a block cache')
     return Blocks(path, 0)

@@ -40,8 +40,6 @@ logger: Final = logging.getLogger('granular')
 
 
 class ByteRange(NamedTuple):
-    """A requested byte range of an object."""
-
     key: str
     start: int
     stop: int
@@ -49,13 +47,10 @@ class ByteRange(NamedTuple):
 
     @property
     def blocks(self) -> range:
-        """The numbers of the blocks that contain it."""
         return range(self.start >> SHIFT, ((self.stop - 1) >> SHIFT) + 1)
 
 
 class BlockRun(NamedTuple):
-    """A run of consecutive blocks of an object to fetch."""
-
     key: str
     version: str
     cached: CachedObject
@@ -69,12 +64,10 @@ class BlockRun(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The position of its first byte in the object."""
         return self.first << SHIFT
 
     @property
     def stop(self) -> int:
-        """The position after its last byte."""
         return min((self.first + self.length) << SHIFT, self.cached.size)
 
 
@@ -154,7 +147,6 @@ class BlockCache:
     # --- missing blocks
 
     async def _read_missing(self, upstream: Store, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Read byte ranges of which a block is missing, and cache their blocks."""
         objects: dict[tuple[str, str], CachedObject | None] = {}
         if time.monotonic() >= self._paused:
             objects = {(key, version): self._peek(upstream.fingerprint, key, version) for key, _, _, version in ranges}
@@ -328,8 +320,6 @@ class BlockCache:
 
 
 class _Fetch:
-    """The blocks that one read fetches."""
-
     def __init__(self, upstream: Store) -> None:
         self.upstream = upstream
         self.names: set[BlockId] = set()
@@ -381,7 +371,6 @@ def _request_of(part: ByteRange | BlockRun) -> Request:
 def _blocks_of(
     ranges: Iterable[ByteRange], owners: Iterable[CachedObject | None]
 ) -> Iterator[tuple[ByteRange, CachedObject, int]]:
-    """Yield the blocks of byte ranges that lie in registered objects."""
     for byte_range, cached in zip(ranges, owners, strict=True):
         if cached is not None and byte_range.stop <= cached.size:
             for block in byte_range.blocks:

@@ -6,7 +6,6 @@ import fcntl
 import logging
 import mmap
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from granular.errors import StoreTimeoutError
 
 VERSION: Final = 'blocks-2'
 HEAD: Final = 4096  # bytes before the first area; the first word is the position of the next area, in words of 8 bytes
-_OLD_VERSION: Final = 'blocks-1'
 _TABLE: Final = 1 << 34  # bytes of the mapping, for 64 TiB of objects; the file is sparse
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for the lock, which is held for moments
 _LOG_INTERVAL: Final = 30.0  # seconds in which further damage is only logged as DEBUG
@@ -45,8 +43,6 @@ class CacheFolder:
         self._top = Descriptor(open_folder(VERSION, outer.fd))
         self.objects: Descriptor = Descriptor(open_folder('objects', self._top.fd))
         self.packs: Descriptor = Descriptor(open_folder('packs', self._top.fd))
-        with contextlib.suppress(OSError):
-            shutil.rmtree(_OLD_VERSION, dir_fd=outer.fd)  # it would take its own limit in addition to this one's
         self._reserved: set[int] = set()  # the pages of the table that have disk space
         self._table = Descriptor(open_file('table', os.O_RDWR | os.O_CREAT, self._top.fd))
         if os.fstat(self._table.fd).st_size < _TABLE:

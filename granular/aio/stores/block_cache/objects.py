@@ -20,8 +20,6 @@ _RECORD: Final = 1 << 16  # upper bound of the bytes of an object record
 
 
 class CachedObject:
-    """A registered version of an object."""
-
     entries: int  # the position of its entries in the table, in words of 8 bytes
     size: int
 
@@ -34,7 +32,6 @@ class CachedObject:
         self.seed: int = _seed(digest)  # the sum of it and the number of a block is the mark of that block
 
     def length(self, block: int) -> int:
-        """Return the size of a block in bytes."""
         return min(BLOCK, self.size - (block << SHIFT))
 
     def checksum(self, block: int, content: bytes | memoryview) -> int:
@@ -53,8 +50,6 @@ class ObjectRecord(NamedTuple):
 
 
 class Objects:
-    """The objects of a block cache."""
-
     def __init__(self, folder: CacheFolder) -> None:
         self._folder, self._words = folder, folder.words
         self._objects: dict[tuple[str, str, str], CachedObject] = {}
@@ -105,7 +100,6 @@ class Objects:
         return self._words[start] == _seed(record.digest) and self._words[start + 1] == area_words(record.size)
 
     def register(self, store: str, key: str, version: str, size: int, url: str) -> CachedObject:
-        """Register a version of an object, and allocate its area of the table."""
         digest, count = _digest(store, key, version, size), area_words(size)
         words = self._words
         if HEAD // 8 + count > len(words):
@@ -148,7 +142,6 @@ def area_words(size: int) -> int:
 
 
 def _digest(store: str, key: str, version: str, size: int) -> bytes:
-    """Return the SHA-256 of an object's identity."""
     return hashlib.sha256(repr((store, key, version, size)).encode()).digest()
 
 

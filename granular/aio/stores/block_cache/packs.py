@@ -39,7 +39,6 @@ class Pack(Descriptor):
 
     @property
     def name(self) -> str:
-        """Name of its file."""
         return _file_name(self.number)
 
     def set_verified(self, slot: int, mark: int) -> None:
@@ -174,7 +173,6 @@ class Packs:
             return sorted(filter(None, map(_pack_file, entries)))
 
     def size(self) -> int:
-        """Return the total size of all packs in bytes."""
         return sum(file.size for file in self.files())
 
     def _remove(self, files: Sequence[PackFile], limit: int) -> int:

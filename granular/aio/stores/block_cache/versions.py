@@ -11,7 +11,6 @@ _sizes: Final[dict[tuple[str, str, str], int]] = {}
 
 
 def note(identity: str, key: str, version: str, size: int) -> None:
-    """Record a version of an object and its size."""
     if len(_sizes) >= _MAX_SIZES:
         _sizes.clear()
     _sizes[identity, key, version] = size

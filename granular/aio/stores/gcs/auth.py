@@ -61,7 +61,6 @@ class Login:
         return float((expiry.replace(tzinfo=datetime.UTC) - datetime.datetime.now(datetime.UTC)).total_seconds())
 
     def renew(self) -> None:
-        """Get a new token."""
         with google_errors(self._root):
             self.credentials.refresh(_request(self._timeout))
         self._renewed = time.monotonic()
@@ -77,7 +76,6 @@ class Login:
             logger.warning('%s: using the current token, which is valid for %.0f s', error, left)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that authorise a request."""
         headers: dict[str, str] = {}
         if self.credentials is not None:
             with google_errors(self._root):
@@ -185,7 +183,6 @@ def _request(timeout: float) -> Any:
 
 
 def google_errors(name: str) -> contextlib.AbstractContextManager[None]:
-    """Convert the exceptions of google-auth to ``GranularError`` subclasses."""
     return translated(name, _from_google)
 
 

@@ -142,7 +142,6 @@ class GCSClient(Client):
         return resource
 
     async def page(self, listing: Listing, limit: int) -> Page:
-        """Request the next page of a listing, of at most ``limit`` names."""
         url = self.objects(
             prefix=listing.prefix, delimiter=listing.delimiter, pageToken=listing.token, maxResults=str(limit),
             fields=_PAGE_FIELDS,

@@ -69,7 +69,6 @@ def resource_of(answer: Answer, name: str, key: str) -> Resource:
 
 
 def next_page(listing: Listing, answer: Answer) -> Page:
-    """Parse and check the next page of a listing."""
     name = listing.name
     value = document(answer, name)
     fields = ('items', 'prefixes', 'nextPageToken')
@@ -94,7 +93,6 @@ def check_missing(answer: Answer, name: str) -> None:
 
 
 def bucket_of(answer: Answer, name: str, bucket: str) -> None:
-    """Check that an answer describes a bucket."""
     value = document(answer, name)
     if value.get('kind') != 'storage#bucket' or value.get('name') != bucket:
         raise BadReplyError(f'{name}: expected the description of bucket {bucket!r}, got {quote_body(answer.body)}')

@@ -46,7 +46,6 @@ class OpenFile(Descriptor):
         self._end = self._checksum_of_end() if stat.S_ISREG(info.st_mode) else 0
 
     def read_exactly(self, key: str, start: int, stop: int) -> bytes:
-        """Read all bytes from ``start`` to ``stop``."""
         if stop - start <= IN_PLACE:
             data = os.pread(self.fd, stop - start, start)
             if len(data) == stop - start:
@@ -57,7 +56,6 @@ class OpenFile(Descriptor):
         return owner
 
     def fill(self, key: str, start: int, target: memoryview) -> None:
-        """Read from ``start`` on until ``target`` is full."""
         done = 0
         while done < len(target):
             count = os.preadv(self.fd, [target[done : done + MAX_READ]], start + done)

@@ -50,7 +50,6 @@ class RangeLocks:
         return self._set(fcntl.F_WRLCK, start, count)
 
     def unlock(self, start: int, count: int) -> None:
-        """Release bytes."""
         self._set(fcntl.F_UNLCK, start, count)
 
     def _set(self, kind: int, start: int, count: int) -> bool:
@@ -86,7 +85,6 @@ class FolderLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Release the lock."""
         self._folder = None
 
 
@@ -116,7 +114,6 @@ def is_at(fd: int, path: str) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Return whether a file is locked."""
     try:
         file = Descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -162,7 +162,6 @@ class LocalStore(Store):
         await _run(key, lambda: os.truncate(key, size))
 
     async def lock_folder(self, key: str, shared: bool = False) -> FolderLock:
-        """Acquire the right to write in a folder, exclusive or shared."""
         return await _run(key, lambda: FolderLock(key, shared), undo=FolderLock.release)
 
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:

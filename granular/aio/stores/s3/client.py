@@ -191,7 +191,6 @@ class S3Client(Client):
             return None
 
     async def page(self, listing: Listing, limit: int) -> Page:
-        """Request the next page of a listing, of at most ``limit`` names unless that is 0."""
         query, check = s3replies.query_of(listing, limit), functools.partial(s3replies.next_page, listing)
         return await self.call('GET', '', check, query=query, statuses=(200, 404), limit=_MAX_PAGE)
 

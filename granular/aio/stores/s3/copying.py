@@ -80,5 +80,4 @@ class Copier(S3Writer):
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of an object that its copy has as well."""
     return {name: value for name, value in headers.items() if name in _CARRIED or name.startswith('x-amz-meta-')}

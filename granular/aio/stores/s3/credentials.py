@@ -91,7 +91,6 @@ def credentials_of(root: str, options: Mapping[str, Any]) -> FoundCredentials | 
 
 
 def missing(root: str) -> AccessDeniedError:
-    """Return the error for a bucket without credentials."""
     return AccessDeniedError(
         f'{root}: no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, pass key= and '
         f'secret=, or anon=True for a public bucket (key=, secret= and fs= are not pickled: processes that are spawned '

@@ -111,7 +111,6 @@ def complete_body(parts: Iterable[tuple[str, str]]) -> bytes:
 
 
 def delete_body(keys: Iterable[str]) -> bytes:
-    """Return the body of a request that deletes objects."""
     return _body('Delete', [f'<Object><Key>{escape(key)}</Key></Object>' for key in keys])
 
 

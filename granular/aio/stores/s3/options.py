@@ -67,7 +67,6 @@ def written_headers(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def address(root: str, endpoint_url: str | None, region_name: str, style: str) -> str:
-    """Return the URL of a bucket."""
     bucket = root.removeprefix('s3://')
     if endpoint_url:
         server = endpoints.check(root, endpoint_url)

@@ -86,7 +86,6 @@ def query_of(listing: Listing, limit: int) -> list[tuple[str, str]]:
 
 
 def next_page(listing: Listing, answer: Answer) -> Page:
-    """Parse and check the next page of a listing."""
     name = listing.name
     if answer.head.status == 404:
         if code_of(answer.body) != 'NoSuchBucket':
@@ -149,7 +148,6 @@ def copied_part(answer: Answer, name: str, tag: str) -> Part:
 
 
 def upload_id(answer: Answer, name: str, key: str) -> str:
-    """Return the id of a multipart upload that was started."""
     root = parse(answer.body, name, 'InitiateMultipartUploadResult')
     _check_key(root, name, key)
     upload = text_of(root, 'UploadId', name)
@@ -159,7 +157,6 @@ def upload_id(answer: Answer, name: str, key: str) -> str:
 
 
 def joined_etag(answer: Answer, name: str, key: str) -> str:
-    """Return the ETag of an object that was joined from parts."""
     # S3 sends whitespace while it joins the parts, even before the XML declaration.
     root = parse(answer.body.strip(), name, 'CompleteMultipartUploadResult')
     _check_key(root, name, key)

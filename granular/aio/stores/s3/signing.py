@@ -20,11 +20,9 @@ class Signer(S3SigV4Auth):  # type: ignore[misc]
         self._skew, self._payload = skew, payload
 
     def payload(self, request: AWSRequest) -> str:
-        """Return the payload hash that is signed."""
         return self._payload
 
     def add_auth(self, request: AWSRequest) -> None:
-        """Add the signature headers to a request."""
         if not self._skew:
             super().add_auth(request)
             return

@@ -115,7 +115,6 @@ class S3Writer(PartWriter):
         await self.join(checksum)
 
     async def join(self, headers: Mapping[str, str]) -> None:
-        """Join the parts into the object."""
         body = complete_body([self.parts[number] for number in sorted(self.parts)])
 
         def check(answer: Answer) -> _Confirmation:
@@ -161,7 +160,6 @@ class S3Writer(PartWriter):
                     logger.warning('%s: was not published, but may exist: %s', self._name, error)
 
     def part_query(self, number: int) -> Sequence[tuple[str, str]]:
-        """Return the query parameters of a request that sends a part."""
         return [('partNumber', str(number + 1)), ('uploadId', self._upload)]
 
     def check_upload(self, answer: Answer) -> None:
@@ -187,7 +185,6 @@ class S3Writer(PartWriter):
         self.check_upload(answer)
 
     async def _checksum_headers(self, md5: bytes, data: bytes) -> dict[str, str]:
-        """Return the headers by which the server checks a body."""
         headers = {'Content-MD5': base64.b64encode(md5).decode()}
         if self._client.takes_crc32c:
             crc = base64.b64encode(await digest('crc32c', data)).decode()
