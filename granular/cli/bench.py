@@ -90,22 +90,22 @@ def bench(path: granular.Path, seconds: float = 20.0, nbytes: float = 1 << 30) -
       StoreTimeoutError: if no object was read within the time.
       NotFoundError: if there is no object that is not empty.
     """
-    if not isinstance(path.store, RemoteStore):
-        kind = 'a local one' if path.store.local else type(path.store).__name__
+    store = path.store
+    if not isinstance(store, RemoteStore):
+        kind = 'a local one' if store.local else type(store).__name__
         raise InvalidArgumentError(f'{path}: expected a path in a bucket or on a web server, got {kind}')
     check('seconds', seconds, above=0)
     check('bytes', nbytes, at_least=_SMALL)
     # Each measurement sets its own number of requests in flight. Nothing is cached, hedged or split.
     config = dataclasses.replace(
-        path.store.config, concurrency=max(IN_FLIGHT), hedge=0.0, cache_dir='', index_cache='', max_request=64 * MiB
+        store.config, concurrency=max(IN_FLIGHT), hedge=0.0, cache_dir='', index_cache='', max_request=64 * MiB
     )
-    return run(_Bench(granular.Path.of(path.store.with_config(config), path.key), seconds, int(nbytes)).run())
+    return run(_Bench(store.with_config(config), path.key, seconds, int(nbytes)).run())
 
 
 class _Bench:
-    def __init__(self, path: granular.Path, seconds: float, nbytes: int) -> None:
-        self._path: aio.Path = path.aio
-        self._store: RemoteStore[Any] = path.store  # type: ignore[assignment]
+    def __init__(self, store: RemoteStore[Any], key: str, seconds: float, nbytes: int) -> None:
+        self._store, self._path = store, aio.Path.of(store, key)
         self._seconds, self._until, self._budget = seconds, 0.0, nbytes
         self._complete, self._opened, self._tls = True, 0, False
         self._random = np.random.default_rng()

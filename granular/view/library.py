@@ -76,7 +76,7 @@ class Library:
         more = False
         if await is_pattern(path) or await _is_file(path):
             return {'path': relative, 'entries': [], 'more': False, 'kind': 'data'}
-        async with contextlib.aclosing(path.store.scan(path.key)) as entries:  # type: ignore[type-var]
+        async with contextlib.aclosing(path.store.scan(path.key)) as entries:
             async for entry in entries:
                 if more := len(names) == ENTRIES:
                     break

@@ -277,6 +277,12 @@ async def pool_of(server):
     return (await store.client()).transport.pool, Target.of(f'{server.endpoint}/object', {})
 
 
+def exchange_of(target, more=''):
+    exchange = Exchange()
+    exchange.target, exchange.request = target, target.request('GET', more)
+    return exchange
+
+
 @pytest.mark.parametrize('loop', ['asyncio', 'uvloop'])
 def test_cancelled_read_does_not_touch_the_next_owner_of_its_connection(server, loop):
     async def main():
@@ -287,11 +293,11 @@ def test_cancelled_read_does_not_touch_the_next_owner_of_its_connection(server, 
             # The reply of the first is there, and the second takes the connection before the first hears of its end.
             pool.keep = keep
             keep(connection)
-            later.append(asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET')))))
+            later.append(asyncio.ensure_future(pool.exchange(exchange_of(target))))
             first.cancel()
 
         pool.keep = kept
-        first = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'))))
+        first = asyncio.ensure_future(pool.exchange(exchange_of(target, 'Range: bytes=0-9\r\n')))
         with pytest.raises(asyncio.CancelledError):
             await first
         assert (await asyncio.wait_for(later[0], 5)).status == 200
@@ -305,7 +311,7 @@ def test_connects_of_cancelled_requests_are_dropped(server, loop):
     async def main():
         pool, target = await pool_of(server)
         for ticks in range(12):
-            task = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET'))))
+            task = asyncio.ensure_future(pool.exchange(exchange_of(target)))
             for _ in range(ticks):
                 await asyncio.sleep(0.0002)
             task.cancel()
@@ -327,7 +333,7 @@ def test_connection_closed_before_the_request_is_reset(server, loop):
         server.hang_up()
         while not connection.transport.is_closing():
             await asyncio.sleep(0.001)
-        exchange = Exchange(target, target.request('GET'))
+        exchange = exchange_of(target)
         exchange.future = asyncio.get_running_loop().create_future()
         connection.send(exchange)
         with pytest.raises(ConnectionResetError):
@@ -530,7 +536,7 @@ def test_connection_of_a_cancelled_request_leaves_no_socket_over_tls(authority, 
             read.cancel()
 
         pool.opened = opened_in_vain
-        read = asyncio.ensure_future(pool.exchange(Exchange(target, target.request('GET'))))
+        read = asyncio.ensure_future(pool.exchange(exchange_of(target)))
         with pytest.raises(asyncio.CancelledError):
             await read
         assert not pool.connections
@@ -624,7 +630,7 @@ def test_headers_with_line_breaks_are_refused(headers):
 
 async def test_exchange_that_is_sent_again_on_its_connection_may_be_hedged(server):
     pool, target = await pool_of(server)
-    exchange = Exchange(target, target.request('GET', 'Range: bytes=0-9\r\n'))
+    exchange = exchange_of(target, 'Range: bytes=0-9\r\n')
     await pool.exchange(exchange)
     connection = exchange.first
     server.script.append(('late', 0.2))

@@ -55,7 +55,7 @@ class ImageFolder:
     async def listed(cls, folder: Path) -> 'ImageFolder':
         """List a folder and return its images; raise ``NotFoundError`` if there are none."""
         entries, others = [], collections.Counter[str]()
-        async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:  # type: ignore[type-var]
+        async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:
             async for entry in tree:
                 name = entry.name
                 if entry.is_dir or name.startswith('.'):

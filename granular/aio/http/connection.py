@@ -47,9 +47,9 @@ class Exchange:
         'bodiless', 'body', 'collected', 'first', 'future', 'got', 'hedged', 'large', 'others', 'request', 'target'
     )  # fmt: skip
 
-    def __init__(self, target: Target | None = None, request: bytes = b'') -> None:
-        self.target: Target = target  # type: ignore[assignment]  # the server and the object; known once it is sent
-        self.request = request  # its head
+    def __init__(self) -> None:
+        self.target: Target  # the server and the object; known once it is sent, as the request
+        self.request: bytes  # its head
         self.body: bytes | memoryview = b''  # of the request
         self.bodiless = False  # True if the reply has no body regardless of its head, as for HEAD
         self.hedged = True  # True if the request may be hedged

@@ -64,7 +64,7 @@ class _Collector(Exchange):
     """Collects the body of a reply, up to a limit; the end of the body must be recognisable."""
 
     def __init__(self, name: str, outgoing: Outgoing, limit: int) -> None:
-        super().__init__(outgoing.target, b'')
+        super().__init__()
         self.bodiless, self.body, self.hedged = outgoing.method == 'HEAD', outgoing.body, False
         self._name, self._limit = name, limit
         self.collected = bytearray()

@@ -70,7 +70,7 @@ class FolderCopy:
         source, target = self._source, self._target
         await target.store.mkdir(target.key, parents=True, exist_ok=True)
         await self._list(target, '')
-        async with contextlib.aclosing(source.store.scan_tree(source.key)) as entries:  # type: ignore[type-var]
+        async with contextlib.aclosing(source.store.scan_tree(source.key)) as entries:
             following: Entry | None = await anext(entries, None)
             while following is not None:
                 following = await self._copy_some(following, entries)

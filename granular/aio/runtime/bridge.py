@@ -256,9 +256,9 @@ def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -
     """
     call: Call[T] | None = None
     try:
-        outcome: Any = _start(coro)
+        outcome = _start(coro)
         if not isinstance(outcome, StartedCoroutine):
-            return outcome  # type: ignore[no-any-return]
+            return outcome
         call = Call(outcome, undo)
         bridge.submit(call)
         return call.result()

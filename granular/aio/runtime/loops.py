@@ -113,7 +113,7 @@ def start_coroutine(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
             return StartedCoroutine(coro)
         raise GranularError('a coroutine waited without requesting a loop: this is a bug in granular')
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return cast(T, end.value)
     except BaseException as error:
         end_coroutine(coro, error)  # an interrupt may have come after its step, and it may hold a lock
         raise

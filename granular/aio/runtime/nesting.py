@@ -20,10 +20,11 @@ def blocking_call(function: F) -> F:
 
 def nested_calls() -> bool:
     """Return whether this thread runs a function that blocks within another one."""
-    count, frame = 0, sys._getframe(1)
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:  # of a long stack, too: this is asked only where a call would wait
         count += frame.f_code in _blocking
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return count > 1
 
 

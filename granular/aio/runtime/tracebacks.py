@@ -8,7 +8,7 @@ import os
 import site
 import types
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from granular.aio.runtime.user_functions import is_of_signal
 from granular.errors import DatapointError, FunctionError, GranularError
@@ -116,11 +116,11 @@ def _cut(trace: types.TracebackType | None) -> types.TracebackType | None:
     own = [i for i, frame in enumerate(frames) if _owner(frame) == 'granular']
     telling = [i for i in own if not frames[i].tb_frame.f_code.co_filename.startswith(_PLUMBING)]
     innermost, behind = (telling or own or [-1])[-1], (own or [-1])[-1]
-    short: Any = None
+    short: types.TracebackType | None = None
     for i, frame in reversed(list(enumerate(frames))):
         if i == innermost or i > behind or _owner(frame) == 'user':
             short = types.TracebackType(short, frame.tb_frame, frame.tb_lasti, frame.tb_lineno or -1)  # -1: find it
-    return short  # type: ignore[no-any-return]
+    return short
 
 
 def _hide_repeated(error: BaseException) -> None:

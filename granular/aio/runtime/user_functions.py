@@ -75,24 +75,24 @@ def refuse_coroutine_function(fn: object) -> None:
         )
 
 
-def function_or(name: str, fn: Any, default: Callable[..., Any]) -> Callable[..., Any]:
+def function_or(name: str, fn: object, default: Callable[..., Any]) -> Callable[..., Any]:
     """Return an argument that must be a function, or the default for None."""
     if fn is None:
         return default
     if not callable(fn):
         raise InvalidArgumentError(f'{name}: expected a function or None, got {fn!r:.100}')
     refuse_coroutine_function(fn)
-    return fn  # type: ignore[no-any-return]
+    return fn
 
 
-def method_of(transform: Any, name: str) -> Callable[..., Any]:
+def method_of(transform: object, name: str) -> Callable[..., Any]:
     """Return the method of a transformation with the given name, or the transformation itself if it has none."""
     method = getattr(transform, name, None) if not isinstance(transform, type) else None
-    fn = method if callable(method) else transform
+    fn: object = method if callable(method) else transform
     if not callable(fn):
         raise InvalidArgumentError(f'{transform!r:.100} is neither a function nor an object with a method {name!r}')
     refuse_coroutine_function(fn)
-    return fn  # type: ignore[no-any-return]
+    return fn
 
 
 def call_checked(call: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

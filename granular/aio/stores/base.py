@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from granular._other_names import store_options
@@ -315,13 +315,13 @@ class Store(abc.ABC):
         return ''
 
     @abc.abstractmethod
-    def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+    def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
         """Yield the entries of a folder, page by page; raise NotFoundError if there is no such folder.
 
         ``prefix`` is the beginning of the names to list; a store that cannot filter by it yields all.
         """
 
-    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+    async def scan_tree(self, key: str) -> AsyncGenerator[Entry, None]:
         """Yield all files and folders in a folder, recursively, page by page."""
         folders = [key]
         while folders:
@@ -378,7 +378,7 @@ class Store(abc.ABC):
         """Delete a folder if it is empty. Return whether it was deleted."""
         return False
 
-    async def uploads(self, key: str) -> AsyncIterator[Upload]:
+    async def uploads(self, key: str) -> AsyncGenerator[Upload, None]:
         """Yield the unfinished multipart uploads of an object and of all objects in a folder; by default none."""
         for upload in tuple[Upload, ...]():
             yield upload

@@ -2,7 +2,7 @@
 
 import abc
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from granular.aio.runtime.loop_resources import Scope, peek_scope, scope
@@ -88,7 +88,7 @@ class Bucket(Store):
 
     async def pages(
         self, key: str, prefix: str = '', delimiter: str = '', must_exist: bool = True
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncGenerator[Page, None]:
         """Yield the pages of a listing; raise NotFoundError if the folder must exist and is empty."""
         listing = self._listing(key, prefix, delimiter)
         missing = must_exist and bool(key) and not prefix
@@ -108,7 +108,7 @@ class Bucket(Store):
                 return Stat(0, is_dir=True)
         raise NotFoundError(f'{self.url(key)}: no such {self.noun.removesuffix("s")} or folder', path=self.url(key))
 
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+    async def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
         marked: set[str] = set()  # folders that an object marks, which are listed with what is in them as well
         async for page in self.pages(key, prefix, '/'):
             marks = [item.key.removesuffix('/') for item in page.items if item.is_dir]
@@ -121,7 +121,7 @@ class Bucket(Store):
                 if not item.is_dir:
                     yield item
 
-    async def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+    async def scan_tree(self, key: str) -> AsyncGenerator[Entry, None]:
         last, base = '', len(key) + 1 if key else 0
         async for page in self.pages(key):
             for item in page.items:

@@ -5,7 +5,7 @@ import hashlib
 import html
 import re
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 
 from granular._redact import hidden
@@ -108,7 +108,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
                 raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name', path=name)
         return [Entry(folder + child, is_dir) for child, is_dir in children.items()]
 
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+    async def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
         for entry in await self._entries(key):
             yield entry
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import urllib.parse
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from granular._lazy import import_if_installed
@@ -91,10 +91,9 @@ class HubStore(RemoteStore['HubClient']):
 
     def __eq__(self, other: object) -> bool:
         """Return whether it is the same repository, not read at another commit already."""
-        if not super().__eq__(other):
+        if not isinstance(other, HubStore) or not super().__eq__(other):
             return False
-        commits = {self._commit, other._commit}  # type: ignore[attr-defined]
-        return len(commits - {None}) < 2
+        return len({self._commit, other._commit} - {None}) < 2
 
     def _find_endpoint(self) -> str:
         endpoint = self.options.get('endpoint_url') or os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
@@ -262,13 +261,13 @@ class HubStore(RemoteStore['HubClient']):
                 return Stat(entry.size, is_dir=entry.is_dir)
         raise NotFoundError(f'{name}: no such file or folder at commit {commit}')
 
-    def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+    def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
         return self._tree(key, False)
 
-    def scan_tree(self, key: str) -> AsyncIterator[Entry]:
+    def scan_tree(self, key: str) -> AsyncGenerator[Entry, None]:
         return self._tree(key, True)
 
-    async def _tree(self, key: str, recursive: bool) -> AsyncIterator[Entry]:
+    async def _tree(self, key: str, recursive: bool) -> AsyncGenerator[Entry, None]:
         commit, name = await self._pin(), self.url(key)
         folder = f'{key}/' if key else ''
         path = f'/{urllib.parse.quote(key, safe="")}' if key else ''

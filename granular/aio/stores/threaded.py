@@ -5,7 +5,7 @@ import contextlib
 import errno
 import operator
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar
 
 from granular._redact import hidden
@@ -75,7 +75,7 @@ class ThreadedStore(Store):
     async def stat(self, key: str) -> Stat:
         return await self.call(key, lambda: self.stat_now(key))
 
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+    async def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
         for entry in await self.call(key, lambda: sorted(self.list_now(key), key=operator.attrgetter('key'))):
             yield entry
 

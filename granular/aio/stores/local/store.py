@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import BinaryIO, Final, TypeVar
 
 from granular.aio.reply import Reply, changed
@@ -124,7 +124,7 @@ class LocalStore(Store):
 
         return await offload(call)
 
-    async def scan(self, key: str, prefix: str = '') -> AsyncIterator[Entry]:
+    async def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
         def call() -> list[Entry]:
             with translated(key), os.scandir(key) as items:
                 entries = [_entry(item, '' if key == '.' else key) for item in items]

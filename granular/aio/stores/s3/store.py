@@ -1,7 +1,7 @@
 """The store for S3 and S3-compatible servers."""
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from granular._redact import without_user
@@ -88,7 +88,7 @@ class S3Store(Bucket, RemoteStore[S3Client]):
         for i in range(0, len(writable), _BATCH):
             await client.delete_many(writable[i : i + _BATCH])
 
-    async def uploads(self, key: str) -> AsyncIterator[Upload]:
+    async def uploads(self, key: str) -> AsyncGenerator[Upload, None]:
         from granular.aio.stores.s3.uploads import uploads
 
         async for upload in uploads(await self.client(), key):

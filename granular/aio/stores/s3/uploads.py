@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
 
 from granular.aio.http.retry import code_of
 from granular.aio.http.transport import Answer
@@ -19,7 +19,7 @@ Markers = tuple[str, str]
 """The markers by which a page of uploads is requested: the key and the id of the last upload before it."""
 
 
-async def uploads(client: S3Client, key: str) -> AsyncIterator[Upload]:
+async def uploads(client: S3Client, key: str) -> AsyncGenerator[Upload, None]:
     """Yield the unfinished multipart uploads of an object and of all objects in a folder."""
     name = client.store.url(key)
     markers: Markers | None = None
