@@ -31,9 +31,7 @@ def refuse_other_formats(path: Path) -> None:
 
 
 def open_any(path: Path, decoders: Decoders) -> Any:
-    """Open what is at a path, as ``granular.open`` does, but read only the ends of the tables of a dataset; the error
-    says so if a conversion has not finished.
-    """
+    """Open a path as ``granular.open`` does, but read only the ends of tables; an unfinished conversion is an error."""
     try:
         try:
             return granular.open(path, decoders, cache_index=False)
@@ -55,10 +53,7 @@ def _refuse_unfinished(path: Path) -> None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Describe what is at a path. Of a dataset, only the ends of tables are read, never records.
-
-    Facts that files of its format do not have are left out.
-    """
+    """Describe a path, without facts that its format lacks: of a dataset, only the ends of tables are read."""
     with open_any(path, None) as reader:
         facts = source_of(reader.aio).describe()
         description = {name: facts[name] for name in _FACTS if facts.get(name) is not None}

@@ -198,9 +198,7 @@ def share(limit: Limit, hosts: int, requests: float, seconds: float | None) -> S
 
 
 def check(name: str, value: float, *, above: float = -math.inf, at_least: float = -math.inf) -> None:
-    """Raise ``InvalidArgumentError`` unless a number is within bounds, and neither huge nor tiny, as arithmetic with
-    the others would overflow.
-    """
+    """Raise ``InvalidArgumentError`` unless a number is within bounds, and not so huge or tiny that others overflow."""
     if not max(at_least, above + 1 / _LARGEST) <= value <= _LARGEST:
         bound = f'more than {above:g}' if math.isfinite(above) else f'{at_least:g} or more'
         raise InvalidArgumentError(f'{name}: expected a number, {bound} and at most {_LARGEST:g}, got {value:g}')

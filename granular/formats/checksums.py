@@ -25,9 +25,7 @@ def seal(seed: int, left: bytes, right: bytes) -> int:
 
 
 def load(data: bytes, records: int, name: str) -> Sums:
-    """Return the content of a checksum file, which may be ahead of a bag that grows; raise ``CorruptBagError`` if it
-    has fewer checksums than the bag has records.
-    """
+    """Return the content of a checksum file, which may be ahead of a bag that grows, but not behind."""
     if len(data) < 4 * records:
         raise CorruptBagError(f'{name}: expected {records} checksums, one per record of its bag, got {len(data) // 4}')
     return np.frombuffer(data, '<u4', records)

@@ -68,9 +68,7 @@ def dump_footer(directory: bytes, start: int) -> bytes:
 
 
 def parse_footer(tail: bytes, size: int, name: str) -> Footer:
-    """Return the footer of an index file, from its last bytes and its size; raise ``CorruptDatasetError`` if it is not
-    an index file, or of a later format.
-    """
+    """Return the footer of an index file, from its last bytes and its size."""
     if len(tail) < FOOTER or tail[-len(MAGIC) :] != MAGIC:
         raise CorruptDatasetError(f'{name}: expected {MAGIC!r} at the end, got {tail[-len(MAGIC) :]!r}')
     start, length, checksum, own, _ = _FOOTER.unpack(tail[-FOOTER:])
@@ -130,9 +128,7 @@ def dump_directory(directory: Directory) -> bytes:
 
 
 def parse_directory(data: bytes, start: int, name: str) -> Directory:
-    """Return the directory of an index file, whose checksum was compared and whose pages end at ``start``; raise
-    ``CorruptDatasetError`` if it does not describe bags.
-    """
+    """Return the directory of an index file, whose checksum was compared and whose pages end at ``start``."""
     try:
         return _parse(data, start, name)
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:

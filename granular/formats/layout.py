@@ -36,9 +36,7 @@ _PADDED: Final = 10**6  # shards whose names have six digits
 
 
 def table_start(tail: bytes, size: int, name: str) -> int:
-    """Return the position at which the table of a bag of version 1 or 2 starts, from its last 8 bytes or more; raise
-    ``CorruptBagError`` if the file has no valid table.
-    """
+    """Return the position of the table of a bag of version 1 or 2, from its last 8 bytes or more."""
     if size < LIMIT:
         raise CorruptBagError(f'{name}: expected a bag, which ends with a table of 8-byte limits, got {size} bytes')
     start = int.from_bytes(tail[-LIMIT:], 'little')
@@ -52,18 +50,14 @@ def table_start(tail: bytes, size: int, name: str) -> int:
 
 
 def check_count(limits: int, name: str) -> int:
-    """Return the number of limits of a table, after checking that a bag may have so many; raise ``CorruptBagError`` if
-    it may not.
-    """
+    """Return the number of limits of a table; raise ``CorruptBagError`` for more than a bag may have."""
     if limits > MAX_RECORDS + 1:
         raise CorruptBagError(f'{name}: expected at most {MAX_RECORDS} records, got a table of {limits} limits')
     return limits
 
 
 def blank_limits(count: int, name: str) -> Ints:
-    """Return an array for ``count`` limits as in a file, after a zero: fill ``[1:]``, then call ``check_limits``.
-    Raise ``CorruptBagError`` if there are more than a bag may have, or than fit into memory.
-    """
+    """Return an array for ``count`` limits as in a file, after a zero: fill ``[1:]``, then call ``check_limits``."""
     try:
         limits = np.empty(check_count(count, name) + 1, np.int64)
     except MemoryError as error:
@@ -152,9 +146,7 @@ def element(kind: str) -> str:
 
 
 def check_spec(spec: Mapping[str, str], layout: Layout) -> Spec:
-    """Return the spec of a new dataset, checked and sorted by key; raise ``InvalidArgumentError`` if there is no such
-    layout, and ``SpecError`` for a key that cannot be a file name or is reserved by the layout, or an invalid type.
-    """
+    """Return the spec of a new dataset, checked and sorted by key."""
     if layout not in ('refs', 'columns'):
         raise InvalidArgumentError(f"layout: expected 'refs' or 'columns', got {layout!r}")
     checked = _sorted_spec(spec)
@@ -174,9 +166,7 @@ def dump_spec(spec: Spec) -> bytes:
 
 
 def parse_spec(content: bytes, name: str) -> Spec:
-    """Parse the content of ``spec.json``. Returns the spec, sorted by key; raise ``CorruptDatasetError`` if it is not a
-    valid spec.
-    """
+    """Return the content of ``spec.json``, checked and sorted by key."""
     try:
         return _sorted_spec(parse_json(content))
     except SpecError as error:

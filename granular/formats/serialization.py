@@ -88,9 +88,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(record: Buffer) -> Any:
-    """Return the value of some bytes, in memory of its own: arrays are writable, and nothing refers to the record.
-    Raise ``DecodeError`` if the bytes are not a valid value.
-    """
+    """Return the value of some bytes, in memory of its own: arrays are writable, and nothing refers to the record."""
     kind = bytes(record[:1])
     if kind == _BYTES:
         return bytes(record[1:])

@@ -35,9 +35,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def parse_length(header: Buffer, at: int, index: int, name: str) -> int:
-    """Return the length of a record from the 12 bytes that it begins with; raise ``CorruptRecordError``, which names
-    its number and position, if the checksum of the length is wrong.
-    """
+    """Return the length of a record, whose checksum must be right, from the 12 bytes that it begins with."""
     length, expected = _HEADER.unpack_from(header)
     if (checksum := masked_crc32c(bytes(header[:8]))) != expected:
         raise CorruptRecordError(
@@ -48,9 +46,7 @@ def parse_length(header: Buffer, at: int, index: int, name: str) -> int:
 
 
 def check_data(data: bytes, footer: Buffer, index: int, name: str) -> bytes:
-    """Check the data of a record against the 4 bytes behind them, and return them; raise ``CorruptRecordError`` if the
-    checksum is wrong.
-    """
+    """Return the data of a record, whose checksum must be that in the 4 bytes behind them."""
     expected = int.from_bytes(footer, 'little')
     if (checksum := masked_crc32c(data)) != expected:
         raise CorruptRecordError(

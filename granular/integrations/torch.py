@@ -252,9 +252,7 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _map_leaves(fn: Callable[[str, Any], Any], value: Any, path: str = 'batch') -> Any:
-    """Return the value, of dicts, lists and tuples, with the results of the function for the path and value of each
-    leaf.
-    """
+    """Return dicts, lists and tuples with the results of the function for the path and value of each leaf."""
     if isinstance(value, Mapping):
         return {key: _map_leaves(fn, part, f'{path}[{key!r}]') for key, part in value.items()}
     if not isinstance(value, list | tuple):

@@ -38,10 +38,7 @@ class _Holder:
 
 
 class Library:
-    """Folders and datasets under one path. Nothing outside of it is read, except what links on a disk lead to.
-
-    Memory: four open readers, which hold no tables of limits.
-    """
+    """Folders and datasets under one path, outside of which nothing is read, except what links on a disk lead to."""
 
     def __init__(self, root: Path, names: Names) -> None:
         self._names = names
@@ -59,9 +56,7 @@ class Library:
         return self.root / relative
 
     async def check(self) -> None:
-        """Raise ``NotFoundError`` if there is nothing at the root, and ``UnknownKeyError`` if it is a dataset or file
-        that lacks a key with names.
-        """
+        """Raise an error if there is nothing at the root, or a dataset or file that lacks a key with names."""
         keys = self._names.classes.keys() | self._names.tokenizers.keys()
         if (await self.folder(''))['kind'] == 'folder' or not keys:  # a folder may hold datasets with these keys
             return

@@ -65,9 +65,7 @@ class Names:
         return out
 
     def text(self, key: str, head: bytes, size: int) -> str:
-        """Return the text of an encoded array of tokens, or of those in its first bytes; raise ``DecodeError`` if it is
-        no array of integers.
-        """
+        """Return the text of an encoded array of tokens, or of those in its first bytes."""
         dtype, _, start = array_head(head, size)
         if dtype.kind not in 'iu':
             raise DecodeError(f'tokenizer of {key!r}: expected an array of integers, got {dtype}')

@@ -46,9 +46,7 @@ class Picture(NamedTuple):
 
 
 def picture(kind: str, data: bytes, side: int) -> Picture:
-    """Return a picture of a value whose sides are at most ``side`` pixels; raise ``DecodeError`` if the value is
-    damaged, and ``UnsupportedError`` if values of this type have no picture.
-    """
+    """Return a picture of a value whose sides are at most ``side`` pixels."""
     family = family_of(kind, data[:MAGIC], len(data))
     if family == 'image':
         return _image(data, side)
@@ -76,9 +74,7 @@ def _image(data: bytes, side: int) -> Picture:
 
 
 def as_decoded(data: bytes) -> bytes | None:
-    """Return the file of an image in RGB, as decoders return it, if a browser shows other colours: of CMYK; else None.
-    Raise ``DecodeError`` if the image is damaged.
-    """
+    """Return an image as decoders do, if a browser shows other colours: of CMYK; else None."""
     pil = import_extra('PIL.Image', 'formats', 'images need Pillow')
     try:
         with pil.open(io.BytesIO(data), formats=('JPEG',)) as image:
@@ -151,9 +147,7 @@ class Plane(NamedTuple):
 
 
 def plane_of(head: bytes, size: int, number: int) -> Plane:
-    """Return a plane of an encoded array, by its first bytes and its size; a number past the last plane is the last.
-    Raise ``DecodeError`` if it is not an array.
-    """
+    """Return a plane of an encoded array, by its first bytes and its size; a number past the last plane is the last."""
     dtype, shape, start = array_head(head, size)
     channels = shape[-1] if dtype == np.uint8 and len(shape) >= 3 and shape[-1] in (3, 4) else 1
     sides = shape[:-1] if channels > 1 else shape

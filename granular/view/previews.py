@@ -130,9 +130,7 @@ def _number(item: Any) -> str:
 
 
 def array_head(head: bytes, size: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return the dtype and shape of an encoded array, and where its data begins, from its first bytes; raise
-    ``DecodeError`` if these do not begin an array of this size.
-    """
+    """Return the dtype and shape of an encoded array of this size, and the position of its data."""
     try:
         dtype, shape, end = parse_array_head(head)
         start = end + {0xC4: 2, 0xC5: 3, 0xC6: 5}[head[end]]

@@ -208,10 +208,7 @@ def _sort_key(value: Any) -> str | None:
 
 
 def _damaged_of(group: Sequence[tuple[int, Value, bytes]]) -> tuple[set[int], set[int]]:
-    """Return the indices of values that cannot be decoded, and of those of which that cannot be said.
-
-    Of videos, the first frame is decoded.
-    """
+    """Return the indices of values that cannot be decoded (of videos, the first frame), and of unclear ones."""
     damaged, unclear = set(), set()
     for index, value, data in group:
         family = family_of(value.kind, data[:MAGIC], len(data))

@@ -279,9 +279,7 @@ class _Work:
         await self._check_sample(existing)
 
     async def _check_sample(self, plan: dict[str, Any]) -> None:
-        """Check that the sampled records are those of a plan, except those that did not fit and are in no finished
-        shard: they may have been repaired. Add the other ones to the plan.
-        """
+        """Compare the sampled records with those of a plan, but for bad ones, which may be repaired, and add them."""
         before, length = plan['sample'], self._writer.shardlen
         for index in before.keys() & self._sample.keys():
             shard = 0 if length is None else int(index) // length

@@ -122,9 +122,7 @@ class RayShards:
 
 
 class _Job:
-    """The part of the work that all tasks share, as it is sent to the workers; the source has the ``expected`` length,
-    and size if known.
-    """
+    """The work that all tasks share; the source has the ``expected`` length, and size if known."""
 
     def __init__(
         self, token: str, writer: ShardWriter, source: Any, format: Format | None, expected: tuple[int, int | None]

@@ -94,9 +94,7 @@ class ShardWriter:
         return writer
 
     async def start(self, source: Source, number: int, start: int, stop: int, tell: Tell) -> DatasetWriter:
-        """Write a shard from a range of records, of which the next ones are read meanwhile, and return its writer:
-        close it to publish the shard.
-        """
+        """Write a shard from a range of records, read ahead, and return its writer: close it to publish the shard."""
         writer = await self.open(number)
         try:
             async with contextlib.aclosing(whole_pages(source.fetch, stop, self.chunk, 2, start)) as chunks:

@@ -14,9 +14,7 @@ _VALUES = 'pass granular.MapDataset.source(reader), of which values are converte
 
 
 def is_stored(reader: Any) -> bool:
-    """Return whether an object is a reader of a dataset whose values are those of its records: not with decoders other
-    than those of granular.
-    """
+    """Return whether an object is a reader of a dataset without decoders other than those of granular."""
     if not isinstance(reader, DatapointReader):
         return False
     return all(
@@ -38,10 +36,7 @@ class StoredRecords:
 
 
 class StoredMapping:
-    """The mapping from the records of a dataset to the datapoints of another one, which has the same spec.
-
-    It has what ``RecordMapping`` has.
-    """
+    """The ``RecordMapping`` of the records of a dataset to the datapoints of another one, which has the same spec."""
 
     def __init__(
         self, reader: DatapointReader[Any], sample: Sequence[Any], spec: Mapping[str, str] | None, layout: Layout
@@ -70,9 +65,7 @@ class StoredMapping:
 
 
 def checks_of(fields: Sequence[Field], decoders: Decoders, reader: DatapointReader[Any] | None) -> list[Field]:
-    """Return the fields that are written, with the decoders that must accept each record: by default those of the
-    reader of a dataset.
-    """
+    """Return the fields with the decoders that must accept each record, by default those of the reader."""
     if decoders is None:
         return [] if reader is None else fields_read(reader)
     functions = check_decoders(decoders)

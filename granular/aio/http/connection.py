@@ -79,10 +79,7 @@ class Exchange:
         raise NotImplementedError
 
     def place(self, head: Head) -> memoryview | int:
-        """Return the memory that the body must fill exactly, or the number of its bytes to collect.
-
-        Called with the head of a reply that was parsed. An exception raised here ends the exchange.
-        """
+        """Return the memory that the body of a parsed reply must fill exactly, or the bytes to collect."""
         return 4096
 
     def succeeded(self, head: Head | None) -> None:
@@ -160,10 +157,7 @@ class Connection(asyncio.BufferedProtocol):
         self.unsent: memoryview | None = None  # the rest of the request's body
 
     def send(self, exchange: Exchange, hedged: bool = False) -> None:
-        """Send a request; the exchange is told once the body of the reply has reached its destination.
-
-        If it is ``hedged``, another connection serves it already.
-        """
+        """Send a request; if it is ``hedged``, another connection serves it already."""
         if hedged:
             exchange.others = (*exchange.others, self)
         else:

@@ -94,9 +94,7 @@ class Download(Exchange):
     # --- the plain case: one request, and the one reply that is expected
 
     def plain_request(self) -> bytes:
-        """Return the header line and the empty line that complete the request; empty if the reply cannot be told by its
-        range and version alone.
-        """
+        """Return the lines that complete the request; none if its reply cannot be told by range and version alone."""
         start, stop = self._start, self._stop
         if self.version is None or stop is None or not 0 <= start < stop:
             return b''

@@ -275,9 +275,7 @@ class Limit:
         return failed if self._last > failed[0].failed or not self._waiting else self._waiting
 
     def _take(self, request: Waiting) -> bool:
-        """Take one of the free slots for a request, unless it has too many bytes, or the rate does not permit it yet:
-        then the queue is looked at when it does.
-        """
+        """Take a free slot, if memory and rate permit it: once the rate does, the queue is looked at again."""
         if self._free < request.weight and self._running:
             return False
         if self._pace is not None and (seconds := self._pace.take(time.monotonic())) > 0:

@@ -74,10 +74,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def open_tunnel(proxy: Proxy, address: str, host: str, port: int) -> socket.socket:
-    """Return a socket that a proxy, at one of its addresses, has connected to a server (CONNECT, RFC 9110, 9.3.6).
-
-    Raise ``AccessDeniedError`` if the proxy does not permit it, ``OSError`` if either cannot be reached.
-    """
+    """Return a socket that a proxy, at one of its addresses, has connected to a server (CONNECT, RFC 9110, 9.3.6)."""
     loop = asyncio.get_running_loop()
     sock = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET)
     try:

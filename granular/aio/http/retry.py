@@ -82,10 +82,7 @@ class RetryableError(Exception):
 
 
 class Traffic:
-    """Shared by all requests to a store: the limit, the retry budget, and the pauses of throttled requests.
-
-    ``on_throttling`` is called when the store throttles a request.
-    """
+    """Shared by all requests to a store: the limit, the retry budget, and the pauses of throttled requests."""
 
     def __init__(self, config: IOConfig, metrics: StoreMetrics, on_throttling: Callable[[], None]) -> None:
         self.config, self.metrics, self.on_throttling = config, metrics, on_throttling
@@ -138,10 +135,7 @@ class Attempts:
         self._recovered: set[RecoverableKind] = set()
 
     async def run(self, attempt: Callable[[], Awaitable[T]], nbytes: int, has_slot: bool = False) -> T:
-        """Return the result of the first attempt that succeeds. Each reserves as many bytes of memory.
-
-        The first attempt may have its slot of the limit already (``has_slot``).
-        """
+        """Return the result of the first attempt that succeeds; the first of all may have its slot already."""
         limit, metrics = self._traffic.limit, self._traffic.metrics
         while True:
             if not has_slot:

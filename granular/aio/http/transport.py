@@ -42,10 +42,7 @@ class Provider(Protocol):
 
 
 class Outgoing(NamedTuple):
-    """A request other than a range read. It is created anew for every attempt, so that its signature is fresh.
-
-    The transport adds the Content-Length of its body.
-    """
+    """A request other than a range read, without its Content-Length; each attempt signs it anew."""
 
     target: Target
     method: str

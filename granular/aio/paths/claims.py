@@ -66,9 +66,7 @@ class Claim:
         return {**self.__dict__, '_renewing': None}
 
     async def take(self) -> list[Entry]:
-        """Create the claim, and return the entries of the folder then; raise ``AlreadyExistsError`` if another writer
-        has claimed one of the shards.
-        """
+        """Create the claim, unless another writer has claimed a shard, and return the entries of the folder."""
         self._released = False  # as it may have been taken before by an opening that failed
         try:
             await self._write(new=True)

@@ -302,9 +302,7 @@ def _is_of_dataset(name: str) -> bool:
 
 
 def in_one_store(one: PurePath, other: PurePath) -> bool:
-    """Return whether two paths lead to the same files: other settings make another store of these, and another server
-    may have a bucket of the same name.
-    """
+    """Return whether two paths lead to the same files: other settings make another store of these."""
     return one.store == other.store or one.store.fingerprint == other.store.fingerprint
 
 
@@ -434,9 +432,7 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
 
 
 async def _check_written(target: PurePath, writer: ObjectWriter, size: int, kind: str, digests: Digests) -> None:
-    """Compare a written file with the checksums of what was written. If it differs, raise an error, and delete it if
-    its version shows that no other writer has replaced it.
-    """
+    """Compare a file with what was written; delete one that differs, unless another writer has replaced it."""
     info = await target.store.content_info(target.key)
     # A store without checksums has nothing to compare.
     if info.size == size and (not kind or info.digests.get(kind, digests.found(kind)) == digests.found(kind)):

@@ -239,8 +239,7 @@ class Path(PurePath):
 
 
 async def is_pattern(path: Path) -> bool:
-    """Return whether a path stands for the paths that it matches: if a component of it has a wildcard or braces, and no
-    file or folder has this name."""
+    """Return whether a component of a path has a wildcard or braces, and no file or folder has this name."""
     return _has_pattern(path.key) and not await path.exists()
 
 

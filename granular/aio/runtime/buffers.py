@@ -102,7 +102,7 @@ def uninitialised(size: int) -> NDArray[np.uint8]:
 
 
 class _Freed(weakref.ref['_Block']):
-    """A reference to a block, which has its memory once the block is gone."""
+    """A reference to a block that has its memory once the block is gone."""
 
     __slots__ = ('block',)
 

@@ -49,10 +49,7 @@ def _end_fork() -> None:
 
 
 def after_fork(reset: Callable[[], Any]) -> None:
-    """Call a function in each forked child, after all that were registered before it.
-
-    Modules register when they are imported, and import the layers below first: so lower layers are reset first.
-    """
+    """Call a function in each forked child, after those of modules that were imported before, as of lower layers."""
     _resets.append(reset)
 
 

@@ -87,10 +87,7 @@ class Stat:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContentInfo:
-    """Size, version and checksums of a file's content, as the store reports them.
-
-    The checksums are by kind (:mod:`granular.aio.http.digests`), as far as the store has any.
-    """
+    """Size, version and checksums, by kind (``aio/http/digests.py``), of a file, as far as the store has them."""
 
     size: int
     version: str | None

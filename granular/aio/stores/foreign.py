@@ -12,11 +12,7 @@ from granular.errors import NotFoundError
 
 
 class ForeignStore(ThreadedStore):
-    """A path object of another library, such as PyPI's ``elements``: keys are joined to it with ``/``.
-
-    It needs ``/``, ``name``, ``parent``, ``exists``, ``open('rb')`` and ``glob``; to write, also ``open('wb')`` and
-    ``mkdir``; to delete, also ``remove`` or ``unlink``.
-    """
+    """A path object of another library, with the methods that ``PurePath`` names: keys are joined to it with ``/``."""
 
     def __init__(self, root: str, config: IOConfig, options: Mapping[str, Any]) -> None:
         super().__init__(root, config, options)

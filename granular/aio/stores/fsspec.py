@@ -77,7 +77,7 @@ class FsspecStore(ThreadedStore):
         return await self.call(key, call_now)
 
     def _size_and_version(self, key: str) -> tuple[int, str]:
-        """Return the size and version of a file; the version combines the size and ``_VERSION_FIELDS``."""
+        """Return the size of a file, and its version, made of the size and ``_VERSION_FIELDS``."""
         info = self._info(key)
         if info['type'] == 'directory':
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)

@@ -45,9 +45,7 @@ def open_folder(path: str, dir_fd: int | None = None) -> int:
 
 
 def open_file(path: str, flags: int, dir_fd: int) -> int:
-    """Open a cache file, and set its mode to 0600; raise ``AccessDeniedError`` unless it is a regular file of this user
-    with one link.
-    """
+    """Open a cache file with mode 0600, which must be a regular file of this user with one link."""
     try:
         # O_NONBLOCK, because opening a FIFO would wait for its other end.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

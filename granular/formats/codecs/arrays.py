@@ -104,9 +104,7 @@ def array_head(dtype: np.dtype[Any], count: int) -> bytes:
 
 
 def parse_array_head(start: Buffer) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return the dtype and the shape of an encoded array, from its first bytes, and how many of these they take; raise
-    an error of ``UNPACKING`` if these are not the first bytes of an array.
-    """
+    """Return the dtype and shape of an encoded array, and the bytes these take; errors are those of ``UNPACKING``."""
     unpacker = msgpack.Unpacker(max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
     unpacker.feed(start)
     parts = unpacker.read_array_header()
@@ -159,9 +157,7 @@ def decode_tree(buffer: Buffer) -> Any:
 
 
 def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """Return the parts of an array or numpy scalar: its dtype as text, shape and bytes. Raise ``EncodeError`` for
-    arrays of objects or with fields, which ``dtype.str`` does not describe, with a mask, and of 4 GiB or more.
-    """
+    """Return the dtype as text, the shape and the bytes of an array or numpy scalar that can be encoded."""
     array = as_array(value)
     if array.nbytes > _MAX_BYTES:
         raise EncodeError(
@@ -176,9 +172,7 @@ def array_parts(value: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def dtype_text(dtype: np.dtype[Any]) -> str:
-    """Return the text by which an encoded array names its dtype: ``dtype.str``, or the name of a type of ml_dtypes.
-    Raise ``EncodeError`` for a dtype that no text describes.
-    """
+    """Return the name of a dtype in an encoded array: ``dtype.str``, or that of a type of ml_dtypes."""
     if dtype.type.__module__ == 'ml_dtypes':
         return dtype.name
     # The `dtype.str` of other types defined outside numpy is that of raw bytes, as which they would be read.
@@ -203,9 +197,7 @@ def _dtype(text: Any) -> np.dtype[Any]:
 
 
 def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
-    """Return an array over the bytes of its data, writable if they are; raise ``ValueError`` if the arguments do not
-    describe an array.
-    """
+    """Return an array over the bytes of its data, writable if they are; raise ``ValueError`` if they do not fit."""
     kind = _dtype(dtype)
     if (
         type(data) not in (bytes, memoryview)

@@ -253,10 +253,7 @@ class _Guard:
 
     @classmethod
     async def enter(cls, directory: Path, resume: str) -> '_Guard':
-        """Exclude other writers, and remove what a killed one left.
-
-        Raise ``AlreadyExistsError`` if there is another writer, or a dataset.
-        """
+        """Exclude other writers, and remove what a killed one left; an existing dataset is an error."""
         store = directory.store
         await store.ready()
         await directory.mkdir(parents=True, exist_ok=True)

@@ -94,9 +94,7 @@ class AzureClient:
         return await Attempts(self._traffic, _recover, name).run(attempt, nbytes)
 
     async def _watched(self, request: Coroutine[Any, Any, T], nbytes: int, moved: Callable[[], int | None] | None) -> T:
-        """Return the result of a request, unless it is slower than ``min_rate``: over ``read_timeout``, or without
-        ``moved`` in all. The SDK fails only if no byte of a reply comes.
-        """
+        """Return the result of a request that moves at ``min_rate``: the SDK fails only if no byte of a reply comes."""
         config, before = self._store.config, None
         period, least = config.read_timeout, max(1, config.min_rate * config.read_timeout)
         if moved is None:

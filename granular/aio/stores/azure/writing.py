@@ -15,10 +15,7 @@ WRITER: Final = 'granular_writer'
 
 
 class AzureWriter(PartWriter):
-    """An upload in blocks, or a single request if one block is enough. Azure checks the MD5 of each block.
-
-    Azure deletes the blocks of an aborted upload after a week.
-    """
+    """An upload in blocks, or a single request if one block is enough. Azure checks the MD5 of each block."""
 
     def __init__(self, store: Store, client: AzureClient, key: str, new: bool) -> None:
         super().__init__(store, key, new)

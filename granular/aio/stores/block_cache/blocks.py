@@ -39,10 +39,7 @@ _BUFFERS: Final = 8  # blocks for one system call: for larger writes, Linux look
 
 
 class Blocks:
-    """The blocks in a folder, which is created if it does not exist, of at most ``limit`` bytes on the disk.
-
-    Memory: 8 bytes for each block in the packs that this process has read, in addition to the system's page cache.
-    """
+    """The blocks in a folder, of at most ``limit`` bytes. Memory: 8 bytes for each block in packs that were read."""
 
     def __init__(self, path: str, limit: int) -> None:
         self.folder: CacheFolder = CacheFolder(path)

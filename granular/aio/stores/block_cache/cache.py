@@ -393,9 +393,7 @@ _caches: Final[dict[tuple[str, int], BlockCache | None]] = {}
 
 
 def cache_of(config: IOConfig) -> BlockCache | None:
-    """Return the block cache that a config names, one per folder and limit; None if it fails to open. Raise
-    ``AccessDeniedError`` if its folder belongs to another user, or contains symbolic links.
-    """
+    """Return the block cache that a config names, one per folder and limit; None if it fails to open."""
     name = config.cache_dir, config.cache_bytes
     if name not in _caches:
         try:

@@ -75,9 +75,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Exclude other threads and processes from registering objects, and from creating or removing packs; raise
-        ``StoreTimeoutError`` if another process keeps the lock, such as one that was stopped.
-        """
+        """Exclude other threads and processes from registering objects, and from creating or removing packs."""
         deadline = time.monotonic() + _LOCK_TIMEOUT
         # Not by a call of acquire, after which an interrupt may come.
         with self._thread_lock, contextlib.ExitStack() as stack:

@@ -176,10 +176,7 @@ class Packs:
         return sum(file.size for file in self.files())
 
     def _remove(self, files: Sequence[PackFile], limit: int) -> int:
-        """Remove the least recently used packs until the others, when full, have at most ``limit`` bytes.
-
-        Return the bytes removed.
-        """
+        """Remove the least recently used packs until the others, when full, fit the limit; return the bytes removed."""
         sizes = [max(file.size, self._slots << SHIFT) for file in files]
         total, removed = sum(sizes), 0
         for file, full in zip(files, sizes, strict=True):

@@ -87,9 +87,7 @@ class GCSClient(Client):
         body: bytes = b'',
         headers: Mapping[str, str] = {},
     ) -> T:
-        """Send a request, and return what ``check`` makes of its answer (``Transport.call``); raise
-        ``BucketNotFoundError`` if the store answers with status 404, and ``statuses`` does not include it.
-        """
+        """Send a request as ``Transport.call`` does; any other status 404 of GCS is a ``BucketNotFoundError``."""
 
         def checked(answer: Answer) -> T:
             if answer.head.status == 404:

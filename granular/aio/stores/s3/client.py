@@ -136,9 +136,7 @@ class S3Client(Client):
         statuses: Collection[int] = (200,),
         limit: int = 256 * KiB,
     ) -> T:
-        """Send a request other than a read. The arguments are those of ``Transport.call``. Raise ``NotFoundError`` if
-        S3 itself answers with status 404, and ``statuses`` does not include it.
-        """
+        """Send a request as ``Transport.call`` does; any other status 404 of S3 is a ``NotFoundError``."""
         name = self.store.url(key)
 
         def checked(answer: Answer) -> T:

@@ -10,10 +10,7 @@ UNSIGNED = 'UNSIGNED-PAYLOAD'
 
 
 class Signer(S3SigV4Auth):  # type: ignore[misc]
-    """botocore's signer, for a clock that is ahead by ``skew``.
-
-    ``payload`` is the SHA-256 of the request's body in hexadecimal, or ``UNSIGNED`` over TLS.
-    """
+    """botocore's signer, for a clock that is ahead by ``skew``, and the hash of a body, or ``UNSIGNED``."""
 
     def __init__(self, credentials: Any, region: str, skew: datetime.timedelta, payload: str) -> None:
         super().__init__(credentials, 's3', region)
