@@ -311,9 +311,6 @@ def cache(
     typer.echo(f'{blocks.packs.size():,} bytes, {removed:,} removed', err=True)
 
 
-# --- helpers
-
-
 def say(console: Console, text: str) -> None:
     """Print a line that may contain names of files, which are untrusted."""
     console.print(printable(text), highlight=False, markup=False, soft_wrap=True)

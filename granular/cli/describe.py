@@ -22,7 +22,6 @@ _DEPTH: Final = 64  # limit on the nesting of lists and maps
 
 
 def refuse_other_formats(path: Path) -> None:
-    """Raise ``InvalidArgumentError`` for a file of another format."""
     if (kind := format_of(path.name)) and path.is_file():
         raise InvalidArgumentError(
             f'{path}: is a file of the format {kind}, expected a dataset: `granular view` shows such files, '

@@ -137,7 +137,6 @@ def _console() -> Console:
 
 
 def _table(left: Sequence[str], right: Sequence[str]) -> Table:
-    """Return a table of columns that are flush left, and of others that are flush right."""
     table = Table(box=None, header_style='bold')
     for name in (*left, *right):
         table.add_column(name, justify='right' if name in right else 'left', no_wrap=True)

@@ -201,7 +201,6 @@ def _check_page_rows(pages: NDArray[Any], start: int, name: str) -> None:
 
 
 def records_of_pages(counts: Ints) -> Ints:
-    """Return the number of records of each page of tables with the given numbers of records."""
     pages = count_pages(counts)
     number = np.arange(int(pages.sum())) - np.repeat(np.cumsum(pages) - pages, pages)
     records: Ints = np.minimum(PAGE, np.repeat(counts, pages) - number * PAGE)

@@ -55,9 +55,6 @@ def check_data(data: bytes, footer: Buffer, index: int, name: str) -> bytes:
     return data
 
 
-# --- Example
-
-
 def decode_example(record: Buffer) -> dict[str, Any]:
     """Return the features of a serialized ``tf.train.Example``.
 

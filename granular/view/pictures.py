@@ -130,9 +130,6 @@ def _video(data: bytes, side: int) -> Picture:
     raise DecodeError(f'{len(data)} bytes are a video without frames')
 
 
-# --- arrays
-
-
 class Plane(NamedTuple):
     """A plane of an array: its last two axes, at a position of the others; of colours, also their channels."""
 

@@ -206,7 +206,6 @@ class _Server:
     # --- datapoints
 
     async def _rows(self, request: web.Request) -> web.StreamResponse:
-        """Return lines of datapoints: those at given indices, or of a range."""
         async with self.library.use(_path(request)) as source:
             keys = request.query.getall('key', list(source.spec))
             indices = _indices(request, source.length)
@@ -277,7 +276,6 @@ class _Server:
             return _framed(entries, [file for _, file in drawn])
 
     async def _draw_all(self, source: Source, values: Sequence[Value], side: int) -> list[tuple[dict[str, Any], bytes]]:
-        """Return the facts and the file of a picture of each value."""
         too_large = '{:,} bytes are too many for a thumbnail'
         drawn: list[tuple[dict[str, Any], bytes]] = [
             ({'error': value.error or too_large.format(value.size)}, b'') for value in values

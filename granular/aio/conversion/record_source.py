@@ -187,9 +187,6 @@ async def _open(source: Any, format: Format | None) -> RecordSource:
     return await _open_object(source)
 
 
-# --- objects --------------------------------------------------------------------------------------------------------
-
-
 async def _open_object(source: Any) -> RecordSource:
     kind = type(source)
     name = kind.__qualname__
@@ -264,9 +261,6 @@ def _of_dataset(reader: DatapointReader[Any], opened: AsyncResource | None = Non
     return RecordSource(
         f'{reader.directory}', 'granular', node, size=reader.size, opened=opened, folder=reader.directory, stored=reader
     )
-
-
-# --- addresses ------------------------------------------------------------------------------------------------------
 
 
 async def _open_address(path: Path, format: Format | None) -> RecordSource:
@@ -408,7 +402,6 @@ class ExampleValues:
 
 
 def _class(data: bytes) -> int | str:
-    """Return a WebDataset class: a number, or its name."""
     text = formats.decode_utf8(data).strip()
     return int(text) if re.fullmatch(r'-?[0-9]{1,38}', text) else text
 

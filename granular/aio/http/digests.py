@@ -128,6 +128,16 @@ class Digests:
             self._part.update(head)
             self._left -= len(head)
 
+    def compare(self, kept: Mapping[str, str], size: int, name: str) -> None:
+        """Raise ``BadReplyError`` if one of the proven checksums that a store keeps of its bytes is another one."""
+        for kind in proven(kept):
+            if self.found(kind) != kept[kind]:
+                raise BadReplyError(
+                    f'{name}: expected {size} bytes of {kind} {kept[kind]}, as the store reports, got '
+                    f'{self.found(kind)}',
+                    path=name,
+                )
+
     def found(self, kind: str) -> str:
         match kind:
             case 'crc32c':

@@ -154,7 +154,6 @@ class Download(Exchange):
             self.batch.ended(self, error)
 
     def admitted(self) -> None:
-        """Send the download, which has its slot of the limit now."""
         self.batch.start(self)  # type: ignore[union-attr]
 
     # --- any reply

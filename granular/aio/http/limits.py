@@ -78,7 +78,6 @@ class _Waiter:
 
 
 def descriptors() -> int:
-    """Return how many file descriptors the process may have."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 20 if files == resource.RLIM_INFINITY else files
 
@@ -208,7 +207,6 @@ class Limit:
             asyncio.get_running_loop().call_soon(lambda: self.turned(time.thread_time() - started))
 
     def turned(self, seconds: float) -> None:
-        """Record the processor time for the replies of one turn of the loop."""
         self._turns += 1
         self._long_turns += seconds > _LONG
 

@@ -119,7 +119,6 @@ class Head(NamedTuple):
 
     @property
     def length(self) -> int | None:
-        """The length of the body in bytes, if the reply states it."""
         value = self.headers.get('content-length')
         return None if value is None or 'transfer-encoding' in self.headers else int(value)
 

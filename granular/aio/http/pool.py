@@ -133,7 +133,6 @@ class Pool:
         return None
 
     def opened(self, connection: Connection) -> None:
-        """Register a connection that is established, and monitor it from now on."""
         self.connections[connection] = None
         self._metrics.connections += 1
         self._metrics.connects += 1
@@ -346,7 +345,6 @@ class Pool:
         return None
 
     def _is_slow(self, connection: Connection, exchange: Exchange, time: float) -> bool:
-        """Return whether the reply of a connection is slow, and its request may be hedged."""
         if connection.begun or connection.unsent or time - connection.sent <= self._slow:
             return False
         if exchange.others and connection is not exchange.others[-1]:

@@ -301,7 +301,6 @@ _OUTCOMES: Final[tuple[tuple[str, type[Exception] | tuple[type[Exception], ...]]
 
 
 def _outcome(error: Exception) -> str:
-    """Return the name of a failed attempt's outcome, for metrics."""
     if isinstance(error, RecoverableError | RetryableError):
         return error.outcome
     return next((outcome for outcome, kinds in _OUTCOMES if isinstance(error, kinds)), 'error')

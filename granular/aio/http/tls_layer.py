@@ -52,7 +52,6 @@ class TlsLayer(asyncio.BufferedProtocol, asyncio.Transport):
         return self._transport is None or self._transport.is_closing()
 
     def abort(self) -> None:
-        """Close the connection at once, in whatever state it is."""
         if self._established is not None:
             self._established.cancel()
         if self._transport is not None:

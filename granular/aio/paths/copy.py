@@ -19,7 +19,6 @@ from granular.aio.stores.local.writing import final_name, remove_leftovers
 from granular.config import MiB
 from granular.errors import (
     AlreadyExistsError,
-    BadReplyError,
     InvalidArgumentError,
     NotFoundError,
     ObjectChangedError,
@@ -422,13 +421,7 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
             f'{source}: changed while it was copied, from {info.size} bytes to {after.size}: copy it again',
             path=f'{source}',
         )
-    for name in proven(info.digests):
-        if digests.found(name) != info.digests[name]:
-            raise BadReplyError(
-                f'{source}: expected {info.size} bytes of {name} {info.digests[name]}, as the store reports, got '
-                f'{digests.found(name)}',
-                path=f'{source}',
-            )
+    digests.compare(info.digests, info.size, f'{source}')
 
 
 async def _check_written(target: PurePath, writer: ObjectWriter, size: int, kind: str, digests: Digests) -> None:

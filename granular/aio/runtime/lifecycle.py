@@ -141,7 +141,6 @@ async def ensure_open(resource: Any) -> None:
 
 
 def check_open(resource: AsyncResource) -> None:
-    """Raise an error if a resource is closed, or not open yet."""
     resource._check_open()
 
 

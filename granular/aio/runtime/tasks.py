@@ -99,9 +99,6 @@ async def _held(coro: Coroutine[Any, Any, T]) -> T:
         raise HeldError(error) from error
 
 
-# --- waiting for several coroutines ---------------------------------------------------------------------------------
-
-
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return the results of coroutines, in order, run concurrently under a loop and one by one without.
 

@@ -184,7 +184,6 @@ def _descend() -> None:
 
 
 def _forget_threads() -> None:
-    """Reset in a forked child, which has none of its parent's threads."""
     current.set(None)
     _depth.set(None)
     _pools.clear()
@@ -376,7 +375,6 @@ class _ParallelCalls(Generic[T]):
         self.stopped = False
 
     def run(self) -> list[T]:
-        """Return all results, computed by this thread and its helpers."""
         timer = Timer()
         with _counted():
             if self._run_alone():

@@ -77,7 +77,6 @@ def gcs(options: Mapping[str, Any], environment: Environment) -> str:
 
 
 def emulator(environment: Environment) -> str:
-    """Return the URL of the GCS emulator that the environment names; empty if it names none."""
     host = environment.get('STORAGE_EMULATOR_HOST', '')
     if host in ('', 'default'):
         return ''

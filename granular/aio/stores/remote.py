@@ -120,7 +120,6 @@ class Client(abc.ABC):
 
 
 def _date(answer: Answer) -> float:
-    """Return the time in the Date header of an answer, in seconds since the epoch."""
     date = answer.head.headers.get('date', '')
     if (moment := http_date(date)) is None:
         raise BadReplyError(f'expected the time in the Date header of an answer, got {date[:100]!r}')

@@ -18,9 +18,8 @@ from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import result_of
 from granular.aio.runtime.threads import Threads, call_in
 from granular.aio.runtime.user_functions import call_user
-from granular.aio.stores.base import ContentInfo
 from granular.config import MiB
-from granular.errors import BadReplyError, CorruptArchiveError, GranularError
+from granular.errors import CorruptArchiveError, GranularError
 
 KINDS: Final = {
     '.zip': 'zip', '.tar': 'tar', '.tar.gz': 'tar.gz', '.tgz': 'tar.gz', '.tar.bz2': 'tar.bz2', '.tar.xz': 'tar.xz',
@@ -75,7 +74,7 @@ async def unpack(
                 unzip(archive, target)
             else:
                 untar(archive, kind, target)
-                _check_digests(f'{source}', info, digests)
+                digests.compare(info.digests, info.size, f'{source}')
             target.finish()
         except GranularError:
             raise
@@ -95,15 +94,6 @@ async def unpack(
         raise
     finally:
         archive.stop()
-
-
-def _check_digests(name: str, info: ContentInfo, digests: Digests) -> None:
-    """Compare the digests of an archive's bytes with those of the store."""
-    for kind in proven(info.digests):
-        if digests.found(kind) != info.digests[kind]:
-            raise BadReplyError(
-                f'{name}: expected {kind} {info.digests[kind]} for {info.size} bytes, got {digests.found(kind)}'
-            )
 
 
 class _Archive(SeekableFile):

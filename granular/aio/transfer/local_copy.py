@@ -239,9 +239,6 @@ async def _state(target: Path) -> dict[str, Any] | None:
         raise AlreadyExistsError(f'{marker}: was not written by copy_to_local: remove {target}') from error
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
 async def _copy_file(source: Path, target: Path, progress: Progress | None) -> LocalCopy:
     lock_folder = target.with_name(f'.{target.name}.copying')
     async with _locked(lock_folder, temporary=True):
@@ -276,9 +273,6 @@ async def _locked(folder: Path, temporary: bool = False) -> AsyncIterator[None]:
                 os.rmdir(folder.key)  # without awaiting, as the caller may be cancelled
         if lock is not None:
             lock.release()
-
-
-# --- folders --------------------------------------------------------------------------------------------------------
 
 
 async def _copy_folder(

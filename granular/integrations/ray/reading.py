@@ -170,7 +170,6 @@ class Datasource(_Base):  # type: ignore[misc]
         return tasks
 
     def _selected(self) -> dict[str, Any]:
-        """Return the mask without the keys that are not selected."""
         return {
             key: part for key, part in self._mask.items() if self._projection_map is None or key in self._projection_map
         }

@@ -276,7 +276,6 @@ class _Guard:
         return guard
 
     async def check(self) -> None:
-        """Check that no other writer has taken over."""
         if self.claim is not None:
             await self.claim.check()
 

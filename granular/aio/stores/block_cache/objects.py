@@ -137,7 +137,6 @@ class Objects:
 
 
 def area_words(size: int) -> int:
-    """Return the number of table words that an object of ``size`` bytes takes."""
     return AREA + 2 * -(-size // BLOCK)
 
 

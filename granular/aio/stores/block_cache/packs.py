@@ -42,7 +42,6 @@ class Pack(Descriptor):
         return _file_name(self.number)
 
     def set_verified(self, slot: int, mark: int) -> None:
-        """Record which block a slot holds."""
         size = len(self.verified)  # once: other threads may lengthen it at any time
         if slot >= size:
             self.verified.frombytes(bytes(8 * max(slot + 1 - size, size)))

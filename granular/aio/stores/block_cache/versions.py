@@ -17,7 +17,6 @@ def note(identity: str, key: str, version: str, size: int) -> None:
 
 
 def size_of(identity: str, key: str, version: str) -> int | None:
-    """Return the size of a version of an object; None if its store has not reported it."""
     return _sizes.get((identity, key, version))
 
 

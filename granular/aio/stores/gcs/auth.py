@@ -114,7 +114,6 @@ def log_in(root: str, options: Mapping[str, Any], emulated: bool, timeout: float
 
 
 def _credentials(root: str, token: Any, timeout: float) -> tuple[Any, str | None]:
-    """Return credentials of google-auth, and the project that they name."""
     import google.auth
     from google.auth import compute_engine
     from google.oauth2 import credentials, service_account

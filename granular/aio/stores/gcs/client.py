@@ -125,7 +125,6 @@ class GCSClient(Client):
         return self._url(f'/upload/storage/v1/b/{_quote(self.store.bucket)}/o', **query)
 
     async def find_object(self, key: str) -> Resource | None:
-        """Request the description of an object; return None if it does not exist."""
         name = self.store.url(key)
 
         def check(answer: Answer) -> Resource | None:
@@ -134,7 +133,6 @@ class GCSClient(Client):
         return await self.send(name, 'GET', self.objects(key, fields=_OBJECT_FIELDS), check, (200, 404))
 
     async def get_object(self, key: str) -> Resource:
-        """Request the description of an object, which must exist."""
         if (resource := await self.find_object(key)) is None:
             raise NotFoundError(f'{self.store.url(key)}: no such object', path=self.store.url(key))
         return resource

@@ -182,7 +182,6 @@ class S3Client(Client):
             raise AccessDeniedError(message) if str(error) == '403' else BadReplyError(message) from None
 
     async def find(self, key: str) -> ObjectMetadata | None:
-        """Request the metadata of an object; return None if it does not exist."""
         try:
             return await self.head(key)
         except NotFoundError:

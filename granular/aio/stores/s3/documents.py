@@ -72,7 +72,6 @@ def time_of(element: ElementTree.Element, tag: str, name: str) -> float:
 
 
 def is_truncated(root: ElementTree.Element, name: str) -> bool:
-    """Return whether a page says that there are more."""
     text = text_of(root, 'IsTruncated', name).strip()
     if text not in ('true', 'false'):
         raise BadReplyError(f'{name}: expected true or false for IsTruncated, got {text[:80]!r}')

@@ -131,7 +131,6 @@ def missing_error(answer: Answer, name: str) -> GranularError:
 
 
 def written_etag(answer: Answer, name: str) -> str:
-    """Return the ETag in the reply to an object or a part that was sent."""
     etag = answer.head.headers.get('etag', '')
     if answer.body.strip() or not etag:
         raise BadReplyError(f'{name}: expected the ETag of the data sent, got {quote(answer.body.strip())}')

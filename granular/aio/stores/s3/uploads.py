@@ -68,9 +68,6 @@ async def abort(client: S3Client, key: str, upload: str) -> None:
     await client.call('DELETE', key, check, query=[('uploadId', upload)], statuses=(200, 204, 404))
 
 
-# --- replies
-
-
 def uploads_page(
     answer: Answer, name: str, prefix: str, before: Collection[Markers]
 ) -> tuple[list[Upload], Markers | None]:
