@@ -65,8 +65,8 @@ class Result:
     by_size: list[Measurement]
     connection_bytes_per_second: float  # of one connection with the largest size
     bytes_per_second: float  # that a host can receive, by the reads of large ranges; see ``bandwidth``
-    # That a host can send: the rate of the best number in flight; if latency limits that, which more requests in flight
-    # outweigh, as many as the processor time permits.
+    # The rate of the best number in flight; if latency limits that, which more in flight outweigh, as many as the
+    # processor time permits.
     requests_per_second: float
     throttled: int  # replies that asked for fewer requests (429, 503)
     retries: int  # requests sent again

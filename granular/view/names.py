@@ -1,4 +1,4 @@
-"""What the user names of a dataset's keys: the names of classes, and the text of tokens."""
+"""Names that the user gives: of the classes of a key, and of functions that return the text of its tokens."""
 
 import importlib
 import os

@@ -102,7 +102,7 @@ class RecordMapping:
         if not types:
             raise InvalidArgumentError(f'{name}: has no records to infer a spec from: pass spec')
         self.spec: Spec = check_spec(types, layout)
-        # What the sample has for each key, or that its type was given.
+        # By key, the types that the sample has, or that its type was given.
         self.reasons: dict[str, str] = {
             key: 'given' if key in given else f'of {len(records)} sampled: {_listed(counts[key])}' for key in self.spec
         }

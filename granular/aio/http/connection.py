@@ -405,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _reuse(self) -> None:
         if self.surplus:
-            # What TLS decrypts beyond the reply is delivered before this callback: the connection may end with it.
+            # Data that TLS decrypts beyond the reply is delivered before this callback: the connection may end with it.
             asyncio.get_running_loop().call_soon(self._keep)
         else:
             self._pool.keep(self)

@@ -18,7 +18,7 @@ from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of
 from granular.aio.http.tls_layer import RECEIVED, TlsLayer
-from granular.aio.runtime.tasks import has_failed, result_of
+from granular.aio.runtime.tasks import has_failed, result_of, was_cancelled
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
@@ -278,7 +278,7 @@ class Pool:
         try:
             return await result_of(future)
         except asyncio.CancelledError:
-            if not self._closed or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            if not self._closed or was_cancelled():
                 raise
             raise PoolClosedError from None
 

@@ -14,18 +14,15 @@ _warned: Final[set[str]] = set()
 def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
     """Return the option ``tls_verify``: True (the default), False, or the file of the CA bundle to trust.
 
-    Refuse any other value, and options by which libraries disable verification silently. Each host or bucket for which
-    it is False causes one warning per process.
+    Refuse any other value. Each host or bucket for which it is False causes one warning per process.
     """
     verify: bool | str = options.get('tls_verify', True)
     if not isinstance(verify, bool | str) or verify == '':
         raise InvalidArgumentError(
             f'{root}: expected tls_verify to be True, False or the file of a CA bundle, got {verify!r}'
         )
-    if 'verify' in (options.get('client_kwargs') or {}) or not options.get('use_ssl', True):
-        raise InvalidArgumentError(
-            f'{root}: pass tls_verify= to say which certificates are trusted, not use_ssl or client_kwargs'
-        )
+    if 'verify' in (options.get('client_kwargs') or {}):
+        raise InvalidArgumentError(f'{root}: pass tls_verify= to say which certificates are trusted, not client_kwargs')
     if verify is False and root not in _warned:
         _warned.add(root)
         level, frame = 1, sys._getframe()

@@ -110,7 +110,7 @@ class _Freed(weakref.ref['_Block']):
 
 
 class _Block:
-    """What all arrays in a block refer to, however they were made. With the last of them, its memory may be used again.
+    """The base of all arrays in a block, however they were made. With the last of them, its memory may be used again.
 
     This is done without a frame of Python, in which Ctrl-C would be lost.
     """

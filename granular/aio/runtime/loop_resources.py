@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.aio.runtime.loops import ensure_event_loop, outside_loops, running_loop
-from granular.aio.runtime.tasks import end_tasks, has_failed, result_of, settle
+from granular.aio.runtime.tasks import end_tasks, has_failed, result_of, settle, was_cancelled
 from granular.errors import ClosedError
 
 T = TypeVar('T')
@@ -42,7 +42,7 @@ class Scope:
             # A caller that is cancelled must not cancel the resource for the others.
             return cast(T, await result_of(future))
         except asyncio.CancelledError:
-            if future.cancelled() and not asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            if future.cancelled() and not was_cancelled():
                 raise ClosedError('the connections of its event loop were closed meanwhile') from None
             raise
 

@@ -40,6 +40,12 @@ def has_failed(future: 'asyncio.Future[Any]') -> bool:
     return future.done() and (future.cancelled() or future.exception() is not None)
 
 
+def was_cancelled() -> bool:
+    """Return whether the current task was cancelled, and not only a task that it awaits."""
+    task = None if running_loop() is None else asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def outcome(task: Awaitable[T]) -> T:
     """Return the result of a task started by ``start_task``, or of a future that represents it."""
     try:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.tasks import was_cancelled
 from granular.errors import FunctionError, InvalidArgumentError
 
 T = TypeVar('T')
@@ -134,8 +134,7 @@ async def await_user(coro: Awaitable[T]) -> T:
     try:
         return await coro
     except asyncio.CancelledError as error:
-        task = None if running_loop() is None else asyncio.current_task()
-        if task is not None and task.cancelling():
+        if was_cancelled():
             raise
         raise function_error(error) from error
     except GeneratorExit as error:

@@ -97,7 +97,7 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
                 frames.append(to_rgb(frame).to_ndarray())
             return np.stack(frames)
     except Exception as error:  # FFmpeg's, or for lack of a video stream
-        # As for audio.
+        # The size is checked, as that of audio.
         short = isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError)
         if short or isinstance(error, DecodeError):
             raise
