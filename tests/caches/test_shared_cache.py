@@ -523,7 +523,8 @@ def test_named_cache_lives_until_its_last_process_ends(source, program):
     assert len(source.fetched) == 2  # the first cache was removed
     second.kill()
     second.communicate()
-    granular.InMemoryDataSource([]).close()
+    with granular.SharedMemoryCache([1, 2, 3], max_bytes=1 << 20, name=f'{RUN}-ranks') as cache:  # of another source
+        assert cache.fetch(range(3)) == [1, 2, 3]
     assert not [path for path in unheld_memory() if RUN in path]
 
 

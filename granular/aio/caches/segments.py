@@ -1,7 +1,8 @@
 """Named shared memory: files in the system's memory file system, and the processes that hold them.
 
 A file belongs to the processes that hold a lock on it, and the system drops the locks of a process however it ends. A
-file without a lock was therefore left by a killed process: the next process that creates such a file removes it.
+file without a lock was therefore left by a killed process: the next process that opens a cache or creates such a file
+removes it.
 """
 
 import contextlib
@@ -149,7 +150,9 @@ def attach(path: str, hold: bool = False) -> Segment:
 def sweep() -> None:
     """Remove the files that killed processes of this user left."""
     prefix = f'granular-{os.getuid()}-'
-    for name in os.listdir(FOLDER):
+    with translated(FOLDER):
+        names = os.listdir(FOLDER)
+    for name in names:
         if not name.startswith(prefix):
             continue
         path = os.path.join(FOLDER, name)

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from granular.aio.caches.segments import Segment, attach, create, path_of
+from granular.aio.caches.segments import Segment, attach, create, path_of, sweep
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.stores.local.locks import RangeLocks
 from granular.errors import (
@@ -101,6 +101,7 @@ class Table:
         """Open the table of a name, which must be of this source. The first process to ask for it creates it."""
         _check_system()
         path, fill = path_of('cache', name), functools.partial(_fill, count, room, fingerprint)
+        sweep()  # a cache whose processes were all killed may be of another source
         while True:
             try:
                 table = cls(attach(path, hold=True), path)
