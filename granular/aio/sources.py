@@ -16,7 +16,7 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.indices import Shuffle, Wrapped
 from granular.aio.pipeline.nodes.source import Node, Source, length_of, steps_of
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import call_checked, name_of, refuse_coroutine_function
+from granular.aio.runtime.user_functions import call_checked, name_of, refuse_deferred
 from granular.errors import InvalidArgumentError
 from granular.indexing import Ints, check_integer
 from granular.shuffle import Order, Permutation, Sequential
@@ -71,7 +71,7 @@ class Transform(Element):
     def __init__(self, source: Any, fn: Callable[..., Any], seed: int = 0) -> None:
         if not callable(fn):
             raise InvalidArgumentError(f'{fn!r:.100} is not a function')
-        refuse_coroutine_function(fn)
+        refuse_deferred(fn)
         super().__init__(convert(source))
         self.fn, self._own_seed = fn, seed
 

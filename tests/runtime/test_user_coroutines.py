@@ -2,6 +2,7 @@
 not be awaited."""
 
 import asyncio
+import functools
 
 import pytest
 
@@ -143,6 +144,15 @@ class Keep(granular.FilterTransform):
         return False
 
 
+def each(*values, **options):
+    yield from values
+
+
+class Yielding(Callable):
+    def __call__(self, index):
+        yield index
+
+
 dataset = MapDataset.range(4)
 REFUSED = {
     'map': lambda: dataset.map(one),
@@ -166,3 +176,22 @@ REFUSED = {
 def test_coroutine_functions_are_refused_where_they_would_not_be_awaited(use):
     with pytest.raises(InvalidArgumentError, match='got the coroutine function .*async def fetch'):
         REFUSED[use]()
+
+
+@pytest.mark.parametrize(
+    'use',
+    [
+        lambda: dataset.map(each),
+        lambda: dataset.filter(functools.partial(each)),
+        lambda: dataset.random_map(each, seed=0),
+        lambda: dataset.batch(2, batch_fn=each),
+        lambda: dataset.to_iter_dataset().filter(each),
+        lambda: granular.sources.Transform(range(4), each),
+        lambda: MapDataset.source(Yielding()),
+        lambda: list(dataset.to_iter_dataset(on_error=each)),
+    ],
+)
+def test_generator_functions_are_refused_where_their_generator_would_be_taken_for_a_value(use):
+    with pytest.raises(InvalidArgumentError, match='got the generator function .*: return a value, or .* flat_map'):
+        use()
+    assert list(dataset.flat_map(each, max_fan_out=1)) == list(dataset.to_iter_dataset().flat_map(each)) == [0, 1, 2, 3]

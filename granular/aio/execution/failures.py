@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from granular._words import counted, logger
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
-from granular.aio.runtime.user_functions import call_checked, call_user, refuse_coroutine_function
+from granular.aio.runtime.user_functions import call_checked, call_user, refuse_deferred
 from granular.errors import ClosedError, FunctionError, GranularError, InvalidArgumentError, StoreError, WorkerError
 
 T = TypeVar('T')
@@ -156,7 +156,7 @@ class Errors:
     def __init__(self, on_error: OnError, unit: Literal['index', 'step'] = 'index') -> None:
         if on_error not in ('raise', 'skip') and not callable(on_error):
             raise InvalidArgumentError(f"on_error: expected 'raise', 'skip', or a function, got {on_error!r}")
-        refuse_coroutine_function(on_error)
+        refuse_deferred(on_error)
         self.on_error, self._unit = on_error, unit
         self.count: int = 0  # of the datapoints that failed
         self.recent: collections.deque[tuple[int, str]] = collections.deque(maxlen=RECENT)  # (index or step, message)

@@ -66,13 +66,17 @@ def call_user(fn: Callable[[*Ts], T], *args: *Ts) -> T:
         raise_control(error)
 
 
-def refuse_coroutine_function(fn: object) -> None:
-    """Raise an error for a coroutine function, where its coroutine would be taken for a result."""
-    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, '__call__', None)):  # noqa: B004
-        raise InvalidArgumentError(
-            f'expected a function, got the coroutine function {getattr(fn, "__qualname__", type(fn).__qualname__)}: '
-            f'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
-        )
+def refuse_deferred(fn: object, yields: bool = False) -> None:
+    """Raise an error for a function whose coroutine, or generator unless it ``yields``, would be taken for a result."""
+    for function in (fn, getattr(fn, '__call__', None)):  # noqa: B004
+        if inspect.iscoroutinefunction(function):
+            kind, remedy = 'coroutine', 'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
+        elif not yields and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+            kind, remedy = 'generator', 'return a value, or pass a function that yields several to flat_map'
+        else:
+            continue
+        name = getattr(fn, '__qualname__', type(fn).__qualname__)
+        raise InvalidArgumentError(f'expected a function, got the {kind} function {name}: {remedy}')
 
 
 def function_or(name: str, fn: object, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +85,7 @@ def function_or(name: str, fn: object, default: Callable[..., Any]) -> Callable[
         return default
     if not callable(fn):
         raise InvalidArgumentError(f'{name}: expected a function or None, got {fn!r:.100}')
-    refuse_coroutine_function(fn)
+    refuse_deferred(fn)
     return fn
 
 
@@ -91,7 +95,7 @@ def method_of(transform: object, name: str) -> Callable[..., Any]:
     fn: object = method if callable(method) else transform
     if not callable(fn):
         raise InvalidArgumentError(f'{transform!r:.100} is neither a function nor an object with a method {name!r}')
-    refuse_coroutine_function(fn)
+    refuse_deferred(fn, yields=name == 'flat_map')
     return fn
 
 

@@ -21,7 +21,7 @@ from granular.aio.runtime.buffers import read_only
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
-from granular.aio.runtime.user_functions import await_user, refuse_coroutine_function
+from granular.aio.runtime.user_functions import await_user, refuse_deferred
 from granular.errors import ClosedError, DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 from granular.metrics import timing
 
@@ -52,17 +52,17 @@ def convert(source: Any) -> Source:
         )
     for name in ('fetch', '__getitems__', '_getitems'):
         if callable(method := getattr(source, name, None)):
-            refuse_coroutine_function(method)
+            refuse_deferred(method, yields=True)
             return _Blocking(source, name)
     if type(source) in (list, tuple, range) or isinstance(source, np.ndarray):
         return _InMemory(source)
     if callable(source):
-        refuse_coroutine_function(source)
+        refuse_deferred(source)
         return _Called(source, '__call__')
     if getattr(type(source), '__getitem__', None) is Elementless.__getitem__:
         source[0]  # raises the error
     if hasattr(source, '__getitem__') and not isinstance(source, Unindexed):
-        refuse_coroutine_function(source.__getitem__)
+        refuse_deferred(source.__getitem__)
         return _Called(source, '__getitem__')
     remedy = ''
     if hasattr(source, 'get_state') or hasattr(source, 'to_iter_dataset') or hasattr(source, 'mp_prefetch'):
