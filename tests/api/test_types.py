@@ -33,6 +33,14 @@ class Squares:
         return float(index**2)
 
 
+class Fetched(granular.DataSource):
+    def __len__(self) -> int:
+        return 3
+
+    def fetch(self, indices: Sequence[int]) -> list[float]:
+        return [float(index**2) for index in indices]
+
+
 class Pairs(granular.MapDataset[tuple[int, int]]):
     def __getitem__(self, index: Any) -> Any:
         return index, 2 * index
@@ -147,6 +155,7 @@ def test_sources_give_their_types() -> None:
     assert assert_type(granular.MapDataset.source([(1, 2)])[0], tuple[int, int]) == (1, 2)
     assert assert_type(granular.MapDataset.source(range(3))[0], int) == 0
     assert assert_type(granular.MapDataset.source(Squares())[2], float) == 4.0
+    assert assert_type(granular.MapDataset.source(Fetched())[2], float) == 4.0
     assert assert_type(granular.MapDataset.source(granular.MapDataset.range(3))[2], int) == 2
     assert assert_type(granular.MapDataset.source(np.arange(3)), granular.MapDataset[Any])[2] == 2
     assert assert_type(Pairs()[1], Any) == (1, 2)

@@ -49,7 +49,7 @@ class _Indexed(Protocol[Element_co]):
 
 
 class _Fetching(Protocol[Element_co]):
-    def fetch(self, indices: Any, /) -> Awaitable[Sequence[Element_co]]: ...
+    def fetch(self, indices: Any, /) -> Sequence[Element_co] | Awaitable[Sequence[Element_co]]: ...
 
 
 T = TypeVar('T')
