@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from granular import metrics as metrics
     from granular import shuffle as shuffle
     from granular import sources as sources
+    from granular import testing as testing
     from granular.aio.caches.memory_source import InMemoryDataSource as InMemoryDataSource
     from granular.aio.conversion.convert import Conversion as Conversion
     from granular.aio.datasources.parquet.stream import ParquetIterDataset as ParquetIterDataset
@@ -96,7 +97,7 @@ else:
     lazy_names(
         __name__,
         {
-            'granular': 'aio errors filters formats metrics shuffle sources',
+            'granular': 'aio errors filters formats metrics shuffle sources testing',
             'granular.aio.caches.memory_source': 'InMemoryDataSource',
             'granular.aio.conversion.convert': 'Conversion',
             'granular.aio.datasources.parquet.stream': 'ParquetIterDataset',
