@@ -195,20 +195,21 @@ def _print_shares(console: Console, report: plans.Report) -> None:
     limit, shares = report.limit, [(one.order, one.share) for one in report.plans if one.share is not None]
     if limit.rate is None or not shares:
         return
-    names = ('requests/s of all hosts', 'refused', 'answered/s for a host', f'{limit.parts} needed')
-    table = _table(('', 'order'), names)
-    for order, share in shares:
-        known = share.wanted is not None and share.prefixes is not None
-        table.add_row(
-            '*' if order == report.choice else '',
-            Text(order),
-            f'{share.wanted:,.0f}' if known else '?',
-            (f'≤{share.refused:,}' if share.refused else '0') if known else '?',
-            f'{"" if known else "≤"}{share.goodput:,.1f}',
-            f'{share.prefixes:,}' if known else '?',
-        )
     say(console, '')
-    console.print(table, highlight=False)
+    known = [(order, share) for order, share in shares if share.wanted is not None]
+    if known:
+        names = ('requests/s of all hosts', 'refused', 'answered/s for a host', f'{limit.parts} needed')
+        table = _table(('', 'order'), names)
+        for order, share in known:
+            table.add_row(
+                '*' if order == report.choice else '',
+                Text(order),
+                f'{share.wanted:,.0f}',
+                f'≤{share.refused:,}' if share.refused else '0',
+                f'{share.goodput:,.1f}',
+                f'{share.prefixes:,}',
+            )
+        console.print(table, highlight=False)
     source = f' ({limit.source})' if limit.source else ''
     rate = f'{limit.rate:,.0f} requests/s per {limit.per}{source}'
     say(console, f'limit: {rate}; {limit.parts} of the data: {limit.prefixes:,}')

@@ -340,10 +340,11 @@ def test_command_prints_a_table_and_json(granular_cli, server, tmp_path):
     assert code == 0
     for word in ('requests/s of all hosts', 'prefixes needed', 'limit: 5 requests/s per prefix', '--prefixes '):
         assert word in out
-    code, out, _ = granular_cli('plan', url, '--batch', 50, '--read-price', 0.25)
+    code, out, _ = granular_cli('plan', url, '--batch', 50, '--read-price', 0.25, '--prefix-rate', 5)
     assert code == 0
-    for word in ('shuffle.Index()', 'choose ', '$0.25 for 1,000 reads', 'time: pass --bench'):
+    for word in ('shuffle.Index()', 'choose ', '$0.25 for 1,000 reads', 'time: pass --bench', 'limit: 5 requests/s'):
         assert word in out
+    assert 'requests/s of all hosts' not in out  # unknown without rates
     rates.write_text('{}')
     code, _, err = granular_cli('plan', url, '--bench', rates)
     assert code == 1
