@@ -61,7 +61,7 @@ def demo(
     ] = 's3',
     keep: Annotated[bool, typer.Option('--keep', help='Keep the dataset, and print how to inspect it.')] = False,
 ) -> None:
-    """Write a dataset to a bucket, stream two shuffled epochs of it, and report the throughput and requests."""
+    """Write, stream and restore a dataset. Report the throughput and requests of two shuffled epochs."""
     from granular.cli.demo import run
 
     run(store, keep, Console(), Console(stderr=True))
@@ -70,7 +70,7 @@ def demo(
 @app.command()
 @with_store_options
 def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Describe a dataset, or files that granular.open reads: spec, layout, datapoints, bytes, index."""
+    """Describe a dataset, or files that granular.open reads. Show spec, layout, datapoints, bytes and index."""
     description = describe(open_path(url))
     if as_json:
         typer.echo(json.dumps(description))
@@ -142,7 +142,7 @@ def copy(
         typer.Option('--overwrite', help='Complete a partial copy: replace files that differ, and skip equal ones.'),
     ] = False,
 ) -> None:
-    """Copy a file or folder and verify it; the specs of datasets come last, so that a partial copy looks incomplete."""
+    """Copy a file or folder and verify it. The specs of datasets come last, so that a partial copy looks incomplete."""
     source_path, target_path = open_path(source), open_path(target)
     if not overwrite and target_path.exists():
         raise InvalidArgumentError(
@@ -163,7 +163,7 @@ def verify(
     decode: Annotated[bool, typer.Option('--decode', help='Decode all records, too.')] = False,
     as_json: Json = False,
 ) -> None:
-    """Read all of a dataset and list its problems: structure, references, checksums, and with --decode, values."""
+    """Read all of a dataset and list its problems. Check structure, references, checksums, and values (--decode)."""
     path = open_path(url)
     refuse_other_formats(path)
     with show_bytes(Console(stderr=True), 'verify', path) as advance:
@@ -192,7 +192,7 @@ def verify(
 @app.command()
 @with_store_options
 def index(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Write one file that describes all shards of a dataset, with which readers open it in a handful of requests."""
+    """Write a file that describes all shards of a dataset. Readers then open it in a handful of requests."""
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     path = open_path(url)
@@ -223,7 +223,7 @@ def clean(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the leftovers of killed writers; remove them with --remove.
+    """List, or remove, the leftovers of killed writers.
 
     Leftovers are unfinished uploads, temporary files, claims, and bags and shards without a spec.json.
     """
@@ -266,7 +266,7 @@ def view(
         ),
     ] = None,
 ) -> None:
-    """Show what is in a bucket, folder or dataset in a local web page, until it is interrupted."""
+    """Show a bucket, folder or dataset in a local web page. Ctrl-C ends it."""
     import_extra('aiohttp', 'view', 'the web page needs its extra')
     from granular.view.names import Names
     from granular.view.server import run
@@ -294,7 +294,7 @@ def cache(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what the block cache in a local folder holds, and trim it."""
+    """Show, or trim, the block cache in a local folder."""
     from granular.aio.stores.block_cache.blocks import open_existing
 
     blocks = open_existing(os.path.expanduser(folder))

@@ -62,9 +62,9 @@ def plan(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a training run: requests, bytes, dollars, time, memory and mixing of several orders, and which to choose.
+    """Compare orders for a training run, and choose one.
 
-    Reads the tables of the dataset, but no records.
+    Show their requests, bytes, dollars, time, memory and mixing. The tables of the dataset are read, but no records.
     """
     path = open_path(url)
     given = {'bytes_per_second': bytes_per_second, 'requests_per_second': requests_per_second, 'latency': latency}
@@ -88,9 +88,10 @@ def bench(
     mebibytes: Annotated[float, typer.Option('--mib', help='MiB that are requested, at most.')] = 1024.0,
     as_json: Json = False,
 ) -> None:
-    """Measure a bucket or web server by reading random ranges of files: latency, throughput, what limits it.
+    """Measure a bucket or web server.
 
-    It writes nothing. The output of --json is what granular plan --bench reads.
+    It reads random ranges of files, shows latency, throughput and what limits them, and writes nothing. The output of
+    --json is what granular plan --bench reads.
     """
     result = benches.bench(open_path(url), seconds, mebibytes * MiB)
     if as_json:

@@ -28,7 +28,7 @@ def copy_to_local(
     keep: Annotated[bool, typer.Option('--keep-archives', help='Copy archives as they are.')] = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a file or folder to the disk, unless a complete copy exists; zip and tar archives are unpacked."""
+    """Copy to the disk, unless a complete copy exists. Zip and tar archives are unpacked."""
     root, target_path = open_path(source), open_path(target)
     with show_bytes(Console(stderr=True), 'copy', root / relative if relative else root) as advance:
         copy = granular.copy_to_local(root, target_path, relative, unpack=not keep, progress=advance)
@@ -72,7 +72,10 @@ def convert(
     dry_run: Annotated[bool, typer.Option('--dry-run', help='Show what would be written.')] = False,
     as_json: Json = False,
 ) -> None:
-    """Convert Parquet, ArrayRecord, TFRecord, WebDataset, Hugging Face, images in folders by class, or a dataset."""
+    """Convert other files, or a dataset, into a dataset.
+
+    Other files: Parquet, ArrayRecord, TFRecord, WebDataset, Hugging Face, images in folders by class.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if on_error not in ('stop', 'skip'):

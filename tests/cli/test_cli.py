@@ -183,6 +183,13 @@ def test_errors_are_one_line(granular_cli, args, match):
     assert err.count('\n') == 1
 
 
+def test_list_of_commands_cuts_no_sentence(granular_cli, monkeypatch):
+    monkeypatch.setenv('COLUMNS', '80')
+    code, out, _ = granular_cli('--help')
+    assert code == 0
+    assert '...' not in out.partition('Commands:')[2]
+
+
 def test_command_runs_as_a_module(path):
     command = [sys.executable, '-W', 'error', '-m', 'granular', 'cat', path, '0', 'label']
     done = subprocess.run(command, capture_output=True, text=True, check=True)
