@@ -369,7 +369,7 @@ def test_different_conversion_is_not_resumed(tmp_path):
     granular.convert(Random(25), tmp_path / 'x', shardlen=10)
     for source, options, message in (
         (Random(26), {}, 'records 25, not 26'), (Random(25), {'shardlen': 5}, 'shardlen 10, not 5'),
-        (Once(25), {}, "format 'source', not 'iterable'"), (Random(25), {'spec': {'n': 'i64'}}, "'n': 'i64'"),
+        (Once(25), {}, "source 'Random', not 'Once'"), (Random(25), {'spec': {'n': 'i64'}}, "'n': 'i64'"),
     ):  # fmt: skip
         with pytest.raises(AlreadyExistsError, match=message):
             granular.convert(source, tmp_path / 'x', **{'shardlen': 10, **options})

@@ -317,7 +317,8 @@ class _Work:
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptDatasetError(f'{self._plan_path}: was not written by convert') from error
         if differ := [name for name in plan if existing.get(name) != plan[name]]:
-            differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in differ)
+            names = ['source'] if 'source' in differ else differ  # the rest follows from another source
+            differences = ', '.join(f'{name} {existing.get(name)!r}, not {plan[name]!r}' for name in names)
             raise AlreadyExistsError(
                 f'{self._directory}: was begun as another conversion, with {differences}: pass the same, choose '
                 f'another folder, or remove this one'
