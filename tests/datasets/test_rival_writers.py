@@ -122,6 +122,41 @@ def test_rivals_on_a_server_without_conditions_leave_the_dataset_of_one_that_suc
     assert 'ignores the condition' in caplog.text
 
 
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_copy_that_succeeds_beside_a_writer_stays_whole(moto, layout):
+    """It takes files of the writer that equal its own for copied, and replaces others, until the writer fails."""
+    source = moto.place()
+    with granular.DatasetWriter(source, SPEC, layout=layout) as writer:
+        for point in points('c', False):
+            writer.append(point)
+    with TurnsProxy(moto.endpoint) as proxy:
+        for number in range(0, 24, 3):
+            folder, succeeded = moto.place(), []
+            proxy.turns, proxy.ended = [], set()
+
+            def run(name, function, *args, succeeded=succeeded):
+                try:
+                    with contextlib.suppress(GranularError):
+                        function(*args)
+                        succeeded.append(name)
+                finally:
+                    proxy.end(name)
+
+            writer = granular.DatasetWriter(proxy.path(folder, 'w'), SPEC, layout=layout)
+            for point in points('w', False):
+                writer.append(point)
+            proxy.turns = [*'w' * number, *'c' * 200]
+            calls = ('w', writer.close), ('c', proxy.path(source, 'c').copy, proxy.path(folder, 'c'))
+            threads = [threading.Thread(target=run, args=args) for args in calls]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert succeeded, number
+            with granular.DatasetReader(folder, verify=True) as reader:
+                assert list(reader) == points(min(succeeded), False), number  # a copy replaces a finished dataset
+
+
 def test_clean_beside_a_writer_leaves_a_whole_dataset_or_fails_the_writer(moto):
     """``older=0`` takes bags from a live writer: then it fails, and no ``spec.json`` stands over missing bags."""
     rng, succeeded = random.Random(1), 0

@@ -281,6 +281,7 @@ class BagOutput(AsyncResource):
             try:
                 await self._publish_sums(sums)
             except AlreadyExistsError:
+                await self._verify(self.path, self._published[self.path])  # A copy may have replaced both.
                 # They are removed, not replaced: a replacement whose writer is cancelled may be carried out much later.
                 for writer in self._writers[others:]:  # none where opening one failed
                     await writer.abort()

@@ -323,7 +323,7 @@ class DatasetWriter(DatapointWriter):
             )
         if published is not None:
             spec = parse_spec(published, f'{path}')
-            await settle([bag.remove_published(sole=False) for bag in self._writers if bag.path.stem not in spec])
+            await self._remove_unneeded(spec)
             raise AlreadyExistsError(f'{path}: another writer published it meanwhile, with spec {spec}') from failure
         if failure is not None and self._lock is not None:
             self._standing = False
@@ -387,8 +387,13 @@ class DatasetWriter(DatapointWriter):
         store = self.directory.store
         if not store.local and any(bag.published for bag in self._writers):
             with contextlib.suppress(NotFoundError):
-                if any([is_claim(entry.name) async for entry in store.scan(self.directory.key, '.writer.')]):
+                names = [entry.name async for entry in store.scan(self.directory.key)]
+                if any(map(is_claim, names)):
                     return  # A copy may have found files that equal its own: it replaces the others.
+                if 'spec.json' in names:
+                    path = self.directory / 'spec.json'
+                    await self._remove_unneeded(parse_spec(await path.read_bytes(), f'{path}'))
+                    return
         *rest, first = self._writers
         sole = self._lock is not None or first.is_winner
         await settle([writer.remove_published(sole) for writer in rest])
@@ -396,6 +401,15 @@ class DatasetWriter(DatapointWriter):
         await settle([writer.remove_opened() for writer in self._writers])
         if store.has_folders and self._owns_folder:
             await self._remove_empty()
+
+    async def _remove_unneeded(self, spec: Mapping[str, str]) -> None:
+        """Remove the published files that the finished dataset of another writer has no use for. A copy may have found
+        that the others equal its own.
+        """
+        has_columns = any([await (self.directory / f'{key}.idx').exists() for key in spec])
+        unneeded = [bag for bag in self._bags.values() if bag.path.stem not in spec]
+        unneeded += [self._refs] if self._refs is not None and has_columns else []
+        await settle([bag.remove_published(sole=False) for bag in unneeded])
 
     async def _remove_own_folder(self) -> None:
         """Remove the folder that this writer may have created, if it is empty, unless another writer has locked it."""
