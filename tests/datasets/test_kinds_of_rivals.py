@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 
 import pytest
@@ -110,6 +111,36 @@ def test_copy_is_refused_beside_another_copy_and_completes_what_a_failed_one_lef
     with granular.open(root / 'ds') as reader:
         assert list(reader) == points('a')
     assert {path.name for path in (root / 'ds').rglob('*') if path.name.startswith('.')} == set()
+
+
+@pytest.mark.parametrize('kind', COPIES)
+def test_a_copy_that_runs_on_this_machine_is_not_discarded(bucket, kind):
+    def discard():
+        for cls, options in WRITERS.values():
+            with pytest.raises(AlreadyExistsError):
+                cls(bucket / 'ds', SPEC, resume='discard', **options)
+
+    write(kind, bucket / 'ds', 'a', discard)
+    with granular.open(bucket / 'ds') as reader:
+        assert list(reader) == points('a')
+    assert granular.verify(bucket / 'ds').problems == []
+
+
+def test_a_conversion_takes_over_nothing_but_conversions_of_other_machines(bucket):
+    claims = {}
+    for kind in ('shards', 'convert', 'copy of shards'):
+
+        def note(kind=kind):
+            path = bucket / kind / '.writer.0.1.json'
+            claims[kind] = {**json.loads(path.read_text()), 'system': 'elsewhere'}
+
+        write(kind, bucket / kind, 'a', note)
+    for number, (kind, claim) in enumerate(claims.items()):
+        path = bucket / f'{number}'
+        (path / '.writer.0.1.json').write_text(json.dumps(claim))
+        with contextlib.nullcontext() if kind == 'convert' else pytest.raises(AlreadyExistsError, match='wait for it'):
+            write('convert', path, 'b')
+        assert path.exists() and (path / '.writer.0.1.json').exists() == (kind != 'convert')
 
 
 @pytest.mark.parametrize('kind', ['copy', 'copy of columns'])

@@ -76,6 +76,24 @@ class UnconditionalProxy(TurnsProxy):
         return await super()._forward(b'\r\n'.join(lines) + gap + body)
 
 
+class HoldingProxy(FaultProxy):
+    """A proxy that holds the first request whose first line has a pattern until it is released."""
+
+    def __init__(self, upstream: str, pattern: bytes) -> None:
+        super().__init__(upstream)
+        self._pattern, self._released = re.compile(pattern), asyncio.Event()
+        self.reached = threading.Event()
+
+    async def _forward(self, request: bytes) -> bytes:
+        if not self.reached.is_set() and self._pattern.search(request.partition(b'\r\n')[0]):
+            self.reached.set()
+            await self._released.wait()
+        return await super()._forward(request)
+
+    def release(self) -> None:
+        self.loop.call_soon_threadsafe(self._released.set)
+
+
 def points(name: str, alike: bool) -> list[dict[str, object]]:
     content = b'same' if alike else name.encode() * 4
     return [{'n': i, 'x': content} for i in range(5)]
@@ -155,6 +173,49 @@ def test_a_copy_that_succeeds_beside_a_writer_stays_whole(moto, layout):
             assert succeeded, number
             with granular.DatasetReader(folder, verify=True) as reader:
                 assert list(reader) == points(min(succeeded), False), number  # a copy replaces a finished dataset
+
+
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_a_conversion_removes_no_bags_that_a_writer_finishes_meanwhile(moto, layout):
+    """What it finds beside the record of a killed run may be of a writer that has not published its spec yet."""
+    folder, succeeded = moto.place(), []
+    granular.convert(points('c', False), folder, shardlen=None, spec=SPEC)
+    for path in list(folder.iterdir()):
+        if path.name != '.granular-conversion':
+            path.unlink()
+
+    def run(name, function, *args, **options):
+        with contextlib.suppress(GranularError):
+            function(*args, **options)
+            succeeded.append(name)
+
+    with (
+        HoldingProxy(moto.endpoint, rb'^PUT \S*/spec\.json') as writing,
+        HoldingProxy(moto.endpoint, rb'^POST \S*delete') as removing,
+    ):
+        options = {key: value for key, value in moto.options.items() if key != 'endpoint_url'}
+        places = [granular.Path(f'{folder}', endpoint_url=proxy.endpoint, **options) for proxy in (writing, removing)]
+        writer = granular.DatasetWriter(places[0], SPEC, layout=layout)
+        for point in points('w', False):
+            writer.append(point)
+        calls = [
+            threading.Thread(target=run, args=('w', writer.close)),
+            threading.Thread(
+                target=run,
+                args=('c', granular.convert, points('c', False), places[1]),
+                kwargs={'shardlen': None, 'spec': SPEC},
+            ),
+        ]
+        for thread, proxy in zip(calls, (writing, removing), strict=True):
+            thread.start()
+            while thread.is_alive() and not proxy.reached.wait(0.05):
+                pass
+        for thread, proxy in zip(calls, (writing, removing), strict=True):
+            proxy.release()
+            thread.join(60)
+    assert len(succeeded) == 1
+    with granular.DatasetReader(folder, verify=True) as reader:
+        assert list(reader) == points(succeeded[0], False)
 
 
 def test_clean_beside_a_writer_leaves_a_whole_dataset_or_fails_the_writer(moto):

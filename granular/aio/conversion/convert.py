@@ -237,7 +237,7 @@ class _Work:
         if store.local or not store.conditional or self._writer.shardlen is None:  # its writer looks for claims
             with self._locked:
                 return await self._run(plan)
-        self._claim = claim = Claim(self._directory, 0, 1, 'unknown')  # a killed run is resumed on any machine
+        self._claim = claim = Claim(self._directory, 0, 1, 'conversions')  # a killed run is resumed on any machine
         await claim.take()
         async with claim.releasing():
             return await self._run(plan)

@@ -10,7 +10,7 @@ from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, k
 from granular.aio.datasets.datapoint_writer import DatapointWriter
 from granular.aio.datasets.removal import explain, find_removal
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
-from granular.aio.paths.claims import is_claim
+from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.lifecycle import ensure_open
@@ -184,14 +184,29 @@ class DatasetWriter(DatapointWriter):
             return
         if self._has_copies:
             return
-        if claims and self._anew:
-            raise AlreadyExistsError(f'{self._name}: {await find_rival(self.directory, [*entries.values()])}')
         if (bag_files or temporary or claims) and not exclusive and self._resume != 'discard':
             raise AlreadyExistsError(
                 f'{self._name}: exists already, without a spec.json: another writer is writing it, or was killed: if '
                 f"no other writer is running, pass resume='discard' to write it anew"
             )
-        await store.delete([entries[name].key for name in temporary | bag_files | claims])
+        if left := temporary | bag_files | claims:
+            if store.local or not store.conditional:
+                await store.delete([entries[name].key for name in left])
+            else:
+                await self._discard()
+
+    async def _discard(self) -> None:
+        """Remove what a killed writer left in a bucket, under a claim: another writer that publishes a spec sees that,
+        and withdraws, or has published it before.
+        """
+        store = self.directory.store
+        asserted = not self._anew or folder_of_shards(self.directory) is not None
+        claim = Claim(self.directory, 0, 1, 'unknown' if asserted else 'stale')
+        entries = await claim.take()
+        async with claim.releasing():
+            if any(entry.name == 'spec.json' for entry in entries):
+                raise AlreadyExistsError(f'{self._name}: another writer has finished it meanwhile')
+            await store.delete([entry.key for entry in entries if entry.name in self._names])
 
     @property
     def _names(self) -> set[str]:

@@ -29,6 +29,8 @@ _NAME: Final = re.compile(r'\.writer\.([0-9]{1,18})\.([0-9]{1,18})\.json')
 _RENEWED: Final = 300.0  # seconds
 _STALE: Final = 3 * _RENEWED
 
+_TakeOver = Literal['ended', 'stale', 'conversions', 'unknown', 'any']
+
 logger: Final = logging.getLogger('granular')
 
 
@@ -47,13 +49,12 @@ class Claim:
     Args:
       start, step: the series of shards.
       take_over: the claims of other writers to take over. ``'ended'``: those of ended processes of this machine;
-        ``'stale'``: also those of other machines that were not renewed for 900 seconds; ``'unknown'``: also all of
-        other machines, whose state is unknown; ``'any'``: all.
+        ``'stale'``: also those of other machines that were not renewed for 900 seconds; ``'conversions'``: also all
+        that were made with this value on other machines; ``'unknown'``: all of other machines, whose state is unknown;
+        ``'any'``: all, but for those made with ``'stale'`` by copies that run on this machine: they overwrite files.
     """
 
-    def __init__(
-        self, directory: PurePath, start: int, step: int, take_over: Literal['ended', 'stale', 'unknown', 'any']
-    ) -> None:
+    def __init__(self, directory: PurePath, start: int, step: int, take_over: _TakeOver) -> None:
         self._directory, self._start, self._step, self._take_over = directory, start, step, take_over
         self._path = directory / f'.writer.{start}.{step}.json'
         self._token = secrets.token_hex(16)
@@ -147,15 +148,15 @@ class Claim:
         return ending_with(self.release, 'removing the claim of the writer')
 
     async def _refuse(self, path: PurePath, owner: dict[str, Any], error: GranularError | None) -> None:
-        alive, take_over = _is_alive(owner), self._take_over
-        if take_over == 'any' or alive is False or (alive is None and take_over == 'unknown'):
+        alive, take_over, theirs = _is_alive(owner), self._take_over, owner.get('take_over')
+        if alive is False or (take_over == 'any' and not (alive and theirs == 'stale')):
             return
-        if alive is None and take_over == 'stale' and await self._age(path) > _STALE:
+        if alive is None and (take_over == 'unknown' or take_over == theirs == 'conversions'):
             return
-        remedy = {
-            'ended': "if it is not running, pass resume='discard'",
-            'stale': f'wait for it, or remove {path.name}',
-        }
+        if alive is None and take_over in ('stale', 'conversions') and await self._age(path) > _STALE:
+            return
+        waiting = f'wait for it, or remove {path.name}'
+        remedy = {'ended': "if it is not running, pass resume='discard'", 'stale': waiting, 'conversions': waiting}
         raise AlreadyExistsError(
             f'{self._directory}: another writer is writing it{"" if alive else ", or was killed"}: process '
             f'{owner.get("pid")!r:.20} on {owner.get("host")!r:.100}: {remedy.get(take_over, "wait for it")}'
@@ -167,7 +168,8 @@ class Claim:
         return 0.0 if stat is None or stat.modified is None else await path.store.now(path.key) - stat.modified
 
     async def _write(self, new: bool) -> None:
-        content = {'token': self._token, 'shardstart': self._start, 'shardstep': self._step, **_process()}
+        series = {'shardstart': self._start, 'shardstep': self._step, 'take_over': self._take_over}
+        content = {'token': self._token, **series, **_process()}
         await self._path.store.write(self._path.key, json.dumps(content).encode(), new)
 
     async def _read(self, path: PurePath) -> dict[str, Any] | None:
