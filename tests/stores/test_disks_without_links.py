@@ -1,18 +1,23 @@
 """Disks whose file systems have no hard links, such as exFAT: the system refuses them to a process."""
 
 import errno
+import itertools
+import os
 import platform
+import signal
 import subprocess
 import sys
 
 import pytest
 
 import granular
+from tests.support.interpreters import Interpreter
 
-# The numbers of the system calls link and linkat.
+# The numbers of the system calls link and linkat, and of renameat2.
 CALLS = {'x86_64': (86, 265), 'aarch64': (37,)}
+RENAME = {'x86_64': 316, 'aarch64': 276}
 PROGRAM = """
-import ctypes, struct, sys
+import ctypes, os, signal, struct, sys
 import granular
 
 folder, code, *numbers = sys.argv[1:]
@@ -31,6 +36,12 @@ def write(values):
         for value in values:
             writer.append({'x': value})
 
+def killed(event, _, left=[int(os.environ.get('STEPS', -1))]):
+    left[0] -= event.startswith('os.') or event == 'open'
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(killed)
 write(range(3))
 try:
     write(range(5))
@@ -39,10 +50,17 @@ except granular.errors.AlreadyExistsError:
 """
 
 
-@pytest.mark.skipif(sys.platform != 'linux' or platform.machine() not in CALLS, reason='needs the calls of Linux')
+pytestmark = pytest.mark.skipif(
+    sys.platform != 'linux' or platform.machine() not in CALLS, reason='needs the calls of Linux'
+)
+
+
+@pytest.mark.parametrize('renames', [True, False], ids=['renames', 'no renames'])
 @pytest.mark.parametrize('code', [errno.EPERM, errno.ENOTSUP, errno.ENOSYS], ids=errno.errorcode.get)
-def test_datasets_are_written_once_without_hard_links(tmp_path, code):
-    command = [sys.executable, '-c', PROGRAM, tmp_path / 'data', code, *CALLS[platform.machine()]]
+def test_datasets_are_written_once_without_hard_links(tmp_path, code, renames):
+    machine = platform.machine()
+    command = [sys.executable, '-c', PROGRAM, tmp_path / 'data', code, *CALLS[machine]]
+    command += [] if renames else [RENAME[machine]]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, check=False)
     if done.stderr == 'unsupported\n':
         pytest.skip('the system has no filters of calls')
@@ -50,3 +68,25 @@ def test_datasets_are_written_once_without_hard_links(tmp_path, code):
     with granular.DatasetReader(tmp_path / 'data') as reader:
         assert [point['x'] for point in reader] == [0, 1, 2]
     assert not [path for path in (tmp_path / 'data').iterdir() if path.name.startswith('.')]
+
+
+def test_a_writer_killed_at_any_step_without_hard_links_leaves_what_is_written_anew(tmp_path):
+    """Rather than an empty file under the name of ``spec.json``, which is neither read nor written over."""
+    args = [f'{errno.EPERM}', *map(str, CALLS[platform.machine()])]
+    with Interpreter('numpy', 'granular.sync.datasets', options=()) as interpreter:
+        for steps in itertools.count(1):
+            folder = tmp_path / f'{steps}'
+            done = interpreter.run(PROGRAM, f'{folder}', *args, env={**os.environ, 'STEPS': f'{steps}'})
+            if done.stderr == 'unsupported\n':
+                pytest.skip('the system has no filters of calls')
+            assert done.returncode == -signal.SIGKILL, done.stderr
+            published = (folder / 'spec.json').exists()
+            if not published:
+                with granular.DatasetWriter(folder, {'x': 'int'}) as writer:
+                    for value in range(3):
+                        writer.append({'x': value})
+            with granular.DatasetReader(folder, verify=True) as reader:
+                assert [point['x'] for point in reader] == [0, 1, 2], steps
+            if published:
+                break
+    assert steps > 10

@@ -166,6 +166,8 @@ def _rename_new(path: str, name: str) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
+        if _rename_to_free(path, name):
+            return
         open(name, 'xb').close()  # this claims the name
         try:
             os.replace(path, name)
@@ -174,6 +176,20 @@ def _rename_new(path: str, name: str) -> None:
             raise
     else:
         os.unlink(path)
+
+
+def _rename_to_free(path: str, name: str) -> bool:
+    """Rename a file unless the name exists, in one step; return False where system or file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # not Linux
+        return False
+    here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
+    if not rename(here, os.fsencode(path), here, os.fsencode(name), no_replace):
+        return True
+    if (number := ctypes.get_errno()) in (*_NO_LINKS, errno.EINVAL):
+        return False
+    raise OSError(number, os.strerror(number), path, None, name)
 
 
 def remove_own(path: str, is_own: Callable[[os.stat_result], bool]) -> bool:
