@@ -175,6 +175,39 @@ def test_a_copy_that_succeeds_beside_a_writer_stays_whole(moto, layout):
                 assert list(reader) == points(min(succeeded), False), number  # a copy replaces a finished dataset
 
 
+@pytest.mark.parametrize('pattern', [rb'^PUT \S*/n\.bag', rb'^PUT \S*/x\.bag', rb'^PUT \S*/spec\.json'])
+@pytest.mark.parametrize('layouts', [('refs', 'columns'), ('columns', 'refs')], ids=' beside '.join)
+def test_a_copy_beside_a_writer_of_another_layout_is_whole_or_fails(moto, layouts, pattern):
+    source, folder, failures = moto.place(), moto.place(), []
+    with granular.DatasetWriter(source, SPEC, layout=layouts[1]) as writer:
+        for point in points('c', False):
+            writer.append(point)
+
+    def copy(proxy):
+        options = {**moto.options, 'endpoint_url': proxy.endpoint}
+        try:
+            granular.Path(f'{source}', **options).copy(granular.Path(f'{folder}', **options))
+        except GranularError as error:
+            failures.append(error)
+
+    with HoldingProxy(moto.endpoint, pattern) as proxy:
+        writer = granular.DatasetWriter(folder, SPEC, layout=layouts[0])
+        for point in points('w', False):
+            writer.append(point)
+        thread = threading.Thread(target=copy, args=(proxy,))
+        thread.start()
+        while thread.is_alive() and not proxy.reached.wait(0.05):
+            pass
+        with pytest.raises(GranularError):
+            writer.close()
+        proxy.release()
+        thread.join(60)
+    assert bool(failures) != (folder / 'spec.json').exists()
+    if not failures:
+        with granular.DatasetReader(folder, verify=True) as reader:
+            assert list(reader) == points('c', False)
+
+
 @pytest.mark.parametrize('layout', ['refs', 'columns'])
 def test_a_conversion_removes_no_bags_that_a_writer_finishes_meanwhile(moto, layout):
     """What it finds beside the record of a killed run may be of a writer that has not published its spec yet."""

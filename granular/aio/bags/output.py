@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular._words import logger
+from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.runtime.lifecycle import AsyncResource
 from granular.aio.runtime.tasks import gather, settle, uncut
@@ -281,7 +282,11 @@ class BagOutput(AsyncResource):
             try:
                 await self._publish_sums(sums)
             except AlreadyExistsError:
-                await self._verify(self.path, self._published[self.path])  # A copy may have replaced both.
+                # They may be those of a copy: it has a claim, or has replaced the bag, too.
+                store, folder = self.path.store, self.path.parent.key
+                if not store.local and any([is_claim(entry.name) async for entry in store.scan(folder, '.writer.')]):
+                    raise
+                await self._verify(self.path, self._published[self.path])
                 # They are removed, not replaced: a replacement whose writer is cancelled may be carried out much later.
                 for writer in self._writers[others:]:  # none where opening one failed
                     await writer.abort()

@@ -403,11 +403,12 @@ class DatasetWriter(DatapointWriter):
         if not store.local and any(bag.published for bag in self._writers):
             with contextlib.suppress(NotFoundError):
                 names = [entry.name async for entry in store.scan(self.directory.key)]
-                if any(map(is_claim, names)):
-                    return  # A copy may have found files that equal its own: it replaces the others.
                 if 'spec.json' in names:
                     path = self.directory / 'spec.json'
                     await self._remove_unneeded(parse_spec(await path.read_bytes(), f'{path}'))
+                    return
+                if any(map(is_claim, names)):
+                    await self._remove_unneeded(self._spec)
                     return
         *rest, first = self._writers
         sole = self._lock is not None or first.is_winner
@@ -418,12 +419,13 @@ class DatasetWriter(DatapointWriter):
             await self._remove_empty()
 
     async def _remove_unneeded(self, spec: Mapping[str, str]) -> None:
-        """Remove the published files that the finished dataset of another writer has no use for. A copy may have found
-        that the others equal its own.
+        """Remove the published files that the dataset of another writer has no use for. A copy may have found that the
+        others equal its own, and replaces those that do not.
         """
-        has_columns = any([await (self.directory / f'{key}.idx').exists() for key in spec])
-        unneeded = [bag for bag in self._bags.values() if bag.path.stem not in spec]
-        unneeded += [self._refs] if self._refs is not None and has_columns else []
+        unneeded = [bag for key, bag in self._bags.items() if key not in spec]
+        if self._refs is not None:
+            entries = self.directory.store.scan(self.directory.key)
+            unneeded += [self._refs] * any([entry.name.endswith('.idx') async for entry in entries])  # it has columns
         await settle([bag.remove_published(sole=False) for bag in unneeded])
 
     async def _remove_own_folder(self) -> None:

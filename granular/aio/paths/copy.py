@@ -117,6 +117,9 @@ class FolderCopy:
                 missing = sorted(name for name in keys - present if name.startswith(head))
                 if not await claim.check_owner() or any([await store.find(name) is None for name in missing]):
                     raise ObjectChangedError(f'{store.url(key)}: another writer has removed files while it was copied')
+                folders = {name.rpartition('/')[0] for name in keys if name.startswith(head)}
+                if rest := {f'{folder}/refs.bag' for folder in folders} & present - keys:
+                    raise self._mixing_error(relative_name(self._target, min(rest)))
 
     async def _list(self, folder: PurePath, prefix: str) -> None:
         """Note the files of the target in a folder, whose names have a prefix, in place of those noted before."""
