@@ -7,6 +7,7 @@ import pytest
 
 from granular import IterDataset, MapDataset, ShardOptions
 from granular.errors import StateError
+from granular.testing import assert_equal_output_after_checkpoint
 
 NUMBERS = 7
 
@@ -64,3 +65,19 @@ def test_state_of_the_end_is_that_of_all_hosts():
             for saved in (states[0], state):
                 iterator.set_state(saved)
                 assert list(iterator) == []
+
+
+@pytest.mark.parametrize(
+    'stages',
+    [
+        lambda stream: stream.flat_map(lambda x: [x, x]),
+        lambda stream: stream.batch(2).rebatch(1),
+        lambda stream: stream.window_shuffle(2, seed=1).flat_map(lambda x: [x]),
+        lambda stream: stream.cache().filter(lambda x: x >= 0),
+        lambda stream: stream.flat_map(lambda x: [x]).batch(2).repeat(2).prefetch(2),
+    ],
+)
+def test_states_of_a_shard_are_the_same_once_they_are_restored(stages):
+    for host in range(2):
+        stream = MapDataset.range(NUMBERS).to_iter_dataset(shard_options=ShardOptions(host, 2))
+        assert_equal_output_after_checkpoint(stages(stream))

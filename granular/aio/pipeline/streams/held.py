@@ -23,6 +23,8 @@ class Held:
     def __init__(self, parent: Flow, stage: str, kind: str, last: bool = False) -> None:
         self._parent, self._stage, self._kind = parent, stage, kind
         self._last = last  # True if ``release`` may keep the last element
+        if not FITS[kind].in_step:
+            parent.keep_host()
         self.before: Any = parent.state()  # the state of the parent before the elements
         self.adapts: bool = parent.adapts  # True if states need more than that
         self._previous: Any = self.before  # before the last element
@@ -32,8 +34,6 @@ class Held:
         self._changes: list[list[Any]] = []  # after how many, with the end, it went on from which other state
         self._again: deque[Any] = deque()  # those that were read again, and not taken since
         self._terms: Terms = FREE  # those under which the parent continues
-        if not FITS[kind].in_step:
-            parent.keep_host()
 
     @property
     def holds(self) -> bool:
@@ -159,6 +159,10 @@ class Holding(Flow):
     def __init__(self, parent: Flow, stage: str, last: bool = False) -> None:
         self.parents: tuple[Flow, ...] = (parent,)
         self._stage, self._held = stage, Held(parent, stage, self.kind, last)
+
+    def keep_host(self) -> None:
+        super().keep_host()
+        self._held.begun()
 
     async def begin(self) -> None:
         await super().begin()
