@@ -48,6 +48,37 @@ def test_no_element_is_repeated_or_left_out(make, hosts, first):
         assert given == expected, (hosts, first, second)
 
 
+@pytest.mark.parametrize('length', range(8))
+@pytest.mark.parametrize(
+    'stages',
+    [lambda stream: stream.window_shuffle(2, seed=1), lambda stream: stream.repeat(3)],
+    ids=['windows', 'repeat'],
+)
+def test_state_of_a_host_that_has_nothing_left_leaves_out_nothing_of_others(stages, length):
+    def parts(hosts):
+        shards = [ShardOptions(host, hosts) for host in range(hosts)]
+        return [stages(MapDataset.range(length).to_iter_dataset(shard_options=shard)) for shard in shards]
+
+    expected = collections.Counter(*parts(1))
+    for hosts, others, count in itertools.product((2, 3), (1, 2, 3), range(5)):
+        given, states = collections.Counter(), []
+        for part in parts(hosts):
+            with iter(part) as iterator:
+                given.update(itertools.islice(iterator, count))
+                states.append(iterator.get_state())
+        for state in states:
+            rest, refused = collections.Counter(), 0
+            for part in parts(others):
+                with iter(part) as iterator:
+                    try:
+                        iterator.set_state(state)
+                    except StateError:
+                        refused += 1
+                    else:
+                        rest.update(iterator)
+            assert refused or given + rest == expected, (hosts, others, count)
+
+
 def test_state_of_the_end_is_that_of_all_hosts():
     numbers = [MapDataset.range(20).to_iter_dataset(shard_options=ShardOptions(host, 3)) for host in range(3)]
     states = []

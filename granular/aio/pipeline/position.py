@@ -125,6 +125,7 @@ FITS: Final[Mapping[str, Fit]] = {
     'batch': Fit(),
     'rebatch': Fit(False, 'the rest of a batch', remedy='call batch instead'),
     'window_shuffle': Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows'),
+    'window_shuffle, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
     'pack': Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)'),
     'cache': Fit(True, 'an epoch', remedy='save between two epochs'),
     'repeat': Fit(),

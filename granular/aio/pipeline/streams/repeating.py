@@ -77,6 +77,7 @@ class Repeating(Outlasting):
                     self._shared = not self._parent.even
                 return element
             if self._empty:
+                self._uneven = self._shared = not self.even  # other hosts may have elements
                 break
             self._uneven, self._mixes = not self.even, self._mixes_after(self._parent)
             await self._parent.restore(self._start, self._terms)

@@ -6,7 +6,7 @@ import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms
-from granular.aio.pipeline.streams.flow import Flow, number_of
+from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.errors import StateError
@@ -47,6 +47,9 @@ class WindowShuffling(Holding):
         self._number = 0
         self._length = 0
         self._skipped = 0  # elements of the next window that came before a state that was restored
+        self._uneven = False  # True once the last window was read, which may be longer on other hosts
+        if not parent.even:
+            self.keep_host()
 
     async def next(self) -> Any:
         if not self._window and not await self._fill():
@@ -62,6 +65,7 @@ class WindowShuffling(Holding):
         while len(window) < self._size and (element := await self._held.next()) is not END:
             window.append(element)
         self._held.check_place(self._skipped, len(window))
+        self._uneven = self._uneven or (0 < len(window) < self._size and not self.even)
         order = permute(np.arange(len(window)), len(window), self._seed + self._number).tolist()
         self._window, self._length = [window[position] for position in order], len(window)
         del self._window[len(window) - self._skipped :]
@@ -72,12 +76,16 @@ class WindowShuffling(Holding):
 
     def state(self) -> Any:
         place = self._length - len(self._window) if self._window else self._skipped
-        return self._held.state(place > 0, window=self._number, place=place)
+        own = {'uneven': True} if self._uneven else {}
+        return self._held.state(place > 0, window=self._number, place=place, **own)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         number, skipped = number_of(state, 'window'), number_of(state, 'place', self._size)
+        uneven = flag_of(state, 'uneven')
+        if uneven:
+            terms = terms.of(self._stage, 'window_shuffle, shards of unequal length', False)
         await self._held.restore(state, skipped > 0, terms)
-        self._window, self._number, self._skipped = [], number, skipped
+        self._window, self._number, self._skipped, self._uneven = [], number, skipped, uneven
 
     def _forget(self) -> None:
         super()._forget()
