@@ -98,6 +98,25 @@ def test_state_of_the_end_is_that_of_all_hosts():
                 assert list(iterator) == []
 
 
+def test_state_of_another_host_is_refused_where_even_streams_follow_an_uneven_one():
+    def part(host):
+        shard = ShardOptions(host, 2)
+        parts = [MapDataset.range(first, first + length) for first, length in ((0, 3), (100, 6))]
+        return IterDataset.interleave([part.to_iter_dataset(shard_options=shard) for part in parts], 1)
+
+    for count in (2, 3):  # behind the first stream, of which host 1 has one element less
+        with iter(part(1)) as iterator:
+            given = list(itertools.islice(iterator, count))
+            state = iterator.get_state()
+            rest = list(iterator)
+        with iter(part(1)) as iterator:
+            iterator.set_state(state)
+            assert given + list(iterator) == given + rest
+        with iter(part(0)) as iterator:
+            with pytest.raises(StateError, match='the state is of host 1 of 2, this is host 0'):
+                iterator.set_state(state)
+
+
 @pytest.mark.parametrize(
     'stages',
     [
@@ -105,6 +124,7 @@ def test_state_of_the_end_is_that_of_all_hosts():
         lambda stream: stream.batch(2).rebatch(1),
         lambda stream: stream.window_shuffle(2, seed=1).flat_map(lambda x: [x]),
         lambda stream: stream.cache().filter(lambda x: x >= 0),
+        lambda stream: IterDataset.mix({'a': stream.prefetch(2)}).filter(lambda x: x >= 0),
         lambda stream: stream.flat_map(lambda x: [x]).batch(2).repeat(2).prefetch(2),
     ],
 )

@@ -151,8 +151,7 @@ class Interleaving(Outlasting):
         if self._stage.settings.iter_buffer and stream.merged() is None:
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
-        if self.keeps_host or not flow.even:
-            flow.keep_host()
+        flow.keep_host()  # hosts may advance unequally through the streams before or after it
         self._started.add(flow)
         if self._size is not None:
             await flow.set_prefetch(self._size)

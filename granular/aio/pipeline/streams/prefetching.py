@@ -48,6 +48,11 @@ class Prefetching(Flow):
     def in_step(self) -> bool:
         return self._in_step
 
+    def keep_host(self) -> None:
+        super().keep_host()
+        if self._task is None:
+            self._after = self._parent.state()
+
     async def next(self) -> Any:
         if self._closed:
             raise ClosedError('the iterator is closed')
