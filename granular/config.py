@@ -35,6 +35,7 @@ def _env(name: str, default: float | int | str, doc: str) -> Any:
 
 _ZERO_ALLOWED: Final = ('concurrency', 'max_gap', 'min_rate', 'hedge', 'backoff', 'backoff_cap', 'retry_time')
 _MOST: Final = {'max_gap': 1 << 40}  # more would lead from one object to the next, which are planned together
+_LEAST: Final = {'cache_bytes': 8 * MiB, 'tail': 8}  # the last limit of a table says where it begins
 _LARGEST: Final = (1 << 63) - 1
 
 
@@ -109,8 +110,9 @@ class IOConfig:
             raise InvalidArgumentError(
                 f'IOConfig.part_size: expected a multiple of 256 KiB, at least 5 MiB, got {self.part_size}'
             )
-        if self.cache_bytes < 8 * MiB:
-            raise InvalidArgumentError(f'IOConfig.cache_bytes: expected at least {8 * MiB}, got {self.cache_bytes}')
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise InvalidArgumentError(f'IOConfig.{name}: expected at least {least}, got {getattr(self, name)}')
 
 
 def _warn_of_misspelled_variables() -> None:
