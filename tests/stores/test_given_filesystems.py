@@ -17,6 +17,7 @@ import pyarrow.fs
 import pytest
 import s3fs
 from fsspec.asyn import get_loop
+from fsspec.implementations.cached import SimpleCacheFileSystem, WholeFileCacheFileSystem
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -378,6 +379,15 @@ def test_options_that_cannot_be_honoured_are_named(name):
 def test_options_of_s3fs_are_those_of_a_path(options, expected):
     fs = s3fs.S3FileSystem(**S3, **options, skip_instance_cache=True)
     assert granular.Path('s3://bucket/x', fs=fs) == granular.Path('s3://bucket/x', **S3, **expected)
+
+
+@pytest.mark.parametrize('kind', [WholeFileCacheFileSystem, SimpleCacheFileSystem])
+def test_caching_filesystems_over_a_disk_take_its_paths(kind, tmp_path):
+    with granular.DatasetWriter(tmp_path / 'data', {'x': 'int'}) as writer:
+        writer.append({'x': 5})
+    folder = granular.Path(f'{tmp_path}/data', fs=kind(fs=LocalFileSystem(), cache_storage=f'{tmp_path}/cache'))
+    assert granular.DatasetReader(folder)[0] == {'x': 5}
+    assert 'spec.json' in [path.name for path in folder.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class FsspecStore(ThreadedStore):
         self._recipe = None if fs is None else _Recipe(fs)
         self._cut = len(stripped.strip('/'))
         # Those of web servers take addresses.
-        self._prefix = cls.root_marker if '://' not in stripped else root if root.endswith('://') else f'{root}/'
+        self._prefix = self._made.root_marker if '://' not in stripped else root if root.endswith('://') else f'{root}/'
 
     @property
     def _fs(self) -> Any:
