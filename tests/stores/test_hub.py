@@ -112,6 +112,21 @@ def test_many_files_are_looked_up_concurrently(place):
     assert asyncio.run(store.read_fresh(requests)) == [b'%d' % i for i in range(8)]
 
 
+def test_a_cancelled_read_leaves_the_lookup_of_a_file_to_the_others(place, server):
+    async def read():
+        path = granular.aio.Path(str(place), config=CONFIG)
+        await (path / 'README.md').read_bytes()
+        reads = [asyncio.create_task((path / 'data/a.bin').read_range(0, 9)) for _ in range(2)]
+        await asyncio.sleep(0)
+        reads.pop().cancel()
+        await asyncio.sleep(0)
+        reads.append(asyncio.create_task((path / 'data/a.bin').read_range(0, 9)))
+        return await asyncio.gather(*reads)
+
+    assert asyncio.run(read()) == [FILES['data/a.bin'][:9]] * 2
+    assert sum(call.startswith('HEAD') and call.endswith('/data/a.bin') for call in server.calls()) == 1
+
+
 def test_each_file_is_checked_where_more_are_read_than_are_remembered(place, server, monkeypatch):
     monkeypatch.setattr('granular.aio.stores.hub._SIZES', 1)
     store, names = granular.aio.Path(str(place), config=CONFIG).store, ('data/a.bin', 'data/b c?.bin')

@@ -329,13 +329,12 @@ class HubClient(Client):
         return self.ready(key) is not None and key in self.sizes
 
     async def _look_up(self, key: str) -> None:
-        lock = self._looking.setdefault(key, asyncio.Lock())
-        try:
-            async with lock:
+        async with self._looking.setdefault(key, asyncio.Lock()):  # a waiter that is cancelled leaves it to the others
+            try:
                 if not self._is_found(key):
                     await self._find_server(key)
-        finally:
-            self._looking.pop(key, None)
+            finally:
+                self._looking.pop(key, None)
 
     async def _find_server(self, key: str) -> None:
         """Find the server and the size of a file, so that each read of a range does not have to."""
