@@ -16,6 +16,7 @@ Ints = NDArray[np.int64]
 Seed = int | tuple[int, ...]
 _BOOLEANS: Final = frozenset((bool, np.bool_))
 MOST: Final = 2**63 - 1  # of an index, and of a size that indices are divided by
+MOST_WORKERS: Final = 4096  # processes: more would be a mistake that takes all of the machine
 
 
 def check_integer(name: str, value: Any, least: int, most: int | None = None) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 import granular
 from granular import shuffle, sources
-from granular.errors import InvalidArgumentError
+from granular.errors import DecodeError, InvalidArgumentError, OutOfRangeError, StoreError
 from granular.indexing import check_integer
 
 dataset = granular.MapDataset.source(range(10))
@@ -176,6 +176,56 @@ def test_the_largest_settings_are_used_and_larger_ones_refused(field, tmp_path):
         assert reader.fetch([3, 8]) == [{'i': i, 'x': bytes(1000 * i)} for i in (3, 8)]
 
 
+@pytest.mark.parametrize('field', [field for field in dataclasses.fields(granular.IOConfig) if field.type is int])
+def test_the_smallest_settings_are_used_and_smaller_ones_refused(field, tmp_path):
+    with granular.DatasetWriter(tmp_path, {'x': 'int', 'y': 'utf8[]'}) as writer:
+        for i in range(9):
+            writer.append({'x': i, 'y': [f'{i}'] * i})
+    for value in (-2, -1, 0, 1, 7, 8, 5 << 20, 8 << 20):
+        try:
+            config = granular.IOConfig(**{field.name: value})
+        except InvalidArgumentError:
+            continue
+        with granular.DatasetReader(granular.Path(tmp_path, config=config)) as reader:
+            assert reader[8] == {'x': 8, 'y': ['8'] * 8}
+
+
+SIZES = {
+    'num_records': granular.IndexSampler,
+    'num_workers': lambda value: granular.MultiprocessingOptions(num_workers=value),
+    'tail': lambda value: granular.IOConfig(tail=value),
+    'worker_count': lambda value: granular.DataLoader(
+        data_source=[1], sampler=granular.SequentialSampler(1), worker_count=value
+    ),
+    'workers': lambda value: granular.Loader(dataset, 2, workers=value, mp='spawn'),
+}
+
+
+@pytest.mark.parametrize('name', SIZES)
+def test_sizes_that_no_machine_has_are_refused(name):
+    with pytest.raises(InvalidArgumentError, match=f'{name}: expected '):
+        SIZES[name](10**30)
+
+
+@pytest.mark.parametrize('source', [[1], granular.RangeDataSource(0, 2**62, 1)], ids=str)
+def test_a_cache_larger_than_memory_is_an_error(source):
+    with (
+        pytest.raises(StoreError, match='File too large'),
+        granular.SharedMemoryCache(source, max_bytes=10**30) as cache,
+    ):
+        cache.get(0)
+
+
+def test_arguments_of_paths_are_checked(tmp_path):
+    path = granular.Path(tmp_path / 'x')
+    path.write_bytes(b'\xff')
+    with pytest.raises(InvalidArgumentError, match=r'^version: expected the text of Stat.version, or None, got 5$'):
+        path.read_ranges([0], [1], version=5)
+    for encoding in ('utf-8', 'none', 5):
+        with pytest.raises(DecodeError, match=f'expected text with the encoding {encoding!r}'):
+            path.read_text(encoding)
+
+
 FLAGS = {
     'drop_remainder': lambda value: dataset.batch(2, drop_remainder=value),
     'shuffle': lambda value: granular.IndexSampler(10, None, value, seed=0),
@@ -208,6 +258,8 @@ def test_a_batch_function_can_be_called(make):
 def test_numbers_beyond_63_bits_are_refused_or_endless():
     with pytest.raises(InvalidArgumentError, match='^range: expected integers'):
         granular.RangeDataSource(0, 10**30, 1)
+    with pytest.raises(OutOfRangeError, match='^RangeDataSource: index 5 is out of range'):
+        granular.RangeDataSource(0, 5, 1)[5]
     assert next(iter(granular.load([7], num_epochs=10**30, batch_size=1))) == [7]
     with pytest.raises(InvalidArgumentError, match='expected str, got int$'):
         list(granular.Path('x').glob(5))

@@ -111,7 +111,7 @@ class RedisCache(Cache):
             raise InvalidArgumentError(
                 f'expected seconds, got timeout={timeout}, wait={wait}, retry={retry}, expire={expire}'
             )
-        self._expire = None if expire is None else round(expire * 1000)
+        self._expire = None if expire is None else round(float(expire) * 1000)
         self._timeout, self._wait, self._retry = timeout, wait, retry
         self._namespace = namespace
         make = functools.partial(_Connections, self._redis, self._url, self._public_url, timeout)

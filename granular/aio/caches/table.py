@@ -7,6 +7,7 @@ bytes. Whenever the writer is killed, a record exists completely or not at all, 
 """
 
 import contextlib
+import errno
 import functools
 import mmap
 import os
@@ -31,6 +32,7 @@ from granular.errors import (
     StoreError,
     UnsupportedError,
 )
+from granular.indexing import MOST
 
 _MAGIC: Final = int.from_bytes(b'grcache1', 'little')
 # The header fields, 8 bytes each: magic, an unguessable token, the source's fingerprint, the number of indices, the
@@ -232,6 +234,8 @@ def _fill(count: int, room: int, fingerprint: bytes, fd: int) -> None:
     words[_TOKEN : _TOKEN + 2] = struct.unpack('=2Q', secrets.token_bytes(16))
     words[_PRINT : _PRINT + 2] = struct.unpack('=2Q', fingerprint)
     front, total = _sizes(count, room)
+    if total > MOST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     os.ftruncate(fd, total)
     os.posix_fallocate(fd, 0, front)  # memory written through a mapping must be allocated
     os.pwrite(fd, struct.pack(f'={_WORDS}Q', *words), 0)

@@ -70,7 +70,7 @@ def fields_of(spec: Mapping[str, str], table: Mapping[str, Any] | None, how: lay
             raise UnknownTypeError(
                 f'{name}: key {key!r} has type {element!r}, expected one of: {types}{hint}'
             ) from None
-        except TypeError:
+        except (TypeError, IndexError):
             raise InvalidArgumentError(
                 f'{name}: expected a mapping of functions such as granular.decoders, got {type(table).__name__}'
             ) from None

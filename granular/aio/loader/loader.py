@@ -16,7 +16,7 @@ from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import VERSION, check_plain, version_of
 from granular.aio.runtime.lifecycle import copied
 from granular.errors import ClosedError, InvalidArgumentError, StateError
-from granular.indexing import check_integer
+from granular.indexing import MOST_WORKERS, check_integer
 
 
 class LoaderHandle(abc.ABC):
@@ -192,7 +192,7 @@ class Loader(LoaderHandle):
         on_error: OnError = 'raise',
     ) -> None:
         batch, prefetch = check_integer('batch', batch, 1), check_integer('prefetch', prefetch, 0)
-        workers = check_integer('workers', workers, 1)
+        workers = check_integer('workers', workers, 1, None if mp is None else MOST_WORKERS)
         if not isinstance(recycle_after, bool):
             recycle_after = check_integer('recycle_after', recycle_after, 0)
         if mp is not None:

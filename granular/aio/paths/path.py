@@ -12,7 +12,14 @@ from granular.aio.paths.pure import PurePath, check_str, glob_regex
 from granular.aio.stores import Entry, Stat, Store, check_text, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
-from granular.errors import BucketNotFoundError, InvalidArgumentError, NotFoundError, StoreError, UnsupportedError
+from granular.errors import (
+    BucketNotFoundError,
+    DecodeError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreError,
+    UnsupportedError,
+)
 from granular.indexing import check_integer
 from granular.metrics import counters
 
@@ -66,8 +73,12 @@ class Path(PurePath):
         return (await self._store.read(self._key)).data
 
     async def read_text(self, encoding: str = 'utf-8') -> str:
-        """Return the whole content as text."""
-        return (await self.read_bytes()).decode(encoding)
+        """Return the whole content as text; raise ``DecodeError`` if it is none in this encoding."""
+        content = await self.read_bytes()
+        try:
+            return content.decode(encoding)
+        except (LookupError, TypeError, ValueError) as error:
+            raise DecodeError(f'{self}: expected text with the encoding {encoding!r:.100}: {error}') from error
 
     async def read_range(self, start: int, end: int | None = None) -> bytes:
         """Return the bytes from ``start`` up to but not including ``end``, or up to the end of the file.
@@ -99,6 +110,8 @@ class Path(PurePath):
           OutOfRangeError: if the file ends before the end of a range.
           ObjectChangedError: if the file has another version.
         """
+        if version is not None and not isinstance(version, str):
+            raise InvalidArgumentError(f'version: expected the text of Stat.version, or None, got {version!r:.100}')
         return (await read_all(self._store, [Request(self._key, *ranges.check(starts, ends), version)]))[0]
 
     # --- writing

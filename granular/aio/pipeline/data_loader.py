@@ -29,7 +29,7 @@ from granular.aio.pipeline.transforms import (
 from granular.aio.runtime.threads import CORES
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import InvalidArgumentError
-from granular.indexing import check_integer
+from granular.indexing import MOST_WORKERS, check_integer
 
 _BATCHES_AHEAD: Final = 2
 _NO_SEED: Final = 'random_map requires random numbers: pass a seed to the sampler'
@@ -133,7 +133,7 @@ class DataLoader:
         shard = as_shard(own if shard_options is None else shard_options)
         if own is not None and (own.shard_index, own.shard_count) != (shard.shard_index, shard.shard_count):
             raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard}: pass it once')
-        count = CORES if worker_count is None else check_integer('worker_count', worker_count, 0)
+        count = CORES if worker_count is None else check_integer('worker_count', worker_count, 0, MOST_WORKERS)
         buffer = max(1, check_integer('worker_buffer_size', worker_buffer_size, 0))
         workers = MultiprocessingOptions(count, buffer, start_method)
         singles: list[tuple[str, Any]] = []

@@ -18,7 +18,7 @@ from granular.aio.pipeline.transforms import RANK_ARGUMENTS, ShardOptions, as_sh
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
-from granular.indexing import Ints, check_index, check_integer
+from granular.indexing import MOST, Ints, check_index, check_integer
 from granular.shuffle import MAX_SEED, Index
 
 
@@ -71,7 +71,7 @@ class IndexSampler:
     ) -> None:
         if shuffle and seed is None:
             raise InvalidArgumentError('shuffle=True requires a seed')
-        self.num_records, self.shuffle = check_integer('num_records', num_records, 1), shuffle
+        self.num_records, self.shuffle = check_integer('num_records', num_records, 1, MOST), shuffle
         self.num_epochs: int | None = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
         self.seed: int | None = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
         self.shard_options: ShardOptions = as_shard(shard_options)

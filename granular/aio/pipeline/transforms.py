@@ -13,7 +13,7 @@ from granular._other_names import answering
 from granular._typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
 from granular.formats.display import html_lines
-from granular.indexing import check_integer
+from granular.indexing import MOST_WORKERS, check_integer, index_of
 
 In = TypeVar('In')
 Out = TypeVar('Out')
@@ -267,7 +267,7 @@ class MultiprocessingOptions:
     worker_init_fn: Callable[[int, int], object] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, 'num_workers', check_integer('num_workers', self.num_workers, 0))
+        object.__setattr__(self, 'num_workers', check_integer('num_workers', self.num_workers, 0, MOST_WORKERS))
         size = check_integer('per_worker_buffer_size', self.per_worker_buffer_size, 1)
         object.__setattr__(self, 'per_worker_buffer_size', size)
         if self.start_method not in _START_METHODS:
@@ -412,7 +412,7 @@ class RangeDataSource:
         return len(self._range)
 
     def __getitem__(self, record_key: int) -> int:
-        return self._range[record_key]
+        return self._range[index_of(record_key, len(self), 'RangeDataSource')]
 
     def __repr__(self) -> str:
         return f'RangeDataSource(start={self._range.start}, stop={self._range.stop}, step={self._range.step})'
