@@ -110,9 +110,9 @@ class IOConfig:
             raise InvalidArgumentError(
                 f'IOConfig.part_size: expected a multiple of 256 KiB, at least 5 MiB, got {self.part_size}'
             )
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise InvalidArgumentError(f'IOConfig.{name}: expected at least {least}, got {getattr(self, name)}')
+        for name, smallest in _LEAST.items():
+            if getattr(self, name) < smallest:
+                raise InvalidArgumentError(f'IOConfig.{name}: expected at least {smallest}, got {getattr(self, name)}')
 
 
 def _warn_of_misspelled_variables() -> None:
