@@ -452,6 +452,14 @@ def test_name_of_a_cache_belongs_to_the_limits_of_records_too(tmp_path):
                 cached(cache_index)
 
 
+def with_attribute(number):
+    def add(value):
+        return value + add.number
+
+    add.number = number
+    return add
+
+
 @pytest.mark.parametrize(
     'make',
     [
@@ -461,6 +469,7 @@ def test_name_of_a_cache_belongs_to_the_limits_of_records_too(tmp_path):
         lambda i: granular.MapDataset.source([i, 1]).shuffle(3),
         lambda i: granular.MapDataset.range(2).map(lambda value: value + i),
         lambda i: granular.MapDataset.range(2).map([lambda value: value, lambda value: value + 1][i]),
+        lambda i: granular.MapDataset.range(2).map(with_attribute(i)),
         lambda i: granular.SharedMemoryCache([i, 1], max_bytes=1 << 16),
     ],
 )

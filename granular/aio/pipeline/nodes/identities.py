@@ -18,11 +18,11 @@ _PLAIN: Final = (type(None), type(...), bool, int, float, complex, str, bytes, n
 def identity_of(fn: Any) -> str:
     """Return the name of a function and a digest of its code and of the values that it holds.
 
-    These are its default arguments, the variables of its closure, the constants that it reads by a global name, the
-    arguments of a partial, and the attributes of an object whose method it is, also those of its class that are
-    constants; of a class, these and its constructor; of one that a function made, these and its methods. The digest is
-    the same in every process that runs the same release of Python. Functions that it calls by a global name are not
-    part of it. A value that cannot be described, such as a lock, is refused.
+    These are its default arguments, the variables of its closure, the constants that it reads by a global name or has
+    as attributes, the arguments of a partial, and the attributes of an object whose method it is, also those of its
+    class that are constants; of a class, these and its constructor; of one that a function made, these and its methods.
+    The digest is the same in every process that runs the same release of Python. Functions that it calls by a global
+    name are not part of it. A value that cannot be described, such as a lock, is refused.
     """
     digest = hashlib.sha256()
     try:
@@ -66,7 +66,7 @@ def _contents(value: Any) -> list[Any]:
         return [part for item in value.items() for part in item]
     if isinstance(value, types.FunctionType):
         cells = [_content(cell) for cell in value.__closure__ or ()]
-        constants = _constants(value)
+        constants = [*_constants(value), *(item for item in sorted(vars(value).items()) if _is_constant(item[1]))]
         return [value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, cells, *constants]
     if isinstance(value, types.CodeType):
         names = value.co_names, value.co_varnames, value.co_freevars
