@@ -635,7 +635,7 @@ def test_requests_in_flight_are_bounded(tmp_path):
 
     (tmp_path / 'x').write_bytes(bytes(1_000_000))
     with HTTPServer(tmp_path, delay=0.01) as server:
-        path = granular.Path(f'{server.endpoint}/x', config=granular.IOConfig(concurrency=5, max_gap=0))
+        path = granular.Path(f'{server.endpoint}/x', config=granular.IOConfig(concurrency=5, max_gap=0, hedge=0))
         starts = list(range(0, 1_000_000, 10_000))
         path.read_ranges(starts, [start + 10 for start in starts])
         assert server.peak == 5
