@@ -13,6 +13,7 @@ from granular.aio.stores import endpoints
 from granular.errors import InvalidArgumentError, ObjectChangedError
 from tests.support.faults import FaultServer, md5_etag
 from tests.support.files import FILES, FORMATS, numbers_in
+from tests.support.tables import cover
 
 SPEC = {'x': 'int', 'data': 'bytes'}
 CACHES = {'block': ('cache_dir',), 'index': ('index_cache',), 'both': ('cache_dir', 'index_cache')}
@@ -81,8 +82,7 @@ def read(root):
         return list(reader)
 
 
-@pytest.mark.parametrize('cache', CACHES)
-@pytest.mark.parametrize('choice', CHOICES)
+@pytest.mark.parametrize(('choice', 'cache'), cover([list(CHOICES)], [list(CACHES)]))
 def test_servers_with_equal_paths_do_not_share_blocks(servers, choice, cache, monkeypatch, tmp_path):
     config = granular.IOConfig(**{name: str(tmp_path / 'cache') for name in CACHES[cache]})
     make, places = path_maker(choice, config), []
