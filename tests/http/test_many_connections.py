@@ -63,7 +63,7 @@ MANY_STORES = """
 """
 
 
-@pytest.mark.parametrize('limit', [64, 256])
+@pytest.mark.parametrize('limit', [64, 128])
 def test_idle_connections_of_many_stores_leave_descriptors_to_others(limit):
     with FaultServer() as server:
         done = run_python(MANY_STORES, f'{server.endpoint}/object', str(limit))
