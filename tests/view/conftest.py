@@ -17,7 +17,7 @@ def served(example):
         yield served
 
 
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='package')
 def driver():
     with chromium() as driver:
         yield driver

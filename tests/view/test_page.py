@@ -18,8 +18,10 @@ from tests.view.serving import Served
 class Page:
     """A page of a server, in a browser. Elements are looked up in the browser: those of a list come and go."""
 
-    def __init__(self, driver, served):
+    def __init__(self, driver, served, load=True):
         self.driver, self.served = driver, served
+        if not load:
+            return
         driver.delete_all_cookies()
         driver.get('about:blank')
         driver.get_log('browser')
@@ -33,9 +35,9 @@ class Page:
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, condition, seconds=30):
+    def wait(self, condition, seconds=60):
         """Wait until a function returns something true, and return it."""
-        return WebDriverWait(self.driver, seconds, 0.02).until(lambda _: condition())
+        return WebDriverWait(self.driver, seconds, 0.05).until(lambda _: condition())
 
     def texts(self, selector):
         """Return the texts of the visible elements."""
@@ -104,20 +106,20 @@ class Page:
         return [entry['message'] for entry in self.driver.get_log('browser') if entry['level'] == 'SEVERE']
 
 
-@pytest.fixture(scope='module')
-def pages():
-    return {}
+def at_the_root(driver, served):
+    """Return the page of a server, at the root: it is loaded unless it is the one that is shown."""
+    shown = driver.current_url.startswith(served.origin)
+    page = Page(driver, served, load=not shown)
+    if shown:
+        page.open('#/')
+        page.complaints()
+    page.see('.listing')
+    return page
 
 
 @pytest.fixture
-def page(driver, served, pages):
-    """The page of the example, at the root: it is loaded once."""
-    if not driver.current_url.startswith(served.origin):
-        pages['example'] = Page(driver, served)
-    page = pages['example']
-    page.open('#/')
-    page.see('.listing')
-    page.complaints()
+def page(driver, served):
+    page = at_the_root(driver, served)
     yield page
     assert page.complaints() == []
 

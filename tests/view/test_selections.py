@@ -13,7 +13,7 @@ from tests import ROOT
 from tests.support.pages import blocks
 from tests.view.example import picture
 from tests.view.serving import Served
-from tests.view.test_page import Page
+from tests.view.test_page import Page, at_the_root
 
 CLASSES = ('cat', 'dog', 'horse')
 COUNT = 60
@@ -54,7 +54,7 @@ def animals(tmp_path_factory):
 
 @pytest.fixture
 def page(driver, animals):
-    page = Page(driver, animals)
+    page = at_the_root(driver, animals)
     yield page
     assert page.complaints() == []
 
@@ -315,6 +315,7 @@ def test_open_datapoint_is_among_those_that_are_found(page):
 @pytest.mark.parametrize('query', ['sort=record&down', 'key=record&is=bytes%3D&text=3'])
 def test_large_column_is_read_in_rounds_that_the_user_decides_on(page, tmp_path, query):
     page.driver.execute_cdp_cmd('Browser.setDownloadBehavior', {'behavior': 'allow', 'downloadPath': f'{tmp_path}'})
+    page.run('performance.clearResourceTimings()')
     page.open(f'#/many.bag?look=table&{query}')
     page.see('.found', f'the first 100,000 of {MANY:,} datapoints')
     expected = sorted(range(MANY), key=size_of, reverse=True)[: None if query.startswith('sort') else 12]
