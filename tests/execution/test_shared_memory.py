@@ -94,17 +94,18 @@ class Interface:
         self.array = array
 
 
-@pytest.mark.parametrize('name', KEPT)
-def test_what_a_program_keeps_of_a_batch_does_not_change(name):
+def test_what_a_program_keeps_of_a_batch_does_not_change():
     kept = []
-    with batches(30) as loader:
+    with batches(9 * len(KEPT)) as loader:
         for step, batch in enumerate(loader):
             if step % 3 == 0:
+                name = list(KEPT)[step // 3 % len(KEPT)]
                 held, values = KEPT[name](batch['x'][1])
-                kept.append((held, values, values(held).copy()))
+                kept.append((name, held, values, values(held).copy()))
             del batch
-    for held, values, before in kept:
-        assert np.array_equal(values(held), before)
+    assert len(kept) == 3 * len(KEPT)
+    for name, held, values, before in kept:
+        assert np.array_equal(values(held), before), name
 
 
 @pytest.mark.parametrize(('method', 'sizes'), each_value(itertools.product(METHODS, SIZES)), ids=str)
