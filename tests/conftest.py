@@ -37,6 +37,22 @@ BUCKETS = ('seaweed', 'fakegcs')
 BLOCKED = 0.2  # seconds; no callback may block an event loop for longer
 
 
+# What these fixtures start takes seconds: their tests come first, so that no other process takes any of them over.
+COSTLY = ('learning_interpreter', 'driver', 'azurite', 'oracle21', 'oracle24', 'grain', 'kappadata')
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    """Return the place of the first of the costly fixtures that a test takes by name or parameter."""
+    parameters = getattr(item, 'callspec', None)
+    names = [*getattr(item, 'fixturenames', ()), *(parameters.params.values() if parameters else ())]
+    return min((COSTLY.index(name) for name in names if isinstance(name, str) and name in COSTLY), default=len(COSTLY))
+
+
 _imported = [0]  # the number of modules when objects were frozen last
 
 
