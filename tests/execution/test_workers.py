@@ -7,7 +7,6 @@ import functools
 import itertools
 import multiprocessing.connection
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -375,6 +374,8 @@ def test_stopped_worker_with_a_full_pipe_does_not_block_the_loop():
 
 
 def drawn(i):
+    import random
+
     import torch
 
     return {'random': random.random(), 'numpy': np.random.rand(), 'torch': torch.rand(()).item()}
