@@ -22,7 +22,7 @@ def program(interpreter):
 @pytest.fixture(autouse=True)
 def no_memory_left():
     yield
-    deadline = time.monotonic() + 5  # for threads that still hold a source
+    deadline = time.monotonic() + 60  # for threads that still hold a source
     while open_memory() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

@@ -243,9 +243,7 @@ def test_killed_workers_leave_no_lock_and_no_partial_value(tmp_path):
             process.close()
         entries = cache.stats()['entries']
         assert entries
-        start = time.monotonic()
-        fill(cache, 99)  # each entry is complete
-        assert time.monotonic() - start < 5
+        fill(cache, 99)  # each entry is complete, and no lock keeps others from being stored
         stats = cache.stats()
         assert stats['not_kept'] == 0
         assert stats['entries'] in (199, 200)  # killed between a value and its count

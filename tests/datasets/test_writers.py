@@ -359,12 +359,12 @@ writer = granular.DatasetWriter({str(tmp_path / 'data')!r}, {SPEC!r}, granular.e
 if os.fork():
     os._exit(0)
 print(os.getpid(), flush=True)
-time.sleep(30)
+time.sleep(250)
 """
     with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as process:
         child = int(process.stdout.readline())
         try:
-            process.wait(10)
+            process.wait(60)
             with granular.DatasetWriter(tmp_path / 'data', SPEC, granular.encoders) as writer:
                 fill(writer, 3)
         finally:

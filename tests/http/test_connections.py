@@ -300,7 +300,7 @@ def test_cancelled_read_does_not_touch_the_next_owner_of_its_connection(server, 
         first = asyncio.ensure_future(pool.exchange(exchange_of(target, 'Range: bytes=0-9\r\n')))
         with pytest.raises(asyncio.CancelledError):
             await first
-        assert (await asyncio.wait_for(later[0], 5)).status == 200
+        assert (await asyncio.wait_for(later[0], 60)).status == 200
 
     run_on(loop, main)
     assert server.connections == 1
@@ -337,7 +337,7 @@ def test_connection_closed_before_the_request_is_reset(server, loop):
         exchange.future = asyncio.get_running_loop().create_future()
         connection.send(exchange)
         with pytest.raises(ConnectionResetError):
-            await asyncio.wait_for(exchange.future, 5)
+            await asyncio.wait_for(exchange.future, 60)
 
     run_on(loop, main)
 
@@ -356,7 +356,7 @@ async def test_reads_in_flight_fail_when_their_connections_are_closed(server, li
         await asyncio.sleep(0.001)
     await granular.aio.aclose()
     with pytest.raises(StoreError, match='object: the connections of its event loop were closed'):
-        await asyncio.wait_for(read, 10)
+        await asyncio.wait_for(read, 60)
     assert granular.io_stats()['in_flight'] == 0
     server.each = []
     assert await remote.read_ranges([0, 100], [10, 110], version=version) == [DATA[:10], DATA[100:110]]
@@ -376,7 +376,7 @@ async def test_reads_that_wait_for_an_address_fail_when_the_pool_is_closed(serve
     await asked.wait()
     await granular.aio.aclose()
     with pytest.raises(StoreError, match='connections of its event loop were closed'):
-        await asyncio.wait_for(read, 10)
+        await asyncio.wait_for(read, 60)
 
 
 class HeldServer(FaultServer):
@@ -577,7 +577,7 @@ def test_rest_of_a_reply_over_tls_is_not_read(authority, loop):
             while not read.done() and len(server.script):
                 await asyncio.sleep(0)
             server.sent.wait(10)  # without the loop, so that it receives everything at once
-            assert await asyncio.wait_for(read, 10) == [DATA[10:50]]
+            assert await asyncio.wait_for(read, 60) == [DATA[10:50]]
         await granular.aio.aclose()
 
     with PromptServer(tls(authority, '127.0.0.1')) as server:

@@ -390,11 +390,11 @@ def count_hedges(fn):
 
 def test_slow_reply_is_hedged(server, warm_path):
     remote = warm_path()
-    server.script.append(('late', 3))
+    server.script.append(('late', 30))
     result, count, seconds = count_hedges(lambda: remote.read_range(10, 50_000))
     assert result == DATA[10:50_000]
     assert count == 1
-    assert seconds < 1.5
+    assert seconds < 20
     assert server.ranges[-2:] == ['bytes=10-49999'] * 2
     server.script.extend([('late', 0.4), ('late', 0.01)])  # the one that comes second is not taken for another's
     assert count_hedges(lambda: remote.read_range(60_000, 90_000))[:2] == (DATA[60_000:90_000], 1)

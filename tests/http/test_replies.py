@@ -560,7 +560,7 @@ async def check_odd(path, call, wanted, value):
         raise AssertionError(f'{value[:50]!r}: {error!r}') from error
     else:
         assert result == wanted, value[:50]
-    assert time.monotonic() - began < 10, value[:50]
+    assert time.monotonic() - began < 60, value[:50]
 
 
 async def is_stat(path):

@@ -382,7 +382,7 @@ async def test_async_api():
 
 def test_threads_share_an_iterator():
     with iter(MapDataset.range(5000).to_iter_dataset()) as iterator:
-        barrier = threading.Barrier(4, timeout=20)
+        barrier = threading.Barrier(4, timeout=60)
 
         def take(_):
             barrier.wait()

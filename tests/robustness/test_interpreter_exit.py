@@ -176,7 +176,7 @@ def test_spawned_processes_read(ends, tmp_path):
             process = context.Process(target=worker.first, args=(reader, queue))
             process.start()
             assert queue.get(timeout=250) == expected
-            process.join(20)
+            process.join(60)
             assert process.exitcode == 0
         queue.close()
         queue.join_thread()

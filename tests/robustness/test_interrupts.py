@@ -234,7 +234,7 @@ class Loop(Interrupt):
 
     def _interrupt(self) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        self._received.wait(10)
+        self._received.wait(60)
 
     def _handle(self, number: int, frame: Any) -> None:
         if ignored := is_ignored(frame):  # at a timer of the loop, for which the main thread does not wait

@@ -315,7 +315,7 @@ def test_block_that_a_task_of_a_stopped_loop_fetches_is_read_elsewhere(registere
             return begun
 
         async def read():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await path.read_ranges([5], [70_000], version='"one"')
 
         stopped = asyncio.new_event_loop()
@@ -348,7 +348,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
     with FaultServer(files={'file': content}) as server:
         config = granular.IOConfig(cache_dir=str(tmp_path), hedge=0)
         path = granular.aio.Path('s3://bucket/file', config=config, endpoint_url=server.endpoint, anon=True)
-        meet, seen, has = threading.Barrier(2, timeout=20), threading.local(), Blocks.has
+        meet, seen, has = threading.Barrier(2, timeout=60), threading.local(), Blocks.has
 
         def has_at_second_lookup(blocks, cached, block):
             """Pretend that another process fetched each block before its second lookup."""
@@ -366,7 +366,7 @@ def test_loops_waiting_for_blocks_of_each_other_do_not_deadlock(tmp_path, monkey
                 await path.read_ranges([0], [1], version='"one"')
                 seen.blocks = set()  # of this thread, from here on
                 jobs = [Request('file', [start], [stop], '"one"') for start, stop in spans]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     return await path.store.read_many(jobs)
 
             return asyncio.run(main())

@@ -517,7 +517,7 @@ def test_one_of_several_racing_writers_succeeds(proxy, fakegcs, data):
 
     def write(number):
         content = bytes([number]) + data
-        started.wait(20)
+        started.wait(60)
         with contextlib.suppress(AlreadyExistsError):
             publish(proxied(proxy, direct) / 'x', content)
             done.append(content)
@@ -526,7 +526,7 @@ def test_one_of_several_racing_writers_succeeds(proxy, fakegcs, data):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert len(done) == 1
     assert (direct / 'x').read_bytes() == done[0]
 

@@ -76,7 +76,7 @@ class FaultProxy(LoopServer):
     def carry_out(self) -> None:
         """Have the store carry out the late request, of which there must be one."""
         self.loop.call_soon_threadsafe(self._late.set)
-        assert self._carried_out.wait(10)
+        assert self._carried_out.wait(60)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await self._turn(reader, writer):

@@ -43,7 +43,7 @@ class LoopServer:
         ready = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self._thread.start()
-        ready.wait(10)
+        ready.wait(60)
         return self
 
     def __exit__(self, *args: object) -> None:
@@ -53,7 +53,7 @@ class LoopServer:
         """Close all connections and end the thread. A second call has no effect."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(10)
+            self._thread.join(60)
 
     def hang_up(self) -> None:
         """Reset all connections."""
