@@ -70,9 +70,11 @@ def refuse_deferred(fn: object, yields: bool = False) -> None:
     """Raise an error for a function whose coroutine, or generator unless it ``yields``, would be taken for a result."""
     for function in (fn, getattr(fn, '__call__', None)):  # noqa: B004
         if inspect.iscoroutinefunction(function):
-            kind, remedy = 'coroutine', 'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
+            kind = 'coroutine'
+            remedy = 'only the coroutine of a source with `async def fetch(self, indices)` is awaited'
         elif not yields and (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
-            kind, remedy = 'generator', 'return a value, or pass a function that yields several to flat_map'
+            kind = 'generator'
+            remedy = 'return a value, or pass a function that yields several to flat_map'
         else:
             continue
         name = getattr(fn, '__qualname__', type(fn).__qualname__)
