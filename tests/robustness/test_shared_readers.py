@@ -90,7 +90,7 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize('kind', READERS)
+@pytest.mark.parametrize(('kind', 'path'), cover([list(READERS)], [STORES]), indirect=['path'])
 def test_reader_serves_many_loops_concurrently(kind, path):
     reader = READERS[kind](path)
     expected = [value_of(p) for p in asyncio.run(READERS[kind](path).fetch(range(COUNT)))]
@@ -314,7 +314,7 @@ def test_threads_that_are_switched_everywhere_get_each_element_once(kind):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(8):
+        for _ in range(5):
             with make() as items:
                 assert sorted(np.ravel(values_of(item))[0] for item in take_in_threads(items)) == list(range(COUNT))
     finally:
@@ -480,7 +480,7 @@ reader = aio.DatasetReader(place / 'data', granular.decoders)
 async def work(i):
     found = await reader.fetch([i, i + 1])
     assert found[0]['x'][0] == i
-    if i % 20 == 0:  # left in the middle
+    if i % 10 == 0:  # left in the middle
         items = aiter(aio.MapDataset.source(reader).to_iter_dataset(granular.ReadOptions(2, 16)).batch(2).prefetch(2))
         await anext(items)
         pages = aiter(reader)
@@ -496,7 +496,7 @@ def once(i):
 once(0)
 gc.collect()
 before = len(os.listdir('/proc/self/fd'))
-loops = [once(i) for i in range(100)]
+loops = [once(i) for i in range(40)]
 gc.collect()
 assert sum(loop() is not None for loop in loops) <= 1, sum(loop() is not None for loop in loops)
 assert len(os.listdir('/proc/self/fd')) <= before + 2, (before, len(os.listdir('/proc/self/fd')))
