@@ -39,7 +39,7 @@ def copied(iterator):
 def streams(api, reader):
     # Both APIs have the same names.
     source = api.MapDataset.source(reader).repeat(50)
-    forked = granular.MultiprocessingOptions(2, start_method='fork')
+    forked = granular.MultiprocessingOptions(1, start_method='fork')  # the Loader has two
     yield 'loader', lambda: api.Loader(api.sources.Epochs(reader), 2)
     yield 'loader with workers', lambda: api.Loader(api.sources.Epochs(reader), 2, workers=2, mp='fork')
     yield 'dataset', lambda: source.map(len)
@@ -52,7 +52,7 @@ def streams(api, reader):
         yield 'spawned workers', lambda: source.to_iter_dataset().mp_prefetch(1).batch(2).prefetch(2)
     yield 'data loader', lambda: api.DataLoader(data_source=reader, sampler=sampler())
     yield 'data loader with workers', lambda: api.DataLoader(
-        data_source=reader, sampler=sampler(), worker_count=2, start_method='fork'
+        data_source=reader, sampler=sampler(), worker_count=1, start_method='fork'
     )
     begin = iter if api is granular else aiter
     yield 'copied stream', lambda: copied(begin(api.MapDataset.range(6400).to_iter_dataset(small).prefetch(2)))

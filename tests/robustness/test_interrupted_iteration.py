@@ -196,7 +196,7 @@ def test_interrupted_iterator_loses_and_repeats_no_item(name: str, place: str, k
     assert len(expected) > 2
     expected = list(map(repr, plain(expected)))
     middle = counted.count // 2
-    for at in itertools.chain(points(counted.count), range(middle, middle + 8)):
+    for at in itertools.chain(points(counted.count), range(middle, middle + 5)):
         result: list[Any] = []
         with started() as iterator:
             interrupt = kind(at)
@@ -221,7 +221,7 @@ def test_interrupted_next_loses_and_repeats_no_element(name: str, kind: Any) -> 
     expected = plain(expected)
     assert len(expected) > 3
     middle = counted.count // 2
-    for at in itertools.chain(points(counted.count, few), range(middle, middle + (3 if few else 8))):
+    for at in itertools.chain(points(counted.count, few), range(middle, middle + (3 if few else 5))):
         result: list[Any] = []
         with running(make()) as iterator:
             interrupt = kind(at)

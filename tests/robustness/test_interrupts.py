@@ -250,7 +250,7 @@ class Loop(Interrupt):
 
 def points(count: int, few: bool = False) -> range:
     """Return the points at which a block that has ``count`` of them is interrupted; ``few`` if it starts processes."""
-    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 3 if few else 8)))
+    return range(1, count + 1, max(1, count // (500 if FULL_TABLES else 3 if few else 6)))
 
 
 @pytest.fixture(scope='module')
