@@ -257,7 +257,7 @@ def number(i, seed):
 socket.setdefaulttimeout(5)
 for method in ('fork', 'spawn'):
     if __name__ == '__main__':
-        kept, source = [], granular.sources.Transform(range(1600), number)
+        kept, source = [], granular.sources.Transform(range(800), number)
         with granular.Loader(source, 1, prefetch=16, workers=2, mp=method) as loader:
             for i, batch in enumerate(loader):
                 assert batch['x'][0, 0] == i
@@ -270,7 +270,7 @@ for method in ('fork', 'spawn'):
 
 @pytest.mark.parametrize(
     ('text', 'output'),
-    [(SLOW_FORKS, '[0, 0, 0, 0, 0]\n'), (TIMEOUT, '1599\n1599\n')],
+    [(SLOW_FORKS, '[0, 0, 0, 0, 0]\n'), (TIMEOUT, '799\n799\n')],
     ids=['slow forks', 'timeout of sockets'],
 )
 def test_programs_that_change_how_processes_work_get_their_batches(text, output, tmp_path):
