@@ -399,7 +399,7 @@ def test_checksums_that_a_killed_writer_left_are_replaced(request, store, record
 
     async def uploads():
         await ensure_event_loop()
-        return [upload async for upload in path.aio.store.uploads('')]
+        return [upload async for upload in path.aio.store.uploads(root.aio.key)]
 
     assert run(uploads()) == []
 
