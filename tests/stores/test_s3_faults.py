@@ -51,7 +51,7 @@ USUAL_PARTS = granular.IOConfig(
 )  # fmt: skip
 QUICK = small_parts(USUAL_PARTS)
 TWO_ATTEMPTS = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2))
-IMPATIENT = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2, first_byte_timeout=0.1, read_timeout=0.1))
+IMPATIENT = small_parts(dataclasses.replace(USUAL_PARTS, attempts=2, first_byte_timeout=0.5, read_timeout=0.5))
 FILES = {name: name.encode() for name in ('a0', 'a1', 'a2', 'a3', 'sub/b0', 'sub/b1')}
 SHARDS = 5
 PAGE = 2  # keys: each listing has several pages
