@@ -28,7 +28,7 @@ class WindowShuffled(Staged):
                 f'{self.describe()}: elements have no index since the stream resumed with window {state["window"]} at '
                 f'element {first}: expected element {state["window"] * self._size}'
             )
-        return min(self.length(), first + cast(int, state['place']))
+        return first + cast(int, state['place'])
 
     def state_at(self, index: int) -> Any:
         window, place = divmod(index, self._size)
