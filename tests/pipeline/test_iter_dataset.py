@@ -633,8 +633,8 @@ def test_end_of_a_stream_that_dropped_every_element_is_a_warning(name, caplog):
 
 @pytest.mark.parametrize('name', ['batch', 'rebatch'])
 def test_stream_too_short_for_a_batch_is_a_warning(name, caplog):
-    def stream(size):
-        short = MapDataset.range(5).to_iter_dataset()
+    def stream(size, count=5):
+        short = MapDataset.range(count).to_iter_dataset()
         return getattr(short.batch(2) if name == 'rebatch' else short, name)(size, drop_remainder=True)
 
     assert list(stream(6)) == []
@@ -645,7 +645,7 @@ def test_stream_too_short_for_a_batch_is_a_warning(name, caplog):
         next(iterator)
         resumed.set_state(iterator.get_state())
         assert (list(iterator), list(resumed)) == ([], [])
-    assert list(MapDataset.range(0).to_iter_dataset().batch(3, drop_remainder=True)) == []
+    assert list(stream(3, 0)) == []
     assert list(MapDataset.range(0).batch(3, drop_remainder=True)) == []
     assert not caplog.records
     assert list(MapDataset.range(5).batch(6, drop_remainder=True)) == []
