@@ -412,6 +412,11 @@ def test_states_fit_other_sizes_of_read_ahead():
 
 
 NUMBERS = granular.MapDataset.range(20).to_iter_dataset()
+HELD = [
+    {'count': 5, 'ended': False, 'after': after, 'changes': changes}
+    for after in (None, 0, {})
+    for changes in ([], None, [[1]], [[None, {}]], [['1', {}]], [[3, {}], [1, {}]])
+] + [{'count': 5, 'ended': ended, 'after': {}} for ended in (None, 'x', [], 1)]
 
 
 @pytest.mark.parametrize(
@@ -420,6 +425,7 @@ NUMBERS = granular.MapDataset.range(20).to_iter_dataset()
         (NUMBERS.batch(4).rebatch(3), 'place', [-1, None, '0', {}, 1 << 63]),
         (NUMBERS.flat_map(lambda value: [value, value]), 'place', [-1, 1.0]),
         (NUMBERS.window_shuffle(5, 0), 'place', [-1, 5, 6]),
+        (granular.IterDataset.mix({'a': NUMBERS}).window_shuffle(5, 0), 'held', [{}, 5, *HELD]),
         (NUMBERS.filter(bool).map_with_index(lambda i, value: value), 'count', [-1, 'x']),
         (NUMBERS.repeat(2), 'epoch', [None]),
         (NUMBERS.limit(5), 'count', [[]]),
