@@ -13,7 +13,8 @@ NUMBERS = 7
 
 
 def interleaved(shard):
-    parts = [MapDataset.range(first, first + NUMBERS).to_iter_dataset(shard_options=shard) for first in (0, 100)]
+    stops = (NUMBERS, 100 + NUMBERS, 206, 306)
+    parts = [MapDataset.range(stop // 100 * 100, stop).to_iter_dataset(shard_options=shard) for stop in stops]
     return IterDataset.interleave(parts, 1)
 
 
