@@ -431,7 +431,7 @@ HELD = [
         (NUMBERS.limit(5), 'count', [[]]),
         (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'count', [-1]),
         (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'parents', [[0], 0, [None, None]]),
-        (granular.IterDataset.mix({'a': NUMBERS}), 'parents', [5, {'a': {}}]),
+        (granular.IterDataset.mix({'a': NUMBERS}), 'parents', [5, {}, {'a': {}}]),
         (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'turn', [2, None]),
         (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'open', [[0, 7], ['0', 1], None]),
         (granular.IterDataset.interleave([NUMBERS, NUMBERS], 2), 'parents', [{'0': None}, {'0': {}}, []]),
