@@ -28,14 +28,14 @@ def repeated_in_turn(shard):
 
 
 @pytest.mark.parametrize('make', [interleaved, repeated, repeated_in_turn])
-@pytest.mark.parametrize('hosts', [(1, 2, 1), (2, 2, 1), (1, 3, 2), (3, 2, 3)])
+@pytest.mark.parametrize('hosts', [(1, 2, 2, 1), (2, 2, 2, 1), (1, 3, 3, 2), (3, 2, 2, 3)])
 @pytest.mark.parametrize('first', [0, 1, 2])
 def test_no_element_is_repeated_or_left_out(make, hosts, first):
     expected = collections.Counter(make(ShardOptions(0, 1)))
     for second in range(1, expected.total() // hosts[1] - first * hosts[0]):
         given, states = collections.Counter(), None
         try:
-            for count, number in zip(hosts, (first, second, None), strict=True):
+            for count, number in zip(hosts, (first, second, 0, None), strict=True):  # also states of what was restored
                 parts = [iter(make(ShardOptions(host, count))) for host in range(count)]
                 for host, part in enumerate(parts):
                     if states:
