@@ -32,6 +32,7 @@ STREAMS = {
         'X.ThreadPrefetchIterDataset(d.to_iter_dataset().batch(3), prefetch_buffer_size=2)',
     ),
     'repeat': ('d.to_iter_dataset().repeat(3)', None),
+    'repeat, empty': ('d[:0].to_iter_dataset().repeat(3)', None),
     'repeat, one': ('d.to_iter_dataset().batch(100).repeat(3)', None),
     'repeat, batch': ('d.to_iter_dataset().batch(4, drop_remainder=True).repeat(2).limit(9).batch(2)', None),
     'shard': ('d.to_iter_dataset(shard_options=ShardOptions(1, 3)).batch(2)', None),
