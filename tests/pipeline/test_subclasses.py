@@ -83,6 +83,18 @@ print(json.dumps([[plain(x) for x in eval(text)] for text in json.loads(sys.argv
         assert [x.tolist() if hasattr(x, 'tolist') else x for x in eval(text, classes)] == expected, text
 
 
+def test_dataset_without_parents_has_an_end():
+    class Squares(MapDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return self.slice(index) if isinstance(index, slice) else {'x': index**2}
+
+    with granular.Loader(Squares(), 2) as loader:
+        assert [batch['x'].tolist() for batch in loader] == [[0, 1], [4, 9]]
+
+
 def test_states_are_exact():
     stream = Sums(MapDataset.range(7).to_iter_dataset()).map(lambda x: -x).filter(lambda x: x % 2)
     with iter(stream) as iterator:
