@@ -1,6 +1,7 @@
 """Hosts whose shards have unequal lengths, also because of where they continued: states are exact, or refused."""
 
 import collections
+import functools
 import itertools
 
 import pytest
@@ -22,12 +23,19 @@ def repeated(shard):
     return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).repeat(3)
 
 
+def repeated_behind_prefetch(size, shard):
+    return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).prefetch(size).repeat(3)
+
+
 def repeated_in_turn(shard):
     first = MapDataset.range(NUMBERS - 1).to_iter_dataset(shard_options=shard).repeat(2)
     return IterDataset.interleave([first, MapDataset.range(100, 106).to_iter_dataset(shard_options=shard)], 1)
 
 
-@pytest.mark.parametrize('make', [interleaved, repeated, repeated_in_turn])
+PREFETCHED = [functools.partial(repeated_behind_prefetch, size) for size in (0, 2)]
+
+
+@pytest.mark.parametrize('make', [interleaved, repeated, *PREFETCHED, repeated_in_turn])
 @pytest.mark.parametrize('hosts', [(1, 2, 2, 1), (2, 2, 2, 1), (1, 3, 3, 2), (3, 2, 2, 3)])
 @pytest.mark.parametrize('first', [0, 1, 2])
 def test_no_element_is_repeated_or_left_out(make, hosts, first):
