@@ -23,6 +23,10 @@ def repeated(shard):
     return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).repeat(3)
 
 
+def repeated_evenly(shard):  # but for an epoch that other hosts have begun
+    return MapDataset.range(NUMBERS - 1).to_iter_dataset(shard_options=shard).repeat(3)
+
+
 def repeated_behind_prefetch(size, shard):
     return MapDataset.range(NUMBERS).to_iter_dataset(shard_options=shard).prefetch(size).repeat(3)
 
@@ -35,7 +39,7 @@ def repeated_in_turn(shard):
 PREFETCHED = [functools.partial(repeated_behind_prefetch, size) for size in (0, 2)]
 
 
-@pytest.mark.parametrize('make', [interleaved, repeated, *PREFETCHED, repeated_in_turn])
+@pytest.mark.parametrize('make', [interleaved, repeated, repeated_evenly, *PREFETCHED, repeated_in_turn])
 @pytest.mark.parametrize('hosts', [(1, 2, 2, 1), (2, 2, 2, 1), (1, 3, 3, 2), (3, 2, 2, 3)])
 @pytest.mark.parametrize('first', [0, 1, 2])
 def test_no_element_is_repeated_or_left_out(make, hosts, first):
