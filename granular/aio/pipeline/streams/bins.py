@@ -33,7 +33,7 @@ class Document:
         """Return the next values of each feature as a segment; meta features are never split, and repeat."""
         parts = []
         for i, (feature, array, count) in enumerate(zip(features, self.arrays, counts, strict=True)):
-            if feature.meta or count == self.sizes[i]:
+            if count == self.sizes[i]:  # as of each meta feature
                 parts.append(array)
             else:
                 parts.append(array[self.offsets[i] : self.offsets[i] + count])
