@@ -489,6 +489,14 @@ def test_cache_refuses_the_state_of_another_host(taken):
         one.set_state(other.get_state())
 
 
+def test_stages_before_one_that_holds_elements_refuse_the_state_of_another_host():
+    hosts = [MapDataset.range(20).to_iter_dataset(shard_options=ShardOptions(host, 2)) for host in range(2)]
+    one, other = (iter(stream.batch(2).limit(9).rebatch(3)) for stream in hosts)
+    assert [next(one).tolist(), next(other).tolist()] == [[0, 2, 4], [1, 3, 5]]
+    with pytest.raises(StateError, match='the state is of host 1 of 2, this is host 0'):
+        one.set_state(other.get_state())
+
+
 def test_streams_without_elements_end():
     empty = MapDataset.range(5).to_iter_dataset().filter(lambda x: x > 9)
     for stream in (empty.repeat(), empty.repeat(2), empty.cache(), empty.limit(3), empty.batch(2).rebatch(3)):
