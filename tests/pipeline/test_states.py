@@ -490,6 +490,16 @@ def test_processes_with_other_paths_are_at_the_same_position(folders):
     assert granular.load_state(folders / 'states')['step'] == 0
 
 
+def test_processes_with_other_shares_of_a_mix_are_not_at_the_same_position(tmp_path):
+    for index, weights in enumerate(([1, 1], [3, 1])):
+        with iter(granular.IterDataset.mix([NUMBERS, NUMBERS], weights)) as iterator:
+            for _ in range(4):
+                next(iterator)
+            granular.save_state(tmp_path, iterator.get_state(), granular.ShardOptions(index, 2))
+    with pytest.raises(StateError, match='save all of them after the same number of elements'):
+        granular.load_state(tmp_path)
+
+
 def test_block_orders_of_earlier_states_are_compared():
     dataset = granular.MapDataset.range(100).shuffle(1, shuffle.Blocks(8, 16)).map(lambda i: {'i': i})
     with granular.Loader(dataset, 10) as batches:
