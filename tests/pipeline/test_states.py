@@ -429,6 +429,7 @@ HELD = [
         (NUMBERS.filter(bool).map_with_index(lambda i, value: value), 'count', [-1, 'x']),
         (NUMBERS.repeat(2), 'epoch', [None]),
         (NUMBERS.limit(5), 'count', [[]]),
+        (NUMBERS.limit(5), 'parent', [-1, 21, 1 << 63, 2.0, None, True]),
         (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'count', [-1]),
         (granular.IterDataset.mix([NUMBERS, NUMBERS]), 'parents', [[0], 0, [None, None]]),
         (granular.IterDataset.mix({'a': NUMBERS}), 'parents', [5, {}, {'a': {}}]),
