@@ -236,7 +236,7 @@ class Packing(Holding):
             raise StateError(f'pack: expected a row >= {state["rows"]}, got {row}')
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
-        self._after, self._row, self._rows, self._pending = self._base, row, None, None
+        self._row, self._rows, self._pending = row, None, None
 
     def _forget(self) -> None:
         super()._forget()
