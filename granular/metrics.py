@@ -80,6 +80,7 @@ class _Fields:
                 setattr(self, name, own + value)
 
     def clear(self) -> None:
+        """Begin at zero."""
         fresh = type(self)()
         for name in self.__slots__:
             setattr(self, name, getattr(fresh, name))
