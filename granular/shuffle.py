@@ -328,11 +328,10 @@ def permute(positions: Ints, length: int, seed: int) -> Ints:
 @functools.lru_cache(64)
 def _table(length: int, seed: int) -> Ints:
     """Compute a small permutation as a whole: most of the cipher's numbers are out of range and need long walks."""
-    following = _encipher(np.arange(1 << _MIN_BITS, dtype=np.uint32), _MIN_BITS // 2, _keys(seed)).astype(np.int64)
+    following = _encipher(np.arange(1 << _MIN_BITS, dtype=np.uint32), _MIN_BITS // 2, _keys(seed)).astype(np.uint16)
     while (following[:length] >= length).any():
-        far = np.flatnonzero(following >= length)
-        following[far] = following[following[far]]
-    return following[:length].copy()
+        following = np.where(following < length, following, following[following])
+    return following[:length].astype(np.int64)
 
 
 def _bits(length: int) -> int:
