@@ -7,7 +7,8 @@ PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check
 ORACLES := .oracles/0.21.1/ready .oracles/0.24.2/ready .oracles/grain/ready \
 	.oracles/kappadata-0.0.8/ready .oracles/kappadata-1.4.15/ready
 
-RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata spdl lance
+RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litdata granular kappadata spdl datago \
+	energon lance
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
@@ -139,6 +140,8 @@ litdata     := $(TORCH) litdata boto3
 granular    := granular==0.24.2 elements pillow av
 kappadata   := $(TORCH) numpy
 spdl        := spdl spdl-io numpy
+datago      := datago numpy
+energon     := $(TORCH) megatron-energon webdataset numpy
 lance       := pylance numpy
 # What it requires has no build for the CPU, and its caches do not need it.
 bare_kappadata := kappadata

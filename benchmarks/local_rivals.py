@@ -1,4 +1,4 @@
-"""Local data beside SPDL, which decodes images, and Lance, which takes random rows: processor time of a record."""
+"""Local data beside loaders that decode images, and Lance, which takes random rows: processor time of a record."""
 
 import functools
 import pathlib
@@ -19,15 +19,27 @@ TAKEN = 256
 
 
 def local_rivals(data: Data, server: Server) -> Result:
-    """Compare decoded JPEG images of 500 by 375 with SPDL, and 256 random records of 100 kB with Lance."""
+    """Compare JPEG images of 500 by 375 with SPDL, datago and Megatron-Energon, and 256 random records with Lance."""
     images, files = _images(data)
+
+    def write(target: pathlib.Path) -> None:
+        rival(data, 'energon', 'energon', 'write', files=str(files), folder=str(target))
+
+    tars = data.once('energon', write)
     job = {'batch': BATCH, 'batches': data.count(400)}
     decoding = _in_turns(
         data,
         'images of 500 by 375, decoded, batch 32, both cores',
         {
             'granular Loader': functools.partial(ours, data, 'decode', None, 'local_rivals', url=str(images), **job),
-            'SPDL': functools.partial(rival, data, 'spdl', 'spdl', 'read', core=None, folder=str(files), **job),
+            **{
+                who: functools.partial(rival, data, name, name, 'read', core=None, folder=str(folder), **job)
+                for who, name, folder in (
+                    ('SPDL', 'spdl', files),
+                    ('datago', 'datago', files),
+                    ('Megatron-Energon', 'energon', tars),
+                )
+            },
         },
     )
     job = {'count': data.count(10_000)}
@@ -47,10 +59,11 @@ def local_rivals(data: Data, server: Server) -> Result:
     )
     bars = [
         Bar(f'CPU of a {what} / {who}', mine / theirs, 1.0, f'{mine:,.0f} us / {theirs:,.0f} us', at_most=True)
-        for what, who, (mine, theirs) in (
-            ('JPEG of 500 x 375 through the Loader', 'SPDL', decoding.values()),
-            ('random record of 100 kB, local disk', 'Lance', taking.values()),
+        for what, whose, (mine, *others) in (
+            ('JPEG of 500 x 375 through the Loader', ('SPDL', 'datago', 'Megatron-Energon'), decoding.values()),
+            ('random record of 100 kB, local disk', ('Lance',), taking.values()),
         )
+        for who, theirs in zip(whose, others, strict=True)
     ]
     title = 'Processor time on local data, both cores'
     return bars, [table('local_rivals', title, 'us/record', decoding | taking)]
