@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib.resources
 import json
-import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -12,6 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from granular._redact import hidden
+from granular._words import logger
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import CORES, Threads, call_in, offload
@@ -36,8 +36,6 @@ from granular.view.previews import LINE, TEXT
 from granular.view.search import Condition, search
 from granular.view.sources import Source, Value, reason
 from granular.view.statistics import histograms
-
-logger = logging.getLogger('granular')
 
 ROWS: Final = 200
 """Datapoints, values of a sequence or pictures in a reply."""

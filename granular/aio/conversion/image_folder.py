@@ -2,21 +2,18 @@
 
 import collections
 import contextlib
-import logging
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 import numpy as np
 
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.conversion.infer import FileRecord
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import InvalidArgumentError, NotFoundError
-
-logger: Final = logging.getLogger('granular')
 
 IMAGE_SUFFIXES: Final = ('jpg', 'jpeg', 'png', 'webp', 'gif', 'bmp', 'tif', 'tiff', 'ppm', 'pgm')
 _ENDINGS: Final = tuple(f'.{suffix}' for suffix in IMAGE_SUFFIXES)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import os
 import pathlib
 import re
@@ -16,6 +15,7 @@ import numpy as np
 from granular import formats
 from granular._lazy import import_extra
 from granular._other_names import Unindexed
+from granular._words import logger
 from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
 from granular.aio.conversion.infer import JSONText, NumpyFile
 from granular.aio.conversion.stored import StoredRecords, is_stored
@@ -41,8 +41,6 @@ from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
 from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.indexing import Ints
-
-logger: Final = logging.getLogger('granular')
 
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
 FORMATS: Final[tuple[str, ...]] = get_args(Format)

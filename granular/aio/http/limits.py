@@ -8,13 +8,12 @@ up its attempts in an outage.
 import asyncio
 import collections
 import contextlib
-import logging
 import math
 import resource
 import time
 from typing import Any, Final, Protocol
 
-logger: Final = logging.getLogger('granular')
+from granular._words import logger
 
 _FIRST, _FEWEST, _MOST = 256, 8, 2048
 _START: Final = 4  # requests to a store that has not answered yet

@@ -5,13 +5,13 @@ import collections
 import contextlib
 import ipaddress
 import itertools
-import logging
 import socket
 import ssl
 import weakref
 from collections.abc import Collection, Sequence
 from typing import Any, Final, TypeVar
 
+from granular._words import logger
 from granular.aio.http.connection import SCRATCH, Connection, Exchange, PoolClosedError, StaleError, now
 from granular.aio.http.limits import descriptors
 from granular.aio.http.messages import Head, Origin
@@ -23,8 +23,6 @@ from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
 from granular.errors import GranularError
 from granular.metrics import StoreMetrics
-
-logger: Final = logging.getLogger('granular')
 
 _KEEP: Final = 15.0  # seconds after which an idle connection is not reused: routers drop them silently
 _NAMES_FOR: Final = 60.0  # seconds for which the addresses of a host are cached

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from granular._redact import hidden
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.http.connection import PoolClosedError
 from granular.aio.http.download import Download
 from granular.aio.http.limits import Budget, Limit, Pauses
@@ -32,7 +32,6 @@ from granular.errors import (
 )
 from granular.metrics import StoreMetrics
 
-logger: Final = logging.getLogger('granular')
 T = TypeVar('T')
 
 _RETRIED: Final = frozenset((408, 429, 500, 502, 503, 504))

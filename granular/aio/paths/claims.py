@@ -5,7 +5,6 @@ to write a dataset, in a bucket.
 import asyncio
 import functools
 import json
-import logging
 import math
 import os
 import re
@@ -15,6 +14,7 @@ import weakref
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
+from granular._words import logger
 from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.background import background
 from granular.aio.runtime.lifecycle import ending_with
@@ -30,8 +30,6 @@ _RENEWED: Final = 300.0  # seconds
 _STALE: Final = 3 * _RENEWED
 
 _TakeOver = Literal['ended', 'stale', 'conversions', 'unknown', 'any']
-
-logger: Final = logging.getLogger('granular')
 
 
 def is_claim(name: str) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar
 
 from granular._lazy import at_exit, import_if_installed
+from granular._words import logger
 from granular.aio.runtime import threads
 from granular.aio.runtime.forking import after_fork, inherited
 from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, outside_loops, running_loop, start_coroutine
@@ -29,7 +30,6 @@ from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
 
-logger: Final = logging.getLogger('granular')
 
 _STOP_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts

@@ -4,7 +4,6 @@ import abc
 import asyncio
 import contextlib
 import copy
-import logging
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -13,6 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 from granular._lazy import at_exit
 from granular._other_names import Answering
+from granular._words import logger
 from granular.aio.runtime.bridge import bridge
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock, Turn
@@ -22,8 +22,6 @@ from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import computing
 from granular.errors import ClosedError, GranularError, UnsupportedError
-
-logger: Final = logging.getLogger('granular')
 
 T = TypeVar('T')
 

@@ -1,12 +1,12 @@
 """Concurrent reads of byte ranges from many objects, with a single plan for all of them."""
 
 import contextvars
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
 
+from granular._words import logger
 from granular.aio.runtime.buffers import keep_freed
 from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.stores import Request, Store, ranges
@@ -19,7 +19,6 @@ T = TypeVar('T')
 _BITS: Final = 46
 _MOST: Final = 1 << (62 - _BITS)
 
-logger: Final = logging.getLogger('granular')
 
 past_caches: Final[contextvars.ContextVar[bool]] = contextvars.ContextVar('past_caches', default=False)
 """True where corrupt data is read once more: all caches are passed by, and get the bytes that the store has."""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import shutil
 import time
@@ -12,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, cast
 
 from granular._other_names import answering
-from granular._words import counted
+from granular._words import counted, logger
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
 from granular.aio.paths.copy import FolderCopy, is_within, relative_name
 from granular.aio.paths.file import Progress
@@ -37,8 +36,6 @@ from granular.errors import (
 )
 from granular.formats.base import parse_json
 from granular.formats.layout import shard_name
-
-logger: Final = logging.getLogger('granular')
 
 MARKER: Final = '.granular-copy.json'
 """The file in a copied folder that names the source and tells whether the copy is complete."""

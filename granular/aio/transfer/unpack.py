@@ -5,7 +5,6 @@ import contextlib
 import functools
 import gzip
 import io
-import logging
 import lzma
 import os
 import shutil
@@ -16,11 +15,10 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 from granular._lazy import import_extra
+from granular._words import logger
 from granular.aio.stores.errors import translated
 from granular.config import KiB, MiB
 from granular.errors import CorruptArchiveError, InvalidArgumentError, StoreError, UnsupportedError
-
-logger: Final = logging.getLogger('granular')
 
 _CHUNK: Final = MiB
 _ZSTD_STEP: Final = 4 * KiB  # bytes that are decompressed at a time, to 128 MiB at most

@@ -10,13 +10,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
+from granular._words import logger
 from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.forking import after_fork
 from granular.aio.runtime.loops import running_loop
@@ -35,8 +35,6 @@ _FETCH_TIMEOUT: Final = 20.0  # seconds to wait for what another process or task
 _PAUSE: Final = 30.0  # seconds in which no blocks are added after the folder failed
 
 T = TypeVar('T')
-
-logger: Final = logging.getLogger('granular')
 
 
 class ByteRange(NamedTuple):

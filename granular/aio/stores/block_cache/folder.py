@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from granular._words import logger
 from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.stores.local.locks import RangeLocks
 from granular.aio.stores.owner_only import open_file, open_folder
@@ -22,8 +23,6 @@ _TABLE: Final = 1 << 34  # bytes of the mapping, for 64 TiB of objects; the file
 _LOCK_TIMEOUT: Final = 5.0  # seconds to wait for the lock, which is held for moments
 _LOG_INTERVAL: Final = 30.0  # seconds in which further damage is only logged as DEBUG
 _UNSUPPORTED: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without reservations
-
-logger: Final = logging.getLogger('granular')
 
 
 class CacheFolder:

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import logging
 import math
 import os
 import time
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from granular._lazy import import_extra
 from granular._redact import hidden
+from granular._words import logger
 from granular.aio.stores.errors import translated
 from granular.aio.stores.lent import LENT
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, StoreError
@@ -20,8 +20,6 @@ _SCOPES: Final = ('https://www.googleapis.com/auth/devstorage.full_control',)
 _RENEW_BEFORE: Final = 300.0  # seconds before the expiry of a token in which it is renewed
 _RENEW_INTERVAL: Final = 30.0  # minimum seconds between two attempts to renew a valid token
 _TOKEN_NAMES: Final = ('anon', 'google_default', 'cloud')
-
-logger: Final = logging.getLogger('granular')
 
 
 class Login:

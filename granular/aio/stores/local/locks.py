@@ -2,19 +2,17 @@
 
 import errno
 import fcntl
-import logging
 import os
 import struct
 from typing import BinaryIO, Final
 
+from granular._words import logger
 from granular.aio.runtime.descriptor import Descriptor
 from granular.aio.runtime.forking import each_after_fork, inherited
 from granular.errors import AlreadyExistsError
 
 # Errors of file systems that have no such locks, or none on folders, such as NFS.
 _UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-
-logger: Final = logging.getLogger('granular')
 
 
 def lock(fd: int, shared: bool = False) -> bool | None:

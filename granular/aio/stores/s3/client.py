@@ -6,12 +6,12 @@ import contextlib
 import datetime
 import functools
 import hashlib
-import logging
 import re
 import urllib.parse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from granular._words import logger
 from granular.aio.http.digests import digest
 from granular.aio.http.download import coding_of
 from granular.aio.http.messages import Target, http_date
@@ -39,7 +39,6 @@ _BUCKET_CHECKS: Final = 5  # attempts to list a new bucket
 _MAX_PAGE: Final = 16 * MiB  # maximum bytes of a page; 1,000 fully escaped keys of 1,024 bytes take some 10 MB
 _REGION: Final = re.compile(r'[a-z]{2,4}(-[a-z]{2,12}){1,3}-\d{1,2}')
 _READ_HEADERS: Final = {'x-amz-checksum-mode': 'ENABLED'}  # requests the checksum of an object that is read whole
-logger: Final = logging.getLogger('granular')
 
 
 class S3Client(Client):

@@ -1,10 +1,10 @@
 """Servers that ignore the conditions of requests, as some of other vendors do."""
 
 import functools
-import logging
 import uuid
 from typing import Final
 
+from granular._words import logger
 from granular.aio.http.transport import Answer
 from granular.aio.runtime.lock import Lock
 from granular.aio.stores.s3 import replies as s3replies
@@ -18,7 +18,6 @@ NEW: Final = {'If-None-Match': '*'}
 
 _REFUSED: Final = (409, 412)
 
-logger: Final = logging.getLogger('granular')
 _honour: Final[dict[str, bool]] = {}  # by endpoint
 _turns: Final = Lock()
 

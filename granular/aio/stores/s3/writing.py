@@ -3,11 +3,11 @@
 import base64
 import functools
 import hashlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from granular._words import logger
 from granular.aio.http.digests import digest
 from granular.aio.http.messages import http_date
 from granular.aio.http.retry import code_of, no_such_bucket
@@ -35,8 +35,6 @@ _CONFLICTS: Final = 3  # attempts to publish an object that the store reports as
 _READ: Final = 8 * MiB  # bytes per read of an object that is read back
 _CLOCK_SKEW: Final = 2.0  # seconds by which the times of a store's replies and objects may differ
 _REFUSALS: Final = (404, 409, 412, 501)
-
-logger: Final = logging.getLogger('granular')
 
 
 class _Confirmation(NamedTuple):
