@@ -12,7 +12,7 @@ RIVALS := aiohttp obstore s3fs gcsfs tensorstore grain webdataset streaming litd
 # A build for the CPU: the plain name brings gigabytes of CUDA.
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo test test-full lint docs docs-links release-check bench bench-quick faults soak redis chromium azurite servers screenshots clean
+.PHONY: demo test test-full test-drivers lint docs docs-links release-check bench bench-quick faults soak redis chromium azurite servers screenshots clean
 
 demo: $(VENV)/demo
 	$(BIN)/granular demo
@@ -27,6 +27,10 @@ test: $(VENV)/test $(ORACLES) redis chromium azurite
 test-full: export GRANULAR_FULL_TABLES = 1
 test-full: override ARGS += --timeout=3600
 test-full: test
+
+# Trainings that Lightning, Accelerate, the HF Trainer, torchdata, Ray Train and Orbax drive. Tests of one program share it.
+test-drivers: $(VENV)/drivers
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/drivers $(ARGS)
 
 # What mypy sees depends on what is installed, so it is given all of it.
 lint: $(VENV)/test $(VENV)/lint
@@ -98,6 +102,11 @@ $(VENV)/demo: pyproject.toml | $(BIN)/python
 $(VENV)/test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -c 'import torch' 2> /dev/null || $(PIP) '$(TORCH)'
 	$(PIP) -e '.[all,test]'
+	touch $@
+
+# Behind the test environment, whose torch is a build for the CPU that satisfies all of them.
+$(VENV)/drivers: pyproject.toml $(VENV)/test
+	$(PIP) -e '.[drivers]'
 	touch $@
 
 $(VENV)/bench: pyproject.toml | $(BIN)/python

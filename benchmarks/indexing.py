@@ -19,7 +19,7 @@ from benchmarks.nginx import Server
 from benchmarks.remote import ours
 from benchmarks.rivals.timing import memory
 from granular.aio.datasets.sharded_reader import indexed_shards_of
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.aio.stores.remote import RemoteStore
 from granular.formats.bit_packing import WORD, pack
 from granular.formats.checksums import crc32c

@@ -8,6 +8,7 @@ from its checkpoint, with any number of ranks that divides the batch: the ranks 
 """
 
 import argparse
+import functools
 import io
 import os
 
@@ -47,7 +48,8 @@ def cnn(classes: int) -> nn.Module:
 def train(data: granular.Path, checkpoint: granular.Path, epochs: int, rank: int, ranks: int) -> None:
     """Train from the checkpoint on, if there is one."""
     device = torch.device('cuda', int(os.environ.get('LOCAL_RANK', '0'))) if torch.cuda.is_available() else 'cpu'
-    reader = granular.open(data)
+    rgb = functools.partial(granular.formats.decode_image, mode='RGB')  # gray images and those with alpha, too
+    reader = granular.open(data, {**granular.decoders, 'jpg': rgb, 'png': rgb})
     classes = 1 + max(datapoint['label'] for datapoint in reader.fetch(range(len(reader)), ('label',)))
     torch.manual_seed(0)
     model = cnn(classes).to(device)

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.samplers import IndexSampler as IndexSampler
     from granular.aio.pipeline.samplers import RecordMetadata as RecordMetadata
     from granular.aio.pipeline.samplers import SequentialSampler as SequentialSampler
+    from granular.aio.pipeline.shards import NoSharding as NoSharding
+    from granular.aio.pipeline.shards import ShardByJaxProcess as ShardByJaxProcess
+    from granular.aio.pipeline.shards import ShardByTorchRank as ShardByTorchRank
+    from granular.aio.pipeline.shards import ShardOptions as ShardOptions
     from granular.aio.pipeline.spec import ShapeDtypeStruct as ShapeDtypeStruct
     from granular.aio.pipeline.transforms import Batch as Batch
     from granular.aio.pipeline.transforms import DatasetOptions as DatasetOptions
@@ -45,13 +49,9 @@ if TYPE_CHECKING:
     from granular.aio.pipeline.transforms import MapTransform as MapTransform
     from granular.aio.pipeline.transforms import MapWithIndexTransform as MapWithIndexTransform
     from granular.aio.pipeline.transforms import MultiprocessingOptions as MultiprocessingOptions
-    from granular.aio.pipeline.transforms import NoSharding as NoSharding
     from granular.aio.pipeline.transforms import RandomMapTransform as RandomMapTransform
     from granular.aio.pipeline.transforms import RangeDataSource as RangeDataSource
     from granular.aio.pipeline.transforms import ReadOptions as ReadOptions
-    from granular.aio.pipeline.transforms import ShardByJaxProcess as ShardByJaxProcess
-    from granular.aio.pipeline.transforms import ShardByTorchRank as ShardByTorchRank
-    from granular.aio.pipeline.transforms import ShardOptions as ShardOptions
     from granular.aio.transfer.local_copy import LocalCopy as LocalCopy
     from granular.config import IOConfig as IOConfig
     from granular.formats.codecs import decoders as decoders
@@ -110,11 +110,11 @@ else:
             'granular.aio.pipeline.nodes.source': 'RandomAccessDataSource',
             'granular.aio.pipeline.nodes.stacking': 'batch_and_pad',
             'granular.aio.pipeline.samplers': 'IndexSampler RecordMetadata SequentialSampler',
+            'granular.aio.pipeline.shards': 'NoSharding ShardByJaxProcess ShardByTorchRank ShardOptions',
             'granular.aio.pipeline.spec': 'ShapeDtypeStruct',
             'granular.aio.pipeline.transforms': (
                 'Batch DatasetOptions FilterTransform FlatMapTransform MapTransform MapWithIndexTransform '
-                'MultiprocessingOptions NoSharding RandomMapTransform RangeDataSource ReadOptions '
-                'ShardByJaxProcess ShardByTorchRank ShardOptions'
+                'MultiprocessingOptions RandomMapTransform RangeDataSource ReadOptions'
             ),
             'granular.aio.transfer.local_copy': 'LocalCopy',
             'granular.config': 'IOConfig',

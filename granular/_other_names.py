@@ -130,7 +130,8 @@ def refuse_unknown(
     if count > len(by_position):
         names = [', '.join(by_position), f'{", ".join(by_name)} by name' if by_name else '']
         expected = ', and '.join(filter(None, names)) or 'no arguments'
-        raise UnknownArgumentError(f'{owner}: expected {expected}, got {count} by position') from None
+        remedy = ': pass a list of datasets' if by_position == ['datasets'] else ''
+        raise UnknownArgumentError(f'{owner}: expected {expected}, got {count} by position{remedy}') from None
 
 
 class Answering:

@@ -66,13 +66,17 @@ class IOConfig:
     max_request: int = _env('max_request', -1, 'bytes above which one range becomes several requests')
     tail: int = _env('tail', 64 * KiB, "bytes of a bag's end that are requested when it is opened")
     connect_timeout: float = _env(
-        'connect_timeout', 5.0, 'seconds to establish a connection, with retries if the server was never reached'
+        'connect_timeout',
+        5.0,
+        'seconds to establish a connection; half of those for which a server that never replied is tried',
     )
     first_byte_timeout: float = _env('first_byte_timeout', 10.0, 'seconds until the first byte of a reply')
     read_timeout: float = _env('read_timeout', 10.0, 'seconds without a byte of the body after which a request failed')
     min_rate: int = _env('min_rate', 1024, 'bytes a second that must come on average over read_timeout; 0 for any')
     hedge: float = _env('hedge', 0.03, 'of all requests, the share that may be sent again for being slow; 0 for none')
-    attempts: int = _env('attempts', 10, 'times a request is tried')
+    attempts: int = _env(
+        'attempts', 10, 'times a request is tried; from 10 on, those while a store answers none do not count'
+    )
     retry_time: float = _env('retry_time', 180.0, 'seconds after which a request is not tried again')
     backoff: float = _env('backoff', 0.1, 'seconds before the first retry; doubles, with full jitter')
     backoff_cap: float = _env('backoff_cap', 20.0, 'seconds that a single wait never passes')

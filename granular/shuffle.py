@@ -152,11 +152,15 @@ class Blocks(_Ready):
         block = self._block or _power_of_two(fitting / (self._window or _MAX_WINDOW), _MAX_BLOCK)
         return Blocks(block, self._window or _power_of_two(fitting / block, _MAX_WINDOW))
 
+    def in_first_epoch(self) -> 'Blocks':
+        """Return the order that has the permutation of the first epoch in every epoch."""
+        return _FirstBlocks(self._block, self._window)
+
     def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
         """Return the indices at these positions of an epoch."""
         if not len(positions):
             return np.empty_like(positions)
-        strata = _strata(length, self.block, self.window, seed, epoch)
+        strata = self._strata(length, seed, epoch)
         first, last = strata.windows_of(np.array([positions.min(), positions.max()])).tolist()
         if first == last:
             return strata.indices(first)[positions - strata.start(first)]
@@ -182,13 +186,16 @@ class Blocks(_Ready):
         blocks = np.empty_like(slots)
         for epoch in set(epochs.tolist()):
             mask = epochs == epoch
-            blocks[mask] = _strata(length, self.block, self.window, seed, epoch).blocks_at(slots[mask])
+            blocks[mask] = self._strata(length, seed, epoch).blocks_at(slots[mask])
         numbers: Ints = blocks + epochs * count
         return numbers
 
     def groups_per_window(self, length: int) -> int:
         """Return the number of groups that are prefetched while a window is read."""
         return -(-self._strata_of(length) // self._group)
+
+    def _strata(self, length: int, seed: int, epoch: int) -> '_Strata':
+        return _strata(length, self.block, self.window, seed, epoch)
 
     def _strata_of(self, length: int) -> int:
         """Return the number of blocks of a window: ``window``, or fewer so that all windows have about as many."""
@@ -199,6 +206,13 @@ class Blocks(_Ready):
     def _group(self) -> int:
         """Blocks that are prefetched together: reading several takes little more CPU time than reading one."""
         return max(1, min(_GROUP // self.block, self.window // 16))
+
+
+class _FirstBlocks(Blocks):
+    """The order of the first epoch in every epoch, and the blocks of it, which are read ahead."""
+
+    def _strata(self, length: int, seed: int, epoch: int) -> '_Strata':
+        return super()._strata(length, seed, 0)
 
 
 class _Strata:

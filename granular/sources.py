@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from granular.aio import sources as core
 from granular.aio.execution.failures import without_failures
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.sync.base import Batched, Blocking, blocking, constructing
 
 
@@ -33,16 +33,16 @@ class Source(Blocking, Batched):
         """The seed of its order, for the state of a loader; 0 if nothing is random."""
         return self.aio.seed
 
-    get = blocking(core.Source.get)
+    get = blocking(core.Source.get, immediate=True)
 
     def __call__(self, step: int) -> Any:
-        return run(self.aio.get(step))
+        return run(self.aio.get(step), immediate=True)
 
     __getitem__ = __call__
 
     def fetch(self, indices: ArrayLike) -> list[Any]:
         """Return the datapoints at many steps, in the order requested, read concurrently."""
-        return without_failures(run(self.aio.fetch(indices)))
+        return without_failures(run(self.aio.fetch(indices), immediate=True))
 
 
 class Epochs(Source):

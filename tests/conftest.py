@@ -36,6 +36,8 @@ STORES = ('local', 'memory', 'seaweed', 'fakegcs')
 BUCKETS = ('seaweed', 'fakegcs')
 BLOCKED = 0.2  # seconds; no callback may block an event loop for longer
 
+# They need packages that these tests do not have: make test-drivers.
+collect_ignore = ['drivers']
 
 # What these fixtures start takes seconds: their tests come first, so that no other process takes any of them over.
 COSTLY = ('learning_interpreter', 'driver', 'azurite', 'oracle21', 'oracle24', 'grain', 'kappadata')

@@ -96,6 +96,7 @@ class Sample(Node):
 
     seed: int
     endless: bool
+    passes_epochs = False
 
     def __init__(self, source: Any, length: int | None = None, seed: int = 0) -> None:
         super().__init__(convert(source))
@@ -191,6 +192,7 @@ class Mix(SourceChoice):
         # Single precision as in 0.21, because the draws depend on it.
         self._weights = p / total
         self.seed = check_integer('seed', seed, 0)
+        self.varies = True
 
     def __len__(self) -> int:
         return min(length_of(source) for source in self.parents)

@@ -11,8 +11,7 @@ import numpy as np
 import granular
 from granular import aio, metrics
 from granular._redact import hidden
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.portal import run
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.remote import RemoteStore
@@ -112,7 +111,6 @@ class _Bench:
         self._objects: list[tuple[str, int, str | None]] = []  # key, size and version
 
     async def run(self) -> Result:
-        await ensure_event_loop()
         began, before = time.monotonic(), _totals()
         self._until = began + self._seconds
         if not await _within(self._seconds, self._find) and not self._objects:

@@ -27,6 +27,7 @@ from granular.view.sources import as_record
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
+_MAX_FILES = 20  # that are listed of those that are taken, or left out
 _KEY_WITH_RANGE = re.compile(r'([^\[]+)\[(\d{0,18}):(\d{0,18})\]')
 
 
@@ -69,9 +70,18 @@ def demo(
 
 @app.command()
 @with_store_options
-def info(open_path: OpenPath, url: Address, as_json: Json = False) -> None:
-    """Describe a dataset, or files that granular.open reads. Show spec, layout, datapoints, bytes and index."""
-    description = describe(open_path(url))
+def info(
+    open_path: OpenPath,
+    url: Address,
+    format: Annotated[str | None, typer.Option(help='The format of the files, if URL has files of several.')] = None,
+    split: Annotated[str | None, typer.Option(help='The split, if URL has files of several.')] = None,
+    as_json: Json = False,
+) -> None:
+    """Describe a dataset, or files that granular.open reads. Show spec, layout, datapoints, bytes and index.
+
+    Of a folder or pattern of other files, show those that are taken, those that are left out, and why.
+    """
+    description = describe(open_path(url), format, split)
     if as_json:
         typer.echo(json.dumps(description))
         return
@@ -400,3 +410,12 @@ def _print_description(description: dict[str, Any]) -> None:
             table.add_row(Text(printable(key)), Text(printable(row['type'])), *counts)
         console.print()
         console.print(table, highlight=False)
+    if 'files' in description:
+        taken, left_out = description['files']['taken'], description['files']['left_out']
+        lines = [f'taken     {name}' for name in taken[:_MAX_FILES]]
+        lines += [f'          and {len(taken) - _MAX_FILES:,} more'] if len(taken) > _MAX_FILES else []
+        lines += [f'left out  {name}: {reason}' for name, reason in list(left_out.items())[:_MAX_FILES]]
+        lines += [f'          and {len(left_out) - _MAX_FILES:,} more'] if len(left_out) > _MAX_FILES else []
+        console.print()
+        for line in lines:
+            console.print(Text(printable(line)), highlight=False, soft_wrap=True)

@@ -9,13 +9,17 @@ import granular
 from granular.aio.conversion.convert import PLAN
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.index import index_path
-from granular.aio.datasources.detect import format_of
+from granular.aio.datasources.detect import discovery_of
+from granular.aio.datasources.discovery.discover import Discovery, in_folder
+from granular.aio.datasources.discovery.names import format_of
+from granular.aio.runtime.portal import run
 from granular.errors import CorruptDatasetError, InvalidArgumentError, NotFoundError
 from granular.formats.layout import shard_number
 from granular.sync.datasets import ShardedDatasetReader
 from granular.sync.path import Path
 from granular.view.sources import source_of
 
+_CONVERTED: Final = ('images', 'huggingface')  # formats of files that are only converted
 _FACTS: Final = ('kind', 'layout', 'versions', 'shards', 'bytes')
 _MAX_VALUES: Final = 8  # number of array values to show
 _DEPTH: Final = 64  # limit on the nesting of lists and maps
@@ -29,13 +33,13 @@ def refuse_other_formats(path: Path) -> None:
         )
 
 
-def open_any(path: Path, decoders: Decoders) -> Any:
+def open_any(path: Path, decoders: Decoders, **options: Any) -> Any:
     """Open a path as ``granular.open`` does, but read only the ends of tables; an unfinished conversion is an error."""
     try:
         try:
-            return granular.open(path, decoders, cache_index=False)
+            return granular.open(path, decoders, cache_index=False, **options)
         except InvalidArgumentError:  # files of other formats have no such option
-            return granular.open(path, decoders)
+            return granular.open(path, decoders, **options)
     except (NotFoundError, CorruptDatasetError):
         _refuse_unfinished(path)
         raise
@@ -51,9 +55,22 @@ def _refuse_unfinished(path: Path) -> None:
         )
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Describe a path, without facts that its format lacks: of a dataset, only the ends of tables are read."""
-    with open_any(path, None) as reader:
+def describe(path: Path, format: str | None = None, split: str | None = None) -> dict[str, Any]:
+    """Describe a path, without facts that its format lacks: of a dataset, only the ends of tables are read.
+
+    Of a folder or a pattern of other files, the description has those that are taken, and those that are left out.
+    """
+    try:
+        if format in _CONVERTED:
+            raise NotFoundError(f'{path}: files of {format} have no reader: convert them')
+        opened = open_any(path, None, format=format, split=split)
+    except NotFoundError:
+        if not path.is_dir() or (found := run(in_folder(path.aio, format or '', split))).format not in _CONVERTED:
+            raise
+        count, size = len(found.entries), sum(entry.size for entry in found.entries)
+        facts: dict[str, Any] = {'datapoints': count} if found.format == 'images' else {}
+        return {'url': f'{path}', 'kind': found.format, 'bytes': size, 'keys': {}, **_files(found), **facts}
+    with opened as reader:
         facts = source_of(reader.aio).describe()
         description = {name: facts[name] for name in _FACTS if facts.get(name) is not None}
         keys = {row.pop('key'): row for row in facts['keys']}
@@ -62,7 +79,13 @@ def describe(path: Path) -> dict[str, Any]:
             description['spec'] = reader.spec
         if isinstance(reader, ShardedDatasetReader):
             description['index'] = Path(index_path(path.aio)).exists()
+        if (discovery := discovery_of(reader.aio)) is not None:
+            description.update(_files(discovery))
         return description
+
+
+def _files(found: Discovery) -> dict[str, Any]:
+    return {'files': {'taken': found.relatives, 'left_out': dict(found.left_out)}}
 
 
 def printable(text: str) -> str:

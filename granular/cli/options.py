@@ -17,7 +17,14 @@ Json = Annotated[bool, typer.Option('--json', help='Print one JSON document.')]
 OpenPath = Callable[[str], granular.Path]
 
 # The options of each kind of store.
-_APPLICABLE = {'s3': ('endpoint_url', 'region', 'profile', 'anon'), 'gs': ('endpoint_url', 'anon')}
+_WEB = ('tls_verify',)
+_APPLICABLE = {
+    's3': ('endpoint_url', 'region', 'profile', 'anon', 'requester_pays', 'config_kwargs', *_WEB),
+    'gs': ('endpoint_url', 'anon', 'requester_pays', *_WEB),
+    'http': _WEB,
+    'https': _WEB,
+    'hf': _WEB,
+}
 
 
 def _path(
@@ -27,13 +34,25 @@ def _path(
     region: Annotated[str | None, typer.Option(help='The region of the bucket, for s3://.')] = None,
     profile: Annotated[str | None, typer.Option(help='The profile of the AWS configuration, for s3://.')] = None,
     anon: Annotated[bool, typer.Option('--anon', help='Send no credentials, for s3:// and gs://.')] = False,
+    requester_pays: Annotated[
+        bool, typer.Option('--requester-pays', help='Pay for the requests, for s3:// and gs://.')
+    ] = False,
+    addressing_style: Annotated[
+        str | None, typer.Option(help='Where requests name the bucket, for s3://: auto, path or virtual.')
+    ] = None,
+    no_verify: Annotated[bool, typer.Option('--no-verify', help='Trust any certificate of a server.')] = False,
 ) -> granular.Path:
     """Return the path of an address, with the options that apply to its store."""
     if not url:  # as of an unset variable; an empty path would be the current folder
         raise InvalidArgumentError('expected a path or an address, got an empty text')
-    options: dict[str, Any] = {'endpoint_url': endpoint_url, 'region': region, 'profile': profile, 'anon': anon}
+    options: dict[str, Any] = {
+        'endpoint_url': endpoint_url or None, 'region': region or None, 'profile': profile or None,
+        'anon': anon or None, 'requester_pays': requester_pays or None,
+        'config_kwargs': {'s3': {'addressing_style': addressing_style}} if addressing_style else None,
+        'tls_verify': False if no_verify else None,
+    }  # fmt: skip
     names = _APPLICABLE.get(url.partition('://')[0], ())
-    return granular.Path(url, **{name: options[name] for name in names if options[name]})
+    return granular.Path(url, **{name: options[name] for name in names if options[name] is not None})
 
 
 _STORE_OPTIONS = tuple(inspect.signature(_path).parameters.values())[1:]

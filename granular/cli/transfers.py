@@ -50,6 +50,10 @@ def convert(
     ],
     target: Annotated[str, typer.Argument(metavar='DST', help='The folder of the dataset.', show_default=False)],
     format: Annotated[str | None, typer.Option(help=f'The format of SRC: {", ".join(FORMATS)}.')] = None,
+    split: Annotated[
+        str | None, typer.Option(help='The split of SRC, if it has files of several: train, validation or test.')
+    ] = None,
+    hive: Annotated[bool, typer.Option(help='Make columns of names of folders such as day=3.')] = True,
     spec: Annotated[
         list[str] | None, typer.Option(metavar='KEY=TYPE', help='The type of a key; may be repeated.')
     ] = None,
@@ -81,7 +85,8 @@ def convert(
     if on_error not in ('stop', 'skip'):
         raise InvalidArgumentError(f"--on-error: expected 'stop' or 'skip', got {on_error!r}")
     options: Any = {
-        'format': format, 'spec': pairs('--spec', 'TYPE, such as label=int', spec, str.rpartition),
+        'format': format, 'split': split, 'hive': hive,
+        'spec': pairs('--spec', 'TYPE, such as label=int', spec, str.rpartition),
         'shardlen': shardlen or None, 'layout': layout, 'checksums': checksums, 'parallel': parallel, 'engine': engine,
         'on_error': 'raise' if on_error == 'stop' else on_error, 'decoders': granular.decoders if decode else None,
     }  # fmt: skip

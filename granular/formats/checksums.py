@@ -14,7 +14,7 @@ SUFFIX = '.crc'
 Sums = NDArray[np.uint32]
 
 
-def crc32c(data: bytes, before: int = 0) -> int:
+def crc32c(data: bytes | NDArray[np.uint8], before: int = 0) -> int:
     """Return the CRC32C of ``data`` appended to bytes of which it is ``before``."""
     return int(google_crc32c.extend(before, data))
 

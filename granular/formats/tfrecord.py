@@ -6,6 +6,7 @@ protobuf (tensorflow/core/example/feature.proto) that maps names to lists of byt
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -79,39 +80,89 @@ def decode_example(record: Buffer) -> dict[str, Any]:
 
 
 def _features(data: bytes) -> dict[str, Any]:
-    features: dict[str, Any] = {}
+    return dict(_entry(data, start, stop) for start, stop in _entries(data, 1, 'feature'))
+
+
+def _entries(data: bytes, field: int, what: str) -> Iterator[tuple[int, int]]:
+    """Yield where the entries are of the map that a message has in a field."""
     for number, wire, start, stop in fields(data, 0, len(data)):
-        if number == 1:
-            _expect('features', wire)
+        if number == field:
+            _expect(f'{what}s', wire)
             for entry_number, entry_wire, entry_start, entry_stop in fields(data, start, stop):
                 if entry_number == 1:
-                    _expect('feature', entry_wire)
-                    name, value = _entry(data, entry_start, entry_stop)
-                    features[name] = value
-    return features
+                    _expect(what, entry_wire)
+                    yield entry_start, entry_stop
+
+
+def decode_sequence_example(record: Buffer) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Return the features and the sequences of a serialized ``tf.train.SequenceExample``, such as frames of a video.
+
+    Returns:
+      The features of the context, as ``decode_example`` returns them; and by name, for each sequence, the list of its
+      features, each likewise. An Example has no sequences.
+
+    Raises:
+      DecodeError: if the bytes are not a SequenceExample.
+    """
+    data = bytes(record)
+    try:
+        return _features(data), _sequences(data)
+    except ValueError as error:
+        raise DecodeError(f'not an Example or SequenceExample: {error}') from None
+
+
+def _sequences(data: bytes) -> dict[str, list[Any]]:
+    sequences: dict[str, list[Any]] = {}
+    for start, stop in _entries(data, 2, 'feature list'):
+        name, values = _named(data, start, stop, 'feature list')
+        sequences[name] = [step for first, last in values for step in _steps(data, first, last)]
+    return sequences
+
+
+def _steps(data: bytes, start: int, stop: int) -> list[Value]:
+    steps = []
+    for number, wire, first, last in fields(data, start, stop):
+        if number == 1:
+            _expect('feature', wire)
+            steps.append(_value(data, [(first, last)]))
+    return steps
 
 
 def _entry(data: bytes, start: int, stop: int) -> tuple[str, Value]:
-    name, kind, parts = '', 0, list[Any]()
+    name, values = _named(data, start, stop, 'feature')
+    return name, _value(data, values)
+
+
+def _named(data: bytes, start: int, stop: int, what: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return the name in an entry of a map, and where its values are."""
+    name, values = '', []
     for number, wire, first, last in fields(data, start, stop):
         if number == 1:
-            _expect('name of a feature', wire)
+            _expect(f'name of a {what}', wire)
             name = data[first:last].decode()
         elif number == 2:
-            _expect('value of a feature', wire)
-            # Lists of one kind that follow each other are joined, and the last kind counts.
-            for list_kind, list_wire, list_first, list_last in fields(data, first, last):
-                if list_kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
-                    _expect('list of values', list_wire)
-                    kind, parts = list_kind, parts if list_kind == kind else []
-                    _add_values(data, kind, parts, list_first, list_last)
+            _expect(f'value of a {what}', wire)
+            values.append((first, last))
         else:
-            raise ValueError(f'field {number} at byte {first} is neither the name nor value of a feature')
+            raise ValueError(f'field {number} at byte {first} is neither the name nor value of a {what}')
+    return name, values
+
+
+def _value(data: bytes, limits: list[tuple[int, int]]) -> Value:
+    """Return the value of a feature, given in one part or several."""
+    kind, parts = 0, list[Any]()
+    for start, stop in limits:
+        # Lists of one kind that follow each other are joined, and the last kind counts.
+        for list_kind, list_wire, list_first, list_last in fields(data, start, stop):
+            if list_kind in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST):
+                _expect('list of values', list_wire)
+                kind, parts = list_kind, parts if list_kind == kind else []
+                _add_values(data, kind, parts, list_first, list_last)
     if kind == _FLOAT_LIST:
-        return name, np.frombuffer(b''.join(parts), '<f4').astype(np.float32)
+        return np.frombuffer(b''.join(parts), '<f4').astype(np.float32)
     if kind == _INT64_LIST:
-        return name, parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
-    return name, parts if kind else None
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.int64), *parts])
+    return parts if kind else None
 
 
 def _add_values(data: bytes, kind: int, parts: list[Any], start: int, stop: int) -> None:

@@ -7,17 +7,20 @@ import functools
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Self
 
-from granular.aio.loader.loader import LoaderHandle
-from granular.aio.runtime.bridge import call_uninterrupted, may_wait
+from granular.aio.execution.hand_over import HandOver, exclusively
+from granular.aio.execution.prefetch import END
+from granular.aio.loader.loader import EpochSampler
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lifecycle import Closing, copied
-from granular.aio.runtime.threads import Threads
+from granular.aio.runtime.pools import Threads
+from granular.aio.runtime.portal import call_on_loop, may_wait
 from granular.aio.runtime.user_functions import call_user, computing
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, UnsupportedError
 from granular.indexing import check_integer
+from granular.sync.loops import loop_of
 
 ANSWERS: Final = {
     'batch_size': 'to_iter_dataset().batch(64)',
@@ -75,7 +78,7 @@ class _Conversion:
 
 
 class _Sent(NamedTuple):
-    """A batch that is being converted, or the error of that, and the loader's states before and after it."""
+    """A batch that is being converted, or the error of that, and the loader's marks before and after it."""
 
     conversion: _Conversion | None
     before: Any
@@ -83,13 +86,13 @@ class _Sent(NamedTuple):
     error: BaseException | None = None
 
 
-class Batches(Closing, Iterator[Any]):
+class Batches(HandOver[Any], Closing):
     """Converted batches of a loader; the next ones are converted in a thread before they are requested.
 
     A batch is taken from the loader once the one before it is converted, so that a Loader may use the memory of a
     converted batch again. The state is the loader's state after the last batch that was returned, however many were
-    converted ahead. Iterated again after its end, it iterates the loader again. Each batch is returned once, to one of
-    any number of threads.
+    converted ahead. Loops, epochs and length are those of a Loader; over a stream, each loop begins again. Each batch
+    is returned once, to one of any number of threads.
 
     Args:
       batches: a :class:`granular.Loader`, or any iterable of batches; other elements are converted one by one.
@@ -97,29 +100,16 @@ class Batches(Closing, Iterator[Any]):
     """
 
     def __init__(self, batches: Any, buffer: int) -> None:
-        try:
-            self._source, self._batches = batches, iter(batches)
-        except TypeError:
-            if hasattr(type(batches), '__iter__'):
-                raise
-            raise InvalidArgumentError(f'Batches: expected a Loader or a stream, got {batches!r:.100}') from None
+        super().__init__()
+        self._loop = loop_of(batches)
+        self._seen = self._loop.changes
         self._buffer = check_integer('buffer', buffer, 0)
         self._thread: Threads | None = None
         self._inherited = False  # True if the thread belongs to the process that this one was forked from
-        self._lock = threading.RLock()  # held by one call at a time, except of close
-        self._holder = 0  # the thread that holds it in next
         self._sent: collections.deque[_Sent] = collections.deque()
         self._ended = self._closed = False  # True once the loader has ended, or this is closed
-        self._told = False  # True once the consumer was told the end
-        self._keeps = all(hasattr(self._batches, name) for name in ('state_dict', 'load_state_dict'))
-        self._state: Any = self._batches.state_dict() if self._keeps else None
-        # While a batch is being sent: the state before it, to which an interrupt leads back; without states, the batch.
-        self._before: Any = None
-        self._taken: tuple[Any, ...] = ()
-        # The batch on its way to its consumer, which an interrupt may keep from it; the state before; 0, or its thread.
-        self._left: Any = None
-        self._left_before: Any = None
-        self._recipient = 0
+        self._goal: tuple[Any, ...] = ()  # the mark from which the next batch is to be taken, if not from where it is
+        self._taken: tuple[Any, ...] = ()  # the batch that was taken and is not sent yet
         _all.add(self)
 
     __copy__ = copied
@@ -129,14 +119,14 @@ class Batches(Closing, Iterator[Any]):
             raise UnsupportedError(
                 'started batches are neither pickled nor copied: save their state, and restore that in new ones'
             )
-        return {**self.__dict__, '_lock': None}
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
+        self.__dict__.update(state)
         _all.add(self)
 
     def forked(self) -> None:
-        self._inherited, self._lock, self._holder = self._thread is not None, threading.RLock(), 0
+        self._inherited = self._thread is not None
         if self._inherited:
             self._sent = collections.deque()  # no thread ends them here
 
@@ -152,89 +142,151 @@ class Batches(Closing, Iterator[Any]):
         """Return what the consumer gets, on its thread, for what ``_convert`` returned."""
         return converted
 
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch.
+
+        Raises:
+          TypeError: if it is not known, as behind a filter, or if there is no end.
+        """
+        return self._loop.length()
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, as ``Loader.epoch``; of a stream, the one that was set."""
+        return self._loop.epoch
+
+    @property
+    def batch_sampler(self) -> EpochSampler:
+        """An object with ``set_epoch``, where Lightning and others look for one, if these batches have a length.
+
+        Without one, Lightning calls it after the first batch.
+        """
+        try:
+            len(self)
+        except TypeError as error:
+            raise AttributeError(f'{type(self).__name__} has no batch_sampler, as it has no length: {error}') from None
+        return EpochSampler(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be an epoch, as ``Loader.set_epoch``; of a stream, in which it is shuffled otherwise.
+
+        Args:
+          epoch: the number of the epoch, from 0 on.
+
+        Raises:
+          InvalidArgumentError: if what is iterated has no epochs.
+        """
+        epoch = check_integer('epoch', epoch, 0)
+        exclusively(self, lambda: self._set_epoch(epoch))
+
+    def _set_epoch(self, epoch: int) -> None:
+        _settle(self._sent)
+        self._loop.set_epoch(epoch)
+        self._discard()
+
+    def _discard(self) -> None:
+        """Forget what was converted ahead, as the next batches are others."""
+        self._sent, self._taken, self._goal, self._ended = collections.deque(), (), (), False
+        self._last = None
+        self._seen = self._loop.changes
+
     def __iter__(self) -> Self:
-        with self._lock:
-            if self._told:
-                again = iter(self._source)
-                if again is self._batches and not isinstance(again, LoaderHandle):
-                    raise InvalidArgumentError(
-                        f'a {type(again).__name__} is an iterator, which cannot begin again: pass what it iterates'
-                    )
-                self._batches = again
-                self._state = self._batches.state_dict() if self._keeps else None
-                self._ended, self._told, self._before = False, False, None
+        exclusively(self, self._begin)
         return self
 
-    def __next__(self) -> Any:
-        this = threading.get_ident()
-        if self._holder not in (0, this) and computing.get():
+    def _begin(self) -> None:
+        if self._loop.begin():
+            _settle(self._sent)
+            self._discard()
+
+    def _check_caller(self) -> None:
+        if self._calls.busy and computing.get():
             raise GranularError(
                 'batches were used by a function that computes elements, while another thread waits for a batch, maybe '
                 'for these elements: use another iterator there'
             )
-        with self._lock:
-            self._holder = this
-            try:
-                batch = self._left if self._recipient == this else self._next(self._sent, this)
-            finally:
-                self._holder = 0
-        # Without a call, after which an interrupt might come.
-        if self._recipient == this:  # otherwise another thread has taken a batch since
-            self._left, self._recipient = None, 0
-        return batch
+        super()._check_caller()
 
-    def _next(self, sent: collections.deque[_Sent], recipient: int) -> Any:
-        if self._closed:
-            raise ClosedError('the batches are closed')
+    def _take(self) -> Any:
+        self._check()
         if self._inherited:
             raise GranularError('the batches were started in the process that this one was forked from: start others')
-        if self._before is not None:
-            self._batches.load_state_dict(self._before)
-            self._before, self._taken = None, ()
+        if self._loop.changes != self._seen:  # the Loader was told another place
+            _settle(self._sent)
+            self._discard()
+        sent = self._sent
         if not sent and not self._ended:
             self._send(sent)
         if not sent:
-            if self._closed:  # meanwhile: what is closed may seem to have ended
-                raise ClosedError('the batches are closed')
-            self._told = True
-            raise StopIteration
+            self._check()  # meanwhile: what is closed may seem to have ended
+            self._loop.end()
+            return END
         if len(sent) == 1:
             self._failed(sent)
-        conversion, before, after, error = sent[0]
+        conversion, _, after, error = first = sent[0]
         batch = None if conversion is None else self._hand_over(conversion.value)
         # Only then, as it wakes up threads that share the interpreter with this one.
         while not self._ended and len(sent) <= self._buffer and not self._failed(sent):
             self._send(sent)
-        del sent[0]  # without a call, after which an interrupt might come
         if error is not None:
-            self._state = before
+            sent.popleft()
+            self._loop.fail()
             try:
                 raise error
             finally:
-                del error  # its traceback refers to this frame, and so would keep everything alive
-        self._left, self._left_before, self._state, self._recipient = batch, before, after, recipient
+                del error, first  # its traceback refers to this frame, and so would keep everything alive
+        self._last = first, self._loop.told
+        self._moves += 1
+        sent.popleft()
+        self._loop.give(after)
         return batch
 
+    def _take_back(self) -> None:
+        if self._last is None:
+            return
+        first, told = self._last
+        if not self._sent or self._sent[0] is not first:
+            self._sent.appendleft(first)
+        self._loop.told, self._last = told, None
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError('the batches are closed')
+
     def _send(self, sent: collections.deque[_Sent]) -> None:
-        """Take the next batch, and start its conversion; without a buffer, convert it on this thread."""
-        before = self._batches.state_dict() if self._keeps else None
-        self._before = before
-        more: tuple[_Sent, ...] = ()
+        """Take the next batch, and start its conversion; without a buffer, convert it on this thread.
+
+        If that fails or is interrupted, it is taken again or, of what has no marks, kept.
+        """
+        if self._goal:
+            self._loop.go_back(*self._goal)
+            self._goal = ()
+        before = self._loop.mark()
+        more: _Sent | None = None
         try:
-            # In a loop, and below without a call, after which an interrupt might come.
-            for batch in map(next, () if self._taken else (self._batches,)):
-                self._taken = (batch,)
-                break
-        except Exception as error:
-            more = (_Sent(None, before, None, error),)
-        else:
-            self._ended = not self._taken
-            if not self._ended:
-                after = self._batches.state_dict() if self._keeps else None
-                more = (_Sent(self._start(*self._taken), before, after),)
-        sent += more
-        del more  # the traceback of its error refers to this frame
-        self._before, self._taken = None, ()
+            try:
+                if not self._taken:
+                    for batch in self._loop.taking():  # no call, whose result an interrupt could keep from this
+                        self._taken = (batch,)
+                        break
+            except Exception as error:
+                more = _Sent(None, before, None, error)
+            else:
+                if self._taken:
+                    more = _Sent(self._start(*self._taken), before, self._loop.mark())
+            if more is None:
+                self._ended = True
+            else:
+                sent.append(more)
+        finally:
+            if self._ended or (sent and sent[-1] is more):
+                self._taken = ()
+            elif self._loop.has_states:
+                self._taken, self._goal = (), (before,)
+            del more  # the traceback of its error refers to this frame
 
     def _start(self, batch: Any) -> _Conversion:
         conversion = _Conversion(self._convert, self._prepare(batch))
@@ -243,7 +295,7 @@ class Batches(Closing, Iterator[Any]):
             return conversion
         if self._thread is None:
             self._thread = Threads(1, 'granular_convert')
-        call_uninterrupted(functools.partial(conversion.start, self._thread))
+        call_on_loop(functools.partial(conversion.start, self._thread))
         return conversion
 
     def _failed(self, sent: collections.deque[_Sent]) -> bool:
@@ -254,13 +306,12 @@ class Batches(Closing, Iterator[Any]):
         if (error := _settle(sent)) is None:
             return sent[-1].error is not None
         conversion, before = sent[-1].conversion, sent[-1].before
-        self._before = before
-        if self._keeps:
-            self._batches.load_state_dict(before)
+        if self._loop.has_states:
+            self._goal = (before,)
         sent[-1] = _Sent(None, before, None, error)
         if conversion is not None:
             conversion.error = None  # the frames of its traceback refer to it
-        self._before, self._ended = None, False
+        self._ended = False
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,8 +320,7 @@ class Batches(Closing, Iterator[Any]):
         Raises:
           InvalidArgumentError: if the iterable has no state.
         """
-        self._check('state', self._keeps)
-        return dict(self._left_before if self._recipient else self._state)
+        return self._loop.state(self._loop.place)
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Resume from a state; batches converted ahead are discarded.
@@ -283,35 +333,33 @@ class Batches(Closing, Iterator[Any]):
           InvalidArgumentError: if the iterable has no state.
           StateError: if it is not a state of this loader.
         """
-        self._check('state', self._keeps)
-        with self._lock:
-            _settle(self._sent)
-            before, sent = self.state_dict(), collections.deque[_Sent]()
-            # Until it is loaded, an interrupt, which might come after any call, leads back to the state before.
-            self._state = self._before = before
-            self._sent, self._taken, self._left, self._recipient, self._ended = sent, (), None, 0, False
-            self._batches.load_state_dict(state, **({} if strict else {'strict': False}))
-            after = self._batches.state_dict()
-            self._before, self._state, self._told = None, after, False
+        exclusively(self, lambda: self._load(state, strict))
+
+    def _load(self, state: Mapping[str, Any], strict: bool) -> None:
+        _settle(self._sent)
+        place = self._loop.place
+        self._discard()
+        if self._loop.has_states:
+            self._goal = (place,)  # where an interrupt leads, until it is loaded
+        self._loop.load(state, strict)
+        self._discard()
 
     get_state, set_state = state_dict, load_state_dict
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of the loader or stream, which count also what was converted ahead."""
-        self._check('stats', hasattr(self._batches, 'stats'))
-        return dict(self._batches.stats())
+        return dict(self._of_iterator('stats')())
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """The datapoints that the loader or stream skipped, as pairs of index and error."""
-        self._check('errors', hasattr(self._batches, 'errors'))
-        return list(self._batches.errors)
+        return list(self._of_iterator('errors'))
 
-    def _check(self, name: str, has: bool) -> None:
-        if not has:
-            raise InvalidArgumentError(
-                f'{type(self._batches).__name__} has no {name}: expected a Loader, or an iterator'
-            )
+    def _of_iterator(self, name: str) -> Any:
+        iterator = self._loop.iterator
+        if not hasattr(iterator, name):
+            raise InvalidArgumentError(f'{type(iterator).__name__} has no {name}: expected a Loader or a stream')
+        return getattr(iterator, name)
 
     def close(self) -> None:
         """Discard the batches converted ahead and close the loader."""
@@ -319,10 +367,10 @@ class Batches(Closing, Iterator[Any]):
         if waits := may_wait():
             _settle(self._sent)
         self._sent = collections.deque()  # anew, as another thread may be in next
-        self._left, self._recipient = None, 0
+        self._last, self._taken = None, ()
         if self._thread is not None and waits and not self._inherited:
             self._thread.retire()
-        if (close := getattr(self._batches, 'close', None)) is not None:
+        if (close := getattr(self._loop.iterator, 'close', None)) is not None:
             close()
 
 

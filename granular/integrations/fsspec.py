@@ -6,8 +6,9 @@ pandas, pyarrow, zarr, xarray and all that takes an address of fsspec, such as
 fsspec finds them where granular is installed; elsewhere, import this module first.
 """
 
+import datetime
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, ClassVar
 
 import fsspec
@@ -19,7 +20,14 @@ from granular.aio.stores.base import Entry, Request, Stat, Store
 from granular.aio.stores.fanout import read_all
 from granular.aio.stores.fsspec import pickled
 from granular.config import IOConfig
-from granular.errors import GranularError, NotFoundError, OutOfRangeError, StoreError, UnsupportedError
+from granular.errors import (
+    BucketNotFoundError,
+    GranularError,
+    NotFoundError,
+    OutOfRangeError,
+    StoreError,
+    UnsupportedError,
+)
 
 __all__ = ['FileSystem', 'GSFileSystem', 'S3FileSystem']
 
@@ -101,6 +109,44 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
             infos = [await self._info(path)]  # a file; raises if there is none
         return infos if detail else [info['name'] for info in infos]
 
+    async def _isfile(self, path: str) -> bool:
+        return (await self._kind(path)) == 'file'
+
+    async def _isdir(self, path: str) -> bool:
+        return (await self._kind(path)) == 'directory'
+
+    async def _kind(self, path: str) -> str:
+        """Return the type of what is at a path; empty if there is nothing, which any error is to the base class."""
+        try:
+            return str((await self._info(path))['type'])
+        except BucketNotFoundError:
+            raise
+        except NotFoundError:
+            return ''
+
+    async def _walk(
+        self, path: str, maxdepth: int | None = None, topdown: bool = True, on_error: Any = 'omit', **arguments: Any
+    ) -> AsyncIterator[tuple[str, Any, Any]]:
+        """Walk as the base class does, but by default only a missing folder is empty, not one that cannot be listed."""
+        on_error = _raise_other if on_error == 'omit' else on_error
+        async for level in super()._walk(path, maxdepth, topdown, on_error, **arguments):
+            yield level
+
+    async def _find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,
+        detail: bool = False,
+        prefix: str = '',
+        **arguments: Any,
+    ) -> Any:
+        """Find as the base class does. ``prefix`` is the beginning of the names below the path."""
+        found = await super()._find(path, maxdepth, withdirs, detail=True, **arguments)
+        start = f'{self._strip_protocol(path)}/{prefix}' if prefix else ''
+        chosen = {name: info for name, info in found.items() if name.startswith(start)}
+        return chosen if detail else list(chosen)
+
     async def _cat_file(
         self, path: str, start: int | None = None, end: int | None = None, version: str | None = None, **arguments: Any
     ) -> bytes:
@@ -159,16 +205,47 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     async def _get_file(self, rpath: str, lpath: str, callback: Any = None, **arguments: Any) -> None:
         source = self._at(rpath)
-        if (await source.stat()).is_dir:
+        stat = await source.stat()
+        if stat.is_dir:
             os.makedirs(lpath, exist_ok=True)
             return
         os.makedirs(os.path.dirname(lpath) or '.', exist_ok=True)
+        if callback is not None:
+            callback.set_size(stat.size)
         await source.copy(lpath, progress=None if callback is None else callback.relative_update)
 
-    async def _refuse(self, path: str, *arguments: Any, **options: Any) -> Any:
+    def modified(self, path: str) -> datetime.datetime:
+        """Return the time of the last change, in UTC."""
+        found = self.info(path)['mtime']
+        if found is None:
+            raise UnsupportedError(f'{path}: the store reports no time of its last change')
+        return datetime.datetime.fromtimestamp(found, datetime.UTC)
+
+    def to_dict(self, *, include_password: bool = True) -> dict[str, Any]:
+        """Return a description as all file systems of fsspec do; ``include_password`` is about all credentials."""
+        described: dict[str, Any] = super().to_dict(include_password=include_password)
+        if not include_password:
+            for name in self.storage_options.keys() - pickled(self.storage_options).keys():
+                del described[name]
+        return described
+
+    async def _refuse(self, path: Any, *arguments: Any, **options: Any) -> Any:
         raise UnsupportedError(f'{path}: {self.protocol} only reads: write through granular.Path')
 
-    _cp_file = _pipe_file = _put_file = _rm_file = _refuse
+    def _refuse_blocking(self, path: Any, *arguments: Any, **options: Any) -> Any:
+        raise UnsupportedError(f'{path}: {self.protocol} only reads: write through granular.Path')
+
+    _copy = _cp_file = _makedirs = _mkdir = _mv_file = _pipe = _pipe_file = _put = _put_file = _rm = _rm_file = _refuse
+    makedir = mkdirs = mv = rmdir = touch = write_bytes = write_text = _refuse_blocking
+
+    def created(self, path: str) -> datetime.datetime:
+        raise UnsupportedError(f'{path}: stores report the time of the last change, as modified() does, not the first')
+
+    def sign(self, path: str, expiration: int = 100, **arguments: Any) -> str:
+        raise UnsupportedError(f'{path}: granular signs no links: use the file system of the store, such as s3fs')
+
+    async def open_async(self, path: str, mode: str = 'rb', **arguments: Any) -> Any:
+        raise UnsupportedError(f'{path}: has no asynchronous files: use granular.aio.Path.open')
 
     def _open(self, path: str, mode: str = 'rb', **arguments: Any) -> '_File':
         if mode != 'rb':
@@ -176,6 +253,12 @@ class FileSystem(AsyncFileSystem):  # type: ignore[misc]
         if self.asynchronous:
             raise UnsupportedError(f'{path}: expected a file system without asynchronous=True: open() blocks')
         return _File(self, path, mode, **arguments)
+
+
+def _raise_other(error: Exception) -> None:
+    """Raise the error of a listing, unless it is that the folder does not exist."""
+    if not isinstance(error, NotFoundError) or isinstance(error, BucketNotFoundError):
+        raise error
 
 
 class _File(AbstractBufferedFile):  # type: ignore[misc]

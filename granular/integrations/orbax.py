@@ -16,7 +16,7 @@ import inspect
 from typing import Any
 
 from granular._lazy import import_extra
-from granular.aio.pipeline.transforms import ShardByJaxProcess
+from granular.aio.pipeline.shards import ShardByJaxProcess
 from granular.errors import InvalidArgumentError
 from granular.sync.functions import load_state, save_state
 

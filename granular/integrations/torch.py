@@ -13,120 +13,19 @@ import numpy as np
 from granular._lazy import import_extra, is_masked
 from granular._other_names import answering
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
-from granular.aio.pipeline.blocking_iterator import DatasetIterator
-from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
-from granular.aio.pipeline.map_dataset import MapOperations
 from granular.aio.pipeline.nodes.adapters import convert
-from granular.aio.pipeline.position import check_plain
-from granular.aio.pipeline.streams.flow import number_of
-from granular.aio.pipeline.transforms import NoSharding, ReadOptions, ShardByTorchRank, ShardOptions, as_shard
-from granular.aio.runtime.bridge import run
 from granular.aio.runtime.forking import each_after_fork
+from granular.aio.runtime.portal import run
 from granular.errors import DatapointError, InvalidArgumentError
-from granular.indexing import Ints, check_integer, indices_of
+from granular.indexing import Ints, indices_of
 from granular.integrations import batches as core
+from granular.integrations.torch_iterable import IterableDataset
 
 __all__ = ['Batches', 'Dataset', 'IterableDataset', 'has_accelerator', 'to_torch']
 
 torch = import_extra('torch', 'torch')
 data = import_extra('torch.utils.data', 'torch')
 _Dataset: Any = data.Dataset
-_Base: Any = data.IterableDataset
-
-
-class IterableDataset(_Base):  # type: ignore[misc]
-    """A stream for ``torch.utils.data.DataLoader``: each element is returned once, over all ranks and their workers.
-
-    ::
-
-        dataset = granular.MapDataset.source(reader).shuffle(seed=1).batch(64)
-        loader = torch.utils.data.DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
-
-    Elements are assigned to ranks and workers in turn. Those of a batched MapDataset are whole batches (hence
-    ``batch_size=None``), and a rank gets the same ones in the same order from any number of workers. ``batch`` of a
-    stream combines the elements of each worker.
-
-    Each worker process prefetches, up to the limits of ``read_options``. torchdata's ``StatefulDataLoader`` saves and
-    restores it between any two batches, with the same number of workers.
-
-    Args:
-      dataset: a MapDataset or an IterDataset. A stream that has a shard of its own
-        (``to_iter_dataset(shard_options=)``) is divided among the workers only.
-      shard_options: the shard of this rank; by default that of ``torch.distributed``. Pass
-        ``ShardByTorchRank(drop_remainder=True)`` where all ranks must take equally many steps.
-      read_options: the limits of the prefetch, for a MapDataset.
-      on_error: as for ``to_iter_dataset``, for a MapDataset. An element of a batched one is a whole batch: to leave out
-        single datapoints, pass ``dataset.to_iter_dataset(on_error='skip').batch(64)``.
-
-    Raises:
-      InvalidArgumentError: if it is not a dataset of granular, or (while iterating) if it cannot be divided, or if it
-        has processes of its own by ``mp_prefetch`` in a worker.
-    """
-
-    def __init__(
-        self,
-        dataset: MapOperations | IterDataset,
-        shard_options: ShardOptions | None = None,
-        read_options: ReadOptions | None = None,
-        on_error: OnError = 'raise',
-    ) -> None:
-        super().__init__()
-        if isinstance(dataset, MapOperations):
-            dataset = dataset.to_iter_dataset(read_options, on_error=on_error)
-        elif read_options is not None or on_error != 'raise':
-            raise InvalidArgumentError(
-                'read_options and on_error are those of to_iter_dataset: a stream has them already'
-            )
-        if not isinstance(dataset, IterDataset):
-            raise InvalidArgumentError(
-                f'expected a MapDataset or an IterDataset, got {type(dataset).__name__}: pass MapDataset.source(...)'
-            )
-        self._stream = stream_of(dataset)
-        own = any(root.shard.shard_count > 1 for root in self._stream.roots())
-        if own and shard_options is not None:
-            raise InvalidArgumentError('the stream has a shard already: pass shard_options once')
-        shard = None if shard_options is None else as_shard(shard_options)
-        self._rank = NoSharding() if own else shard
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Iterate another epoch of the dataset from now on, in which shuffled elements have another order.
-
-        Call it before each iteration of the DataLoader. Persistent workers do not see it; for them, and where one
-        iteration is the whole training, ``repeat`` the dataset.
-        """
-        self._epoch = check_integer('epoch', epoch, 0)
-
-    def __iter__(self) -> DatasetIterator:
-        stream = self._stream.at_epoch(self._epoch) if self._epoch else self._stream
-        worker = data.get_worker_info()
-        if worker and any(root.workers and root.workers.num_workers for root in stream.roots()):
-            raise InvalidArgumentError(
-                'workers of a DataLoader may have no processes, as mp_prefetch needs: leave out the one or the other'
-            )
-        for part in (self._rank or ShardByTorchRank(), ShardOptions(worker.id, worker.num_workers) if worker else None):
-            if part is not None and part.shard_count > 1:
-                stream = stream.sharded(part)
-        return iter(IterDataset(stream))
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A spawned worker has no process group, so its rank is pickled, if this process has a group.
-        group = torch.distributed
-        initialized = group.is_available() and group.is_initialized()
-        return {**self.__dict__, '_rank': ShardByTorchRank() if self._rank is None and initialized else self._rank}
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the epoch. The position within the epoch is in the state of an iterator."""
-        return {'epoch': self._epoch}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume in the epoch of a state.
-
-        Raises:
-          StateError: if it is not a state.
-        """
-        check_plain(state)
-        self._epoch = number_of(state, 'epoch')
 
 
 class Dataset(_Dataset):  # type: ignore[misc]
@@ -165,7 +64,7 @@ class Dataset(_Dataset):  # type: ignore[misc]
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        out = run(self._fetch(indices_of(indices, len(self._node), 'Dataset')))
+        out = run(self._fetch(indices_of(indices, len(self._node), 'Dataset')), immediate=True)
         failed = [one for one in out if type(one) is Failure]
         if failed and not self.errors.count:  # in the process that has the failures, at its end
             Finalize(self, self.errors.summarise, exitpriority=0)

@@ -19,5 +19,5 @@ class BagWriter(SyncObject[writer.BagWriter]):
 
     size: int = passed_on(writer.BagWriter.size)
 
-    append = blocking(writer.BagWriter.append)
-    flush = blocking(writer.BagWriter.flush)
+    append = blocking(writer.BagWriter.append, immediate=True)
+    flush = blocking(writer.BagWriter.flush, immediate=True)

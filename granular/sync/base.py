@@ -4,13 +4,12 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from types import CodeType, FunctionType, TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, cast
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from granular._other_names import refuse_unknown
-from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import AsyncResource, Publishing, ensure_open
-from granular.aio.runtime.nesting import refuse_within
+from granular.aio.runtime.portal import run, run_close
 from granular.aio.runtime.tracebacks import shorten
 
 A = TypeVar('A', bound=Any)
@@ -19,8 +18,6 @@ S = TypeVar('S', bound='SyncObject[Any]')
 P = ParamSpec('P')
 R = TypeVar('R')
 F = TypeVar('F', bound=Callable[..., Any])
-
-_calls: Final[set[CodeType]] = set()  # the code that all methods of ``blocking`` share
 
 
 def sync_doc(thing: object) -> str:
@@ -41,11 +38,13 @@ def documented_by(thing: object) -> Callable[[F], F]:
     return decorate
 
 
-def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], immediate: bool = False
+) -> Callable[Concatenate[Any, P], R]:
     """Make a sync method of an async one: it calls the method of that name of ``self.aio`` and waits for the result.
 
     The types, signature and docstring are those of the async method. It costs about 0.5 us a call more than a method
-    that is written out.
+    that is written out. ``immediate`` is that of :func:`granular.aio.runtime.portal.run`.
     """
     name = method.__name__
 
@@ -56,10 +55,9 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> C
         except TypeError:
             refuse_unknown(method, (self, *args), kwargs, {})
             raise
-        return run(coroutine)
+        return run(coroutine, immediate=immediate)
 
     call.__doc__ = sync_doc(method)
-    _calls.add(cast(FunctionType, call).__code__)
     return call
 
 
@@ -127,21 +125,23 @@ class SyncObject(Blocking, Generic[A]):
     def _open(self, counterpart: A) -> None:
         self.aio = counterpart
         try:
-            run(ensure_open(counterpart))
+            run(ensure_open(counterpart), immediate=self._changes_nothing)
         except BaseException:
-            run(counterpart.abort())  # an interrupt may have come after it was opened
+            run(counterpart.abort(), immediate=self._changes_nothing)  # an interrupt may have come after it was opened
             raise
 
     closed: bool = passed_on(AsyncResource.closed)
 
+    @property
+    def _changes_nothing(self) -> bool:
+        return not isinstance(self.aio, Publishing)
+
     def close(self) -> None:
         """Close the object. Closing it again has no effect."""
-        if not isinstance(self.aio, Publishing):
+        if self._changes_nothing:
             run_close(self.aio.aclose())
-            return
-        for code in _calls:
-            refuse_within(code, self)
-        run(self.aio.aclose())  # what a writer publishes is awaited in any case
+        else:
+            run(self.aio.aclose())  # what a writer publishes is awaited in any case
 
     def __enter__(self) -> Self:
         return self
@@ -150,9 +150,9 @@ class SyncObject(Blocking, Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            run(self.aio.aclose() if kind is None else self.aio.abort())
+            run(self.aio.aclose() if kind is None else self.aio.abort(), immediate=self._changes_nothing)
         except BaseException:
-            run(self.aio.abort())  # an interrupt may have come before it was closed
+            run(self.aio.abort(), immediate=self._changes_nothing)  # an interrupt may have come before it was closed
             raise
 
 

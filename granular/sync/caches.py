@@ -5,7 +5,7 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 from granular.aio.caches import redis_cache, shared_cache
 from granular.aio.caches.base import Cache as Core
 from granular.aio.execution.failures import without_failures
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.sync.base import Batched, SyncObject, blocking, constructing, documented_by, passed_on, wrapping
 
 A = TypeVar('A', bound=Core)
@@ -18,13 +18,13 @@ class Cache(SyncObject[A], Batched, Generic[A]):
         return wrapping, (type(self), self.aio)
 
     def __getitem__(self, index: SupportsIndex) -> Any:
-        return run(self.aio.get(index))
+        return run(self.aio.get(index), immediate=True)
 
-    get = blocking(Core.get)
+    get = blocking(Core.get, immediate=True)
 
     @documented_by(Core.fetch)
     def fetch(self, indices: Any) -> list[Any]:
-        return without_failures(run(self.aio.fetch(indices)))
+        return without_failures(run(self.aio.fetch(indices), immediate=True))
 
 
 class SharedMemoryCache(Cache[shared_cache.SharedMemoryCache]):

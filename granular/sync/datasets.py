@@ -12,7 +12,7 @@ class Datasets(DatapointReader[A, Datapoint_co]):
     spec: dict[str, str] = passed_on(reader.DatasetReader.spec)
     layout: str = passed_on(reader.DatasetReader.layout)
 
-    available = blocking(reader.DatasetReader.available)
+    available = blocking(reader.DatasetReader.available, immediate=True)
 
 
 class DatasetReader(Datasets[reader.DatasetReader[Datapoint_co], Datapoint_co]):
@@ -34,8 +34,8 @@ class Appending(SyncObject[A]):
     size: int = passed_on(writer.DatasetWriter.size)
     found: int = passed_on(sharded_writer.ShardedDatasetWriter.found)
 
-    append = blocking(writer.DatasetWriter.append)
-    flush = blocking(writer.DatasetWriter.flush)
+    append = blocking(writer.DatasetWriter.append, immediate=True)
+    flush = blocking(writer.DatasetWriter.flush, immediate=True)
 
 
 class DatasetWriter(Appending[writer.DatasetWriter]):

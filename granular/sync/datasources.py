@@ -14,7 +14,7 @@ from granular.aio.datasources.parquet import source as parquet
 from granular.aio.datasources.tfrecord import source as tfrecord
 from granular.aio.datasources.webdataset import source as webdataset
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.sync.bags import BagReader
 from granular.sync.base import Batched, constructing, documented_by, passed_on, reopened
 from granular.sync.datasets import DatasetReader, ShardedDatasetReader
@@ -68,7 +68,13 @@ _CLASSES: Final[Mapping[str, Any]] = {
 
 @documented_by(detect.open)
 def open(  # noqa: A001
-    path: AnyPath | Sequence[AnyPath], decoders: Decoders = formats.decoders, *, fs: Any = None, **options: Any
+    path: AnyPath | Sequence[AnyPath],
+    decoders: Decoders = formats.decoders,
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    fs: Any = None,
+    **options: Any,
 ) -> Opened:
-    counterpart = run(detect.open(path, decoders, fs=fs, **options))
+    counterpart = run(detect.open(path, decoders, format=format, split=split, fs=fs, **options), immediate=True)
     return cast(Opened, reopened(_CLASSES[type(counterpart).__name__], counterpart))

@@ -10,7 +10,7 @@ from granular.aio.fields import fields as core
 from granular.aio.fields import interface, mode_wrapper, wrappers
 from granular.aio.fields.navigation import Nested
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.sync.base import A, Batched, Blocking, blocking, constructing, passed_on
 from granular.sync.pipeline import MapDataset
 
@@ -159,7 +159,7 @@ class ModeWrapper(Disposable[mode_wrapper.ModeWrapper], Batched):
     def __str__(self) -> str:
         return str(self.aio)
 
-    get = blocking(mode_wrapper.ModeWrapper.get)
+    get = blocking(mode_wrapper.ModeWrapper.get, immediate=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('_') or name == 'aio':
@@ -168,9 +168,9 @@ class ModeWrapper(Disposable[mode_wrapper.ModeWrapper], Batched):
         return functools.partial(_blocking, value) if name.startswith(_LOADING) else value
 
     def __getitem__(self, index: SupportsIndex | slice | Sequence[SupportsIndex]) -> Any:
-        return run(self.aio.get(index))
+        return run(self.aio.get(index), immediate=True)
 
-    fetch = blocking(mode_wrapper.ModeWrapper.fetch)
+    fetch = blocking(mode_wrapper.ModeWrapper.fetch, immediate=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(MapDataset.source(self).to_iter_dataset(allow_nones=True))

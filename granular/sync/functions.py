@@ -12,8 +12,8 @@ from granular.aio.datasets import verify as verification
 from granular.aio.loader import checkpoints
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline import spec
-from granular.aio.pipeline.transforms import ShardOptions
-from granular.aio.runtime.bridge import run
+from granular.aio.pipeline.shards import ShardOptions
+from granular.aio.runtime.portal import run
 from granular.aio.transfer import local_copy
 from granular.sync.base import documented_by, sync_doc
 from granular.sync.path import Path

@@ -1,16 +1,16 @@
 """Blocking iterators over async ones, one item at a time."""
 
 import contextlib
-import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Iterator as StandardIterator
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
+from granular.aio.execution.hand_over import READY, HandOver
 from granular.aio.execution.prefetch import END
-from granular.aio.runtime.bridge import run, run_close
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import Closing, Running, copied
-from granular.aio.runtime.loops import ensure_uninterrupted
+from granular.aio.runtime.portal import run, run_close
 from granular.errors import ObjectChangedError, UnsupportedError
 
 T = TypeVar('T')
@@ -20,22 +20,18 @@ _MAX_ITEMS: Final = 1024
 _KEPT: Final = 2 * _MAX_ITEMS
 
 
-class _Iteration(Running, Generic[T]):
+class _Iteration(HandOver[T], Running):
     """A running async iterator whose items are converted one by one.
 
-    An interrupt (Ctrl-C) of the main thread may end the async iterator, which is then made anew from the next item on.
-    On the loop of the library, it only comes at an ``await``: an iterator that needs the loop continues there. Several
-    items are computed at a time, if they come at once, so that changing threads costs little.
+    An interrupt (Ctrl-C) may end the async iterator, which is then made anew from the next item on. Several items are
+    computed at a time, if they come at once, so that changing threads costs little.
     """
-
-    page: Iterable[T] = ()  # the next items: taking one, which removes it, is a step in C, which Ctrl-C cannot divide
 
     def __init__(self, make: Callable[[int], AsyncIterator[Any]], convert: Callable[[Any], T] | None) -> None:
         super().__init__()
         self._make, self._convert = make, convert
         self._items: AsyncIterator[Any] | None = make(0)  # None while it computes items, and after an interrupt
         self._count, self._most = 0, 1  # the items computed, and those to compute next
-        self._ready: list[T] = []  # the items of the page
         self._error: Exception | None = None  # raised after the items before it
         self._ended = False
 
@@ -44,11 +40,17 @@ class _Iteration(Running, Generic[T]):
             'an iterator of a reader or a folder is neither pickled nor copied: iterate the reader or the folder again'
         )
 
-    async def more(self) -> object:
-        """Compute the next page, unless another thread did. Returns ``END`` if there is none, also after an error."""
+    def _take(self) -> object:
+        return run(self._more(), immediate=True)
+
+    def _take_back(self) -> None:
+        pass  # what was computed is ready, or is computed again
+
+    async def _more(self) -> object:
+        """Compute the next items. Returns ``END`` if there are none, also after an error."""
         async with self.turn():
-            if self.closed or self._ready:
-                return END if self.closed else None
+            if self.closed:
+                return END
             if self._error is not None:
                 error, self._error = self._error, None
                 try:
@@ -59,20 +61,20 @@ class _Iteration(Running, Generic[T]):
                 return END
             self.check()
             if self._loop is not None:
-                await ensure_uninterrupted()
+                await to_loop()
             try:
-                await self._compute(self._most)
+                await self._compute()
             finally:
                 if self._loop is None:
                     await self.settle()
-            return None
+            return READY
 
-    async def _compute(self, most: int) -> None:
+    async def _compute(self) -> None:
         items, self._items = self._items or self._make(self._count), None
         ready: list[Any] = []
         end, ended, error = time.monotonic() + _PAGE_SECONDS, False, None
         try:
-            while len(ready) < most and (not ready or time.monotonic() < end):
+            while len(ready) < self._most and (not ready or time.monotonic() < end):
                 item = await anext(items, END)
                 if item is END:
                     ended = True
@@ -81,16 +83,14 @@ class _Iteration(Running, Generic[T]):
         except Exception as failed:
             ended, error = True, failed
         ready.reverse()
-        page = map(list.pop, itertools.repeat(ready, len(ready)))
-        count, twice = self._count + len(ready), min(2 * most, _MAX_ITEMS)
-        # An interrupt comes at a call, so without one, either all of these are set or none.
-        self._items, self._ready, self.page, self._error = items, ready, page, error
-        self._count, self._most, self._ended = count, twice, ended
+        count, most = self._count + len(ready), min(2 * self._most, _MAX_ITEMS)
+        self._items, self._most, self._error, self._ended = items, most, error, ended
+        self._ready, self._count = ready, count
         error = None  # the traceback refers to this frame
 
     async def _close(self) -> None:
         async with self.turn():  # a running generator cannot be closed
-            self._ready, self.page = [], ()
+            self._ready = []
             close = getattr(self._items, 'aclose', None)
             if close is not None:
                 await close()
@@ -112,11 +112,7 @@ class Iteration(Closing, StandardIterator[T]):
         return self
 
     def __next__(self) -> T:
-        while True:
-            for item in self._core.page:
-                return item
-            if run(self._core.more()) is END:
-                raise StopIteration
+        return self._core.__next__()
 
     def close(self) -> None:
         """Stop the iterator's tasks and requests. Closing it again has no effect."""

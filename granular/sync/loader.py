@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from granular._other_names import Unindexed
-from granular.aio.execution.prefetch import END
+from granular.aio.execution.hand_over import exclusively
 from granular.aio.loader import loader as core
 from granular.aio.loader.collate import Batch, Spec
-from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import Closing
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.nesting import refuse_within
-from granular.aio.runtime.user_functions import computing
-from granular.sync.base import constructing, sync_doc
+from granular.aio.runtime.portal import run, run_close
+from granular.sync.base import constructing, documented_by, sync_doc
 
 
 class Loader(Unindexed, core.LoaderHandle, Closing):
@@ -36,36 +33,21 @@ class Loader(Unindexed, core.LoaderHandle, Closing):
         return run(self._core.spec())
 
     def __iter__(self) -> Self:
-        self._core.begin_epoch()
+        self._core.driven = False
+        self._core.begin_loop()
         return self
 
     def __next__(self) -> Batch:
-        core = self._core
-        if core.is_expected() and not computing.get():
-            refuse_within(self._next_code, self)
-        try:
-            batch: Any = run(core.take())
-            if batch is END:
-                raise StopIteration
-            result: Batch = batch
-            core.ahead.received()
-            core.received()
-        except BaseException:
-            core.take_back()
-            raise
-        return result
-
-    _next_code: ClassVar = __next__.__code__
+        return self._core.__next__()  # type: ignore[no-any-return]
 
     def load(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        refuse_within(self._next_code, self)
-        run(self._load(state, strict))
-
-    async def _load(self, state: Mapping[str, Any], strict: bool) -> None:
-        await ensure_event_loop()  # tasks may only be touched on their loop
-        self.aio.load(state, strict)
+        exclusively(self._core, lambda: self.aio.load(state, strict))
 
     load_state_dict = load
+
+    @documented_by(core.LoaderHandle.set_epoch)
+    def set_epoch(self, epoch: int) -> None:
+        exclusively(self._core, lambda: self.aio.set_epoch(epoch))
 
     def close(self) -> None:
         """Close the loader: stop its fetches, threads and processes. Closing twice is allowed."""

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
@@ -13,8 +14,8 @@ from granular._words import logger
 from granular.aio.paths import path as core
 from granular.aio.paths.file import File, Progress
 from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.forking import each_after_fork
+from granular.aio.runtime.portal import run, run_close
 from granular.config import MiB
 from granular.errors import ClosedError
 from granular.sync.base import blocking, documented_by
@@ -57,15 +58,15 @@ class Path(PurePath):
         """The same path in the async API."""
         return core.Path.of(self._store, self._key)
 
-    stat = blocking(core.Path.stat)
-    exists = blocking(core.Path.exists)
-    is_file = blocking(core.Path.is_file)
-    is_dir = blocking(core.Path.is_dir)
+    stat = blocking(core.Path.stat, immediate=True)
+    exists = blocking(core.Path.exists, immediate=True)
+    is_file = blocking(core.Path.is_file, immediate=True)
+    is_dir = blocking(core.Path.is_dir, immediate=True)
 
-    read_bytes = blocking(core.Path.read_bytes)
-    read_text = blocking(core.Path.read_text)
-    read_range = blocking(core.Path.read_range)
-    read_ranges = blocking(core.Path.read_ranges)
+    read_bytes = blocking(core.Path.read_bytes, immediate=True)
+    read_text = blocking(core.Path.read_text, immediate=True)
+    read_range = blocking(core.Path.read_range, immediate=True)
+    read_ranges = blocking(core.Path.read_ranges, immediate=True)
 
     write_bytes = blocking(core.Path.write_bytes)
     write_text = blocking(core.Path.write_text)
@@ -76,14 +77,17 @@ class Path(PurePath):
         A written file appears when it is closed, and not at all if its ``with`` block ends with an error, or if it is
         never closed.
         """
-        file = run(self.aio.open(mode))
+        file = run(self.aio.open(mode), immediate=mode == 'rb')
         raw = _RawReader(file) if mode == 'rb' else _RawWriter(file, f'{self}')
-        # Of a method in Python that gives the position, Python would ignore an interrupt here.
-        vars(raw)['tell'] = int
-        buffered = io.BufferedReader(raw, MiB) if mode == 'rb' else _BufferedWriter(raw, MiB)
-        del vars(raw)['tell']
-        return cast(BinaryIO, buffered)
+        return cast(BinaryIO, io.BufferedReader(raw, MiB) if mode == 'rb' else _BufferedWriter(raw, MiB))
 
+    touch = blocking(core.Path.touch)
+
+    @documented_by(core.Path.rename)
+    def rename(self, target: PurePath | str | os.PathLike[str]) -> Self:
+        return self._own(run(self.aio.rename(target)))
+
+    replace = rename
     mkdir = blocking(core.Path.mkdir)
     unlink = blocking(core.Path.unlink)
     rmtree = blocking(core.Path.rmtree)
@@ -108,8 +112,7 @@ class Path(PurePath):
 class _RawReader(io.RawIOBase):
     def __init__(self, file: File) -> None:
         self._file = file
-        # The next byte that was not returned, as an interrupt may come between a read and its return.
-        self._position = 0
+        self._position = 0  # of the next byte that was not returned
 
     def readable(self) -> bool:
         return True
@@ -120,7 +123,7 @@ class _RawReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)
         self._file.seek(self._position)
-        data = run(self._file.read(len(view)))
+        data = run(self._file.read(len(view)), immediate=True)
         count = len(data)
         view[:count] = data
         self._position += count
@@ -128,7 +131,7 @@ class _RawReader(io.RawIOBase):
 
     def readall(self) -> bytes:
         self._file.seek(self._position)
-        data = run(self._file.read())
+        data = run(self._file.read(), immediate=True)
         end = self._position + len(data)
         self._position = end
         return data
@@ -150,7 +153,7 @@ class _RawReader(io.RawIOBase):
 
 
 class _RawWriter(io.RawIOBase):
-    dropped = True  # also if an interrupt cuts the constructor
+    dropped = True  # until the constructor ends
 
     def __init__(self, file: File, name: str) -> None:
         self.file, self._name = file, name
@@ -181,7 +184,7 @@ class _RawWriter(io.RawIOBase):
             if self._interrupted:
                 raise KeyboardInterrupt from None
             raise
-        finally:  # Close even if interrupted, so that garbage collection does not flush.
+        finally:  # in any case, so that garbage collection does not flush
             super().close()
             _writers.discard(self)
 

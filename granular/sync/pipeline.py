@@ -22,7 +22,7 @@ from granular.aio.pipeline.transforms import (
     RandomFunction,
     Transformation,
 )
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.errors import InvalidArgumentError
 from granular.filters import Strategy
 from granular.indexing import check_index, integers_of
@@ -95,10 +95,10 @@ class MapDataset(core.MapOperations[Element_co], Batched):
     def __getitem__(self, index: SupportsIndex | slice) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return without_failures(run(self._node.fetch(np.array([check_index(index, 'MapDataset')]))))[0]
+        return without_failures(run(self._node.fetch(np.array([check_index(index, 'MapDataset')])), immediate=True))[0]
 
     def fetch(self, indices: ArrayLike) -> list[Element_co]:
-        return without_failures(run(self._node.fetch(integers_of(indices, 'fetch'))))
+        return without_failures(run(self._node.fetch(integers_of(indices, 'fetch')), immediate=True))
 
     @answering()
     def filter_classes(self, field: str = 'label', valid_classes: Any = None, invalid_classes: Any = None) -> Self:

@@ -8,7 +8,7 @@ from granular.aio.bags.reader import BagReader
 from granular.aio.datasets import reader as datasets
 from granular.aio.datasources.indexed_files import IndexedFiles
 from granular.aio.pipeline.data_source import OpenedDataSource
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.formats.display import Samples, html_summary
 from granular.sync.base import A, Batched, Blocking, SyncObject, documented_by, passed_on, reopened, wrapping
 from granular.sync.iteration import Iteration
@@ -31,12 +31,12 @@ class Reader(SyncObject[A], Generic[A, Datapoint_co]):
 
     @documented_by(OpenedDataSource.take)
     def take(self, count: int) -> list[Datapoint_co]:
-        elements: list[Datapoint_co] = run(self.aio.take(count))
+        elements: list[Datapoint_co] = run(self.aio.take(count), immediate=True)
         return elements
 
     @documented_by(OpenedDataSource.head)
     def head(self, count: int = 5) -> Samples[Datapoint_co]:
-        samples: Samples[Datapoint_co] = run(self.aio.head(count))
+        samples: Samples[Datapoint_co] = run(self.aio.head(count), immediate=True)
         return samples
 
     def _repr_html_(self) -> str:
@@ -62,13 +62,13 @@ class RecordReader(Reader[A, Datapoint_co]):
     def get(self, index: slice | range) -> list[Datapoint_co]: ...
     @documented_by(BagReader.get)
     def get(self, index: SupportsIndex | slice | range) -> Any:
-        return run(self.aio.get(index))
+        return run(self.aio.get(index), immediate=True)
 
     __getitem__ = get
 
     @documented_by(OpenedDataSource.fetch)
     def fetch(self, indices: Any) -> list[Datapoint_co]:
-        records: list[Datapoint_co] = run(self.aio.fetch(indices))
+        records: list[Datapoint_co] = run(self.aio.fetch(indices), immediate=True)
         return records
 
 
@@ -85,8 +85,8 @@ class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     def __getitem__(self, index: slice | range | tuple[slice | range, Any]) -> dict[str, list[Any]]: ...
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, tuple) and len(index) == 2:
-            return run(self.aio.get(*index))
-        return run(self.aio.get(index))
+            return run(self.aio.get(*index), immediate=True)
+        return run(self.aio.get(index), immediate=True)
 
     @overload
     def get(self, index: SupportsIndex, mask: Any) -> dict[str, Any]: ...
@@ -96,7 +96,7 @@ class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     def get(self, index: slice | range, mask: Any = None) -> dict[str, list[Any]]: ...
     @documented_by(datasets.DatapointReader.get)
     def get(self, index: SupportsIndex | slice | range, mask: Any = None) -> Any:
-        return run(self.aio.get(index, mask))
+        return run(self.aio.get(index, mask), immediate=True)
 
     @overload
     def fetch(self, indices: Any, mask: Any) -> list[dict[str, Any]]: ...
@@ -104,4 +104,4 @@ class DatapointReader(Reader[A, Datapoint_co], Copyable, Batched):
     def fetch(self, indices: Any, mask: None = None) -> list[Datapoint_co]: ...
     @documented_by(datasets.DatapointReader.fetch)
     def fetch(self, indices: Any, mask: Any = None) -> list[Any]:
-        return run(self.aio.fetch(indices, mask))
+        return run(self.aio.fetch(indices, mask), immediate=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from granular.aio.datasources import detect
+from granular.aio.datasources.discovery.names import format_of
 from granular.aio.paths.path import Path, expand_braces, is_pattern
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, ObjectChangedError, UnknownKeyError
@@ -127,7 +128,7 @@ class Library:
 
 
 def _format(name: str) -> str:
-    return 'bag' if name.endswith('.bag') else detect.format_of(name)
+    return 'bag' if name.endswith('.bag') else format_of(name)
 
 
 async def _is_file(path: Path) -> bool:

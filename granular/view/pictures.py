@@ -18,7 +18,7 @@ from granular.config import MiB
 from granular.errors import DecodeError, UnsupportedError
 from granular.formats import decode_array, decode_image
 from granular.formats.codecs.arrays import array_of, dtype_text
-from granular.formats.codecs.videos import rgb_converter
+from granular.formats.codecs.videos import frame_converter
 from granular.view.kinds import MAGIC, family_of, media_type
 from granular.view.previews import array_head
 
@@ -74,7 +74,7 @@ def _image(data: bytes, side: int) -> Picture:
 
 
 def as_decoded(data: bytes) -> bytes | None:
-    """Return an image as decoders do, if a browser shows other colours: of CMYK; else None."""
+    """Return an image in RGB, as a decoder does, if a browser shows other colours: of CMYK; else None."""
     pil = import_extra('PIL.Image', 'formats', 'images need Pillow')
     try:
         with pil.open(io.BytesIO(data), formats=('JPEG',)) as image:
@@ -83,7 +83,7 @@ def as_decoded(data: bytes) -> bytes | None:
     except Exception:  # Pillow raises anything: the browser says that it is damaged
         return None
     stream = io.BytesIO()
-    pil.fromarray(decode_image(data)).save(stream, 'PNG', compress_level=1)
+    pil.fromarray(decode_image(data, mode='RGB')).save(stream, 'PNG', compress_level=1)
     return stream.getvalue()
 
 
@@ -121,7 +121,7 @@ def _video(data: bytes, side: int) -> Picture:
             with _turn(stream.width, stream.height, _PIXELS):
                 for frame in container.decode(stream):
                     note = '' if seconds is None else f'{seconds:.1f} s'
-                    image = rgb_converter()(frame).to_image()
+                    image = frame_converter()(frame).to_image()
                     return _fit(image, side)._replace(width=frame.width, height=frame.height, note=note)
     except (UnsupportedError, MemoryError):
         raise

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import CORES, offload
+from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, MissingExtraError, UnknownKeyError, UnsupportedError
 from granular.formats import decoders

@@ -13,8 +13,9 @@ from aiohttp import web
 from granular._redact import hidden
 from granular._words import logger
 from granular.aio.paths.path import Path
+from granular.aio.runtime.pools import CORES, Threads
 from granular.aio.runtime.tasks import gather
-from granular.aio.runtime.threads import CORES, Threads, call_in, offload
+from granular.aio.runtime.threads import call_in, offload
 from granular.config import MiB
 from granular.errors import (
     AccessDeniedError,

@@ -124,7 +124,7 @@ MISTAKES = {
     ),
     'datasets_to_zip_without_a_list': (
         lambda: MapDataset.zip(dataset, dataset),
-        '^MapDataset.zip: expected datasets, got 2 by position$',
+        '^MapDataset.zip: expected datasets, got 2 by position: pass a list of datasets$',
     ),
     'option_by_position': (
         lambda: dataset.batch(2, True),
@@ -264,8 +264,9 @@ def test_an_iterator_in_place_of_its_state_is_an_error_with_the_method(tmp_path)
 @pytest.mark.parametrize(
     ('given', 'message'),
     [
-        ({'weights': [1, 0]}, r'expected 2 weights > 0, .*, got \[1, 0\]: leave datasets out that are not to be read$'),
-        ({'weights': [1e308, 1]}, r'weights > 0, each below 1e300 times any other, got \[1e\+308, 1\]'),
+        ({'weights': [1, -1]}, r'expected 2 weights >= 0, one or more of them > 0 and each below .*, got \[1, -1\]$'),
+        ({'weights': [0, 0]}, r'expected 2 weights >= 0, one or more of them > 0 and each below .*, got \[0, 0\]$'),
+        ({'weights': [1e308, 1]}, r'> 0 and each below 1e300 times any other, got \[1e\+308, 1\]'),
         ({'probabilities': [1, 2]}, r"Dataset.mix: no arguments \['probabilities'\]: for probabilities, pass weights$"),
     ],
 )
@@ -674,6 +675,25 @@ def test_a_reader_without_functions_says_where_they_are(tmp_path):
 def test_a_rank_of_torchrun_without_a_process_group_is_an_error(monkeypatch):
     monkeypatch.setenv('WORLD_SIZE', '2')
     with pytest.raises(InvalidArgumentError, match=r'one of 2 processes .*: call torch.distributed.init_process_group'):
-        granular.ShardByTorchRank()
+        granular.ShardByTorchRank().shard_index  # noqa: B018 - the rank is asked for where it is used
     monkeypatch.setenv('WORLD_SIZE', '1')
     assert granular.ShardByTorchRank().shard_count == 1
+
+
+def test_a_source_without_a_length_names_remedies_that_help():
+    class Endless:
+        def __getitem__(self, index):
+            return 2 * index
+
+    class Sized(Endless):
+        def __len__(self):
+            return 5
+
+    for call in (lambda: MapDataset.source(Endless()).shuffle(seed=0), lambda: granular.sources.Epochs(Endless())):
+        with pytest.raises(
+            InvalidArgumentError, match='Endless has no length: give it a __len__, or pass length= to sou'
+        ):
+            call()
+    assert list(MapDataset.source(Sized())) == [0, 2, 4, 6, 8]
+    epochs = granular.sources.Epochs(Endless(), length=3, shuffle=False)
+    assert [epochs[step] for step in range(4)] == [0, 2, 4, 0]

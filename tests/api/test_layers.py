@@ -51,7 +51,7 @@ LAYERS = (
         'aio.execution': 'prefetching in threads, on the loop and in worker processes',
     },
     {
-        'aio.runtime': 'event loops, the bridge to threads, tasks, lifecycles, memory for received data',
+        'aio.runtime': 'event loops, the portal from threads, tasks, lifecycles, memory for received data',
         'aio.reply': 'the result of a read, and versions of objects',
     },
     {

@@ -31,12 +31,20 @@ PAIRS = [
 # How async objects are opened and closed; the readers of parts; the attributes of a stage that the pipeline goes by.
 ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'call',
+    'changed',
     'copy_over',
     'describe',
     'divides',
     'identity',
+    'in_first_epoch',
+    'keep_selections',
+    'keeps_turns',
+    'kept',
     'nbytes',
+    'owners',
     'parents',
+    'passes_epochs',
+    'pattern',
     'record_time',
     'release',
     'seed',
@@ -47,6 +55,7 @@ ONLY_ASYNC = {'abort', 'aclose', 'bags', 'choose', 'get', 'open', 'readers'} | {
     'stored_nbytes',
     'unlisted',
     'user_functions',
+    'varies',
 }
 ONLY_SYNC = {'close', 'aio', 'endless', 'load_state_dict', 'seed', 'state_dict'}
 

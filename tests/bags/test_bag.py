@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular import aio
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 from granular.errors import (
     AlreadyExistsError,
     ClosedError,
@@ -398,7 +398,7 @@ def test_checksums_that_a_killed_writer_left_are_replaced(request, store, record
         assert reader.fetch([0, -1]) == [b'0', b'%d' % (records - 1)]
 
     async def uploads():
-        await ensure_event_loop()
+        await to_loop()
         return [upload async for upload in path.aio.store.uploads(root.aio.key)]
 
     assert run(uploads()) == []

@@ -4,6 +4,7 @@ import asyncio
 import cmath
 import dataclasses
 import functools
+import importlib
 import logging
 import math
 import multiprocessing
@@ -11,6 +12,7 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -222,6 +224,140 @@ def test_fingerprint_separates_functions_and_indices(make, redis_server, space):
         with granular.RedisCache(source, redis_server.url, namespace=space) as cache:
             assert cache.fetch([0, 1]) == [source[0], source[1]]
     assert cache.stats()['hits'] == 2  # the third one is the first one again
+
+
+MODULE = """
+import dataclasses, enum, functools, re, threading, types
+import {helpers} as helpers
+from {helpers} import scaled
+
+lock, NUMBER, TABLE, LISTED, NAMES, PATTERN = threading.Lock(), {i}, {{'a': [{i}]}}, [{i}], {{{i}}}, re.compile('{i}')
+SETTINGS = types.SimpleNamespace(number={i})
+
+@dataclasses.dataclass
+class Config:
+    number: int = {i}
+
+class Kind(enum.Enum):
+    ONLY = {i}
+
+CONFIG = Config()
+
+class Base:
+    TABLE = {{'a': {i}}}
+    NUMBER = {i}
+
+    def helper(self, value):
+        return value + {i}
+
+class Adder(Base):
+    @classmethod
+    def by_class(cls, value): return value + cls.NUMBER
+    @staticmethod
+    def static(value): return value + {i}
+    @property
+    def number(self): return {i}
+    def __call__(self, value): return self.helper(value)
+    def by_table(self, value): return value + self.TABLE['a']
+    def by_property(self, value): return value + self.number
+    def by_static(self, value): return self.static(value)
+
+ADDER = Adder()
+
+def helper(value): return value + NUMBER
+def recursive(value, depth=2): return recursive(value, depth - 1) if depth else again(value)
+def again(value): return helper(value) if value < 100 else recursive(value)
+
+@functools.lru_cache
+def cached(value): return helper(value)
+
+def wrapped(fn):
+    @functools.wraps(fn)
+    def wrapper(value): return fn(value) + {i}
+    return wrapper
+
+def within(value):
+    def inner(): return NUMBER
+    return value + inner()
+
+class Own:
+    def add(self, value): return Adder().by_table(value)
+
+def locked(value):
+    with lock:
+        return value + NUMBER
+
+functions = {{
+    'helper': lambda value: helper(value), 'helper of a helper': recursive, 'cached': lambda value: cached(value),
+    'decorated': wrapped(abs), 'inner function': within, 'lock': locked,
+    'dict': lambda value: value + TABLE['a'][0], 'list': lambda value: value + LISTED[0],
+    'set': lambda value: value + max(NAMES), 'object': lambda value: value + SETTINGS.number,
+    'dataclass': lambda value: value + Config().number, 'object of a dataclass': lambda value: value + CONFIG.number,
+    'enum': lambda value: value + Kind.ONLY.value, 'pattern': lambda value: value + bool(PATTERN.match('1')),
+    'classmethod': Adder.by_class, 'static method': Adder.static, 'other method': Adder(), 'bound': Adder().by_table,
+    'property': Adder().by_property, 'class': lambda value: Own().add(value), 'base': lambda value: ADDER(value),
+    'method by name': lambda value: Adder.by_static(ADDER, value),
+    'partial': functools.partial(lambda fn, value: fn(value), helper),
+    'other module': lambda value: helpers.scaled(value), 'function of another module': lambda value: scaled(value),
+    'class of another module': lambda value: helpers.Scaler().scale(value),
+    'value of another module': lambda value: value + helpers.NUMBER,
+}}
+"""
+
+HELPERS = """
+NUMBER = {i}
+def scaled(value): return value + NUMBER
+class Scaler:
+    def scale(self, value): return scaled(value)
+"""
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Functions of two versions of a module of a user's, which reads another one."""
+    monkeypatch.syspath_prepend(tmp_path)
+    functions = []
+    for i in (0, 1, 0):
+        name = f'users_{uuid.uuid4().hex}'
+        (tmp_path / f'helpers_{name}.py').write_text(HELPERS.format(i=i))
+        helpers = importlib.import_module(f'helpers_{name}')
+        sys.modules['helpers_of_users'] = helpers
+        helpers.__name__ = 'helpers_of_users'
+        (tmp_path / f'{name}.py').write_text(MODULE.format(i=i, helpers='helpers_of_users'))
+        functions.append(importlib.import_module(name).functions)
+    yield functions
+    del sys.modules['helpers_of_users']
+
+
+def test_fingerprint_separates_what_functions_read_by_global_names(modules, redis_server, space):
+    for kind in modules[0]:
+        for version, functions in zip((0, 1, 0), modules, strict=True):
+            function = functions[kind]
+            expected = [function(0), function(1)]
+            with granular.RedisCache(NUMBERS.map(function), redis_server.url, namespace=space) as cache:
+                assert cache.fetch([0, 1]) == expected, (kind, version)
+        assert cache.stats()['hits'] == 2, kind  # the third one is the first one again
+
+
+def test_fingerprint_of_functions_is_that_of_another_process(modules, redis_server, space, tmp_path):
+    code = f"""
+import sys, importlib, granular
+sys.path.insert(0, {str(tmp_path)!r})
+sys.modules['helpers_of_users'] = importlib.import_module(sys.argv[1])
+functions = importlib.import_module(sys.argv[2]).functions
+for function in functions.values():
+    source = granular.MapDataset.range(5).map(function)
+    with granular.RedisCache(source, {redis_server.url!r}, namespace={space!r}) as cache:
+        cache.fetch([0, 1])
+        print(cache.stats()['hits'])
+"""
+    (name,) = [path.stem for path in sorted(tmp_path.glob('users_*.py'))][:1]
+    for seed in ('1', '2'):
+        run = [sys.executable, '-c', code, f'helpers_{name}', name]
+        env = {**os.environ, 'PYTHONHASHSEED': seed}
+        done = subprocess.run(run, check=True, env=env, capture_output=True, text=True, timeout=120)
+        hits = done.stdout.split()
+    assert hits == ['2'] * len(modules[0]), done.stderr
 
 
 class Choice:

@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+import ssl
 import subprocess
 import sys
 import tomllib
@@ -13,11 +14,13 @@ import zipfile
 import numpy as np
 import pyarrow
 import pytest
+import trustme
 from pyarrow import parquet
 
 import granular
 from granular.errors import GranularError
 from tests.support.fault_proxy import FaultProxy
+from tests.support.faults import FaultServer
 from tests.support.files import FILES, FORMATS
 
 SPEC = {'image': 'png', 'label': 'int', 'text': 'utf8', 'times': 'int[]', 'array': 'array', 'raw': 'bytes'}
@@ -96,7 +99,7 @@ def test_cat_prints_datapoints_and_keys(granular_cli, path):
     assert code == 0
     info = json.loads(out)
     assert (info['label'], info['text'], info['times']) == (4, 'nümber 4', [4, 5, 6])
-    assert info['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6, 3], 'head': [4] * 8}
+    assert info['image'] == {'type': 'png', 'dtype': 'uint8', 'shape': [4, 6], 'head': [4] * 8}
     assert info['raw'] == {'type': 'bytes', 'bytes': 3}
     assert granular_cli('cat', path, -1, 'label', 'times[1:]') == (0, 'label: 4\ntimes: [5, 6]\n', '')
 
@@ -415,3 +418,24 @@ def test_mistakes_are_answered_with_the_remedy(name, granular_cli, path, monkeyp
     code, out, err = granular_cli(*command)
     assert (code, out) == (1, '')
     assert message in err
+
+
+def test_options_of_stores_reach_the_requests(granular_cli):
+    with FaultServer(files={'a': b'1'}) as server:
+        options = '--endpoint-url', server.endpoint, '--anon'
+        assert granular_cli('ls', 's3://bucket', *options, '--requester-pays', '--addressing-style', 'path')[:2] == (
+            0,
+            'a\n',
+        )
+        assert server.heads[0]['x-amz-request-payer'] == 'requester'
+        assert server.targets[0].startswith('/bucket?')
+        code, _, err = granular_cli('ls', 's3://bucket', *options, '--addressing-style', 'odd')
+        assert code
+        assert 'addressing_style' in err
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert('127.0.0.1').configure_cert(context)
+    with FaultServer(context, files={'a': b'1'}) as server:
+        options = '--endpoint-url', server.endpoint, '--anon'
+        assert granular_cli('ls', 's3://bucket', *options)[0]
+        with pytest.warns(RuntimeWarning, match='certificates are not verified'):
+            assert granular_cli('ls', 's3://bucket', *options, '--no-verify')[:2] == (0, 'a\n')

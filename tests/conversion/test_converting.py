@@ -165,7 +165,8 @@ JPEG, PNG, WEBP, GIF, BMP, TIFF = map(image_file, ('JPEG', 'PNG', 'WEBP', 'GIF',
 
 KINDS = [
     ([1, -5, 2**100], 'int'), ([np.int64(3), 4], 'int'), ([True, False], 'bool'), ([1, None], 'msgpack'),
-    ([1.5], 'float'), ([np.float32(1)], 'float'), ([1.5, 2], 'msgpack'), ([True, 1], 'msgpack'),
+    ([1.5], 'float'), ([np.float64(1), 2.0], 'float'), ([np.float32(1)], 'array'),
+    ([np.uint8(1)], 'array'), ([1.5, 2], 'msgpack'), ([True, 1], 'msgpack'),
     (['x'], 'utf8'), ([b'x'], 'bytes'),
     ([JPEG], 'jpg'), ([PNG], 'png'), ([WEBP, GIF, BMP], 'png'), ([JPEG, PNG], 'jpg'), ([JPEG, b'x'], 'bytes'),
     ([TIFF], 'bytes'), ([JPEG, None], 'msgpack'), ([[1, 2], {'a': ['b', None]}], 'msgpack'), ([np.arange(3)], 'array'),
@@ -200,8 +201,10 @@ def test_types_are_inferred(values, kind, tmp_path):
 
 A_DAY, MORNING = datetime.date(2020, 1, 2), datetime.time(1, 2, 3, 4)
 ARROW = [
-    *[(kind, 5, 'int', 5) for kind in (pyarrow.int8(), pyarrow.int64(), pyarrow.uint8(), pyarrow.uint64())],
-    *[(kind, np.float16(1.5), 'float', 1.5) for kind in (pyarrow.float16(), pyarrow.float32(), pyarrow.float64())],
+    (pyarrow.int64(), 5, 'int', 5), (pyarrow.float64(), 1.5, 'float', 1.5),
+    *[(pyarrow.from_numpy_dtype(dtype), 5, 'array', dtype(5))
+      for dtype in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.uint64)],
+    *[(pyarrow.from_numpy_dtype(dtype), dtype(1.5), 'array', dtype(1.5)) for dtype in (np.float16, np.float32)],
     *[(pyarrow.duration(unit), 7, 'array', np.timedelta64(7, unit)) for unit in ('s', 'ms', 'us', 'ns')],
     *[(pyarrow.timestamp(unit, zone), 7, 'array', np.datetime64(7, unit))
       for unit in ('ms', 'us', 'ns') for zone in (None, 'UTC')],
@@ -239,7 +242,8 @@ def test_types_of_parquet_files_are_converted(arrow, value, kind, found, tmp_pat
     assert row['one'] == row['null'] == row['map'][0][1] == found
     assert last['null'] is None or np.isnan(last['null'])
     if isinstance(found, np.generic):
-        assert row['one'].dtype == row['items'].dtype == row['struct']['x'].dtype == found.dtype
+        assert row['one'].dtype == row['null'].dtype == row['items'].dtype == row['struct']['x'].dtype == found.dtype
+        assert type(row['one']) is type(row['null']) is type(found)
 
 
 def test_invalid_key_names_are_rejected(tmp_path):
@@ -632,11 +636,14 @@ def test_unknown_sources_and_formats_are_errors(tmp_path):
         granular.convert(tmp_path / 'x', tmp_path / 'y', format='csv')
     (tmp_path / 'x' / 'a.parquet').write_bytes(b'')
     (tmp_path / 'x' / 'b.tar').write_bytes(b'')
-    with pytest.raises(InvalidArgumentError, match='expected files of one format, got parquet, webdataset'):
+    with pytest.raises(
+        InvalidArgumentError,
+        match='got parquet .a.parquet., webdataset .b.tar.: pass f',
+    ):
         granular.convert(tmp_path / 'x' / '?.*a*', tmp_path / 'y')
     (tmp_path / 'x' / 'b.tar').unlink()
     (tmp_path / 'x' / 'a.tar').write_bytes(b'')
-    with pytest.raises(InvalidArgumentError, match='has files of parquet, webdataset: pass format'):
+    with pytest.raises(InvalidArgumentError, match='got images .flat/0.png., parquet .*: pass format'):
         granular.convert(tmp_path / 'x', tmp_path / 'y')
     assert sorted(os.listdir(tmp_path)) == ['void', 'x']
 
@@ -707,7 +714,7 @@ def test_files_of_numpy_become_arrays(tmp_path):
     granular.convert(tmp_path / 'arrays.tar', tmp_path / 'files', spec={'npy': 'bytes'})
     assert granular.open(tmp_path / 'files')[1]['npy'] == out.getvalue()
     assert granular.convert(tmp_path / 'others.tar', tmp_path / 'others').spec['npy'] == 'bytes'
-    with pytest.raises(EncodeError, match='others.tar: datapoint 0, key .* not a file of numpy.save: Object arrays'):
+    with pytest.raises(EncodeError, match=r'others.tar: key .*: 0\.npy \(.* not a file of numpy.save: Object arrays'):
         granular.convert(tmp_path / 'others.tar', tmp_path / 'x', spec={'npy': 'array'})
 
 
@@ -756,8 +763,8 @@ def test_hugging_face_datasets_are_converted(tmp_path):
     }  # fmt: skip
     dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
     expected = [
-        {'image': rows['image'][i]['bytes'], 'n': rows['n'][i], 'score': rows['score'][i], 'tags': rows['tags'][i]}
-        for i in range(3)
+        {'image': image['bytes'], 'n': n, 'score': score or 0, 'tags': tags}
+        for image, n, score, tags in zip(*rows.values(), strict=True)
     ]
     dataset.save_to_disk(tmp_path / 'saved')
     arrow = next(pathlib.Path(tmp_path / 'saved').glob('*.arrow'))
@@ -765,9 +772,11 @@ def test_hugging_face_datasets_are_converted(tmp_path):
         target = tmp_path / f'{i}'
         done = granular.convert(source, target, shardlen=2)
         assert (done.format, done.datapoints) == ('huggingface', 3)
-        assert done.spec == {'image': 'jpg', 'n': 'int', 'score': 'msgpack', 'tags': 'msgpack'}
+        assert done.spec == {'image': 'jpg', 'n': 'array', 'score': 'array', 'tags': 'msgpack'}
         with granular.ShardedDatasetReader(target, {**granular.decoders, 'jpg': bytes}) as reader:
-            assert list(reader) == expected
+            found = [{**one, 'score': np.nan_to_num(one['score'])} for one in reader]
+            assert found == expected
+            assert {(type(one['n']), type(one['score'])) for one in reader} == {(np.int32, np.float32)}
     splits = datasets.DatasetDict(train=dataset)
     with pytest.raises(InvalidArgumentError, match=r"has splits \['train'\]"):
         granular.convert(splits, tmp_path / 'y')

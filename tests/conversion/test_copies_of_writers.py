@@ -12,7 +12,7 @@ import granular
 from granular import aio
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
-from granular.aio.conversion.record_source import open_source
+from granular.aio.conversion.record_source import Reading, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.codec import fields_of
 from granular.aio.paths.claims import Claim
@@ -59,11 +59,11 @@ def pauses(monkeypatch, bucket):
 
 
 async def job_of(folder, layout):
-    source = await open_source(RECORDS, None)
+    source = await open_source(RECORDS, Reading())
     mapping = RecordMapping(await source.sample(12), None, layout, 'records')
     fields = fields_of(mapping.spec, mapping.encoders(None), layout, f'{folder}')
     writer = ShardWriter(folder, mapping, fields, 12, layout, True, 'records')
-    shards = await asyncio.to_thread(RayShards, writer, RECORDS, None, source)  # imports ray
+    shards = await asyncio.to_thread(RayShards, writer, RECORDS, Reading(), source)  # imports ray
     return shards.job, source.source
 
 
@@ -160,11 +160,11 @@ class Cluster:
 
 def test_cancelled_tasks_leave_no_empty_folders(tmp_path, monkeypatch):
     async def main():
-        source = await open_source(RECORDS, None)
+        source = await open_source(RECORDS, Reading())
         mapping = RecordMapping(await source.sample(12), None, 'refs', 'records')
         writer = ShardWriter(aio.Path(tmp_path / 'ds'), mapping, [], 4, 'refs', False, 'records')
         monkeypatch.setitem(sys.modules, 'ray', Cluster(writer))
-        shards = RayShards(writer, RECORDS, None, source)
+        shards = RayShards(writer, RECORDS, Reading(), source)
         with pytest.raises(ValueError, match='bad'):
             await shards.write({1: (4, 8), 2: (8, 12), 0: (0, 4)}, None, lambda *_: None)
 

@@ -73,6 +73,49 @@ def test_decoders_check_any_source(source, tmp_path):
     assert sorted(done.skipped) == [f'{tmp_path}/images/any/{n:02}.jpg' for n in DAMAGED]
 
 
+CHOOSING = {
+    'slice': lambda data: data[10:25],
+    'subset': lambda data: data.subset([2, 5, 2, -1]),
+    'shuffle': lambda data: data.seed(0).shuffle(),
+    'blocks': lambda data: data.shuffle(seed=1, order=granular.shuffle.Blocks()),
+    'repeat': lambda data: data[:4].repeat(2),
+    'concatenate': lambda data: granular.MapDataset.concatenate([data[:5], data[7:9]]),
+    'mix': lambda data: granular.MapDataset.mix([data[:5], data[10:15]]),
+    'classes': lambda data: data.filter_classes('n', valid_classes=[4, 5, 6]),
+}
+
+
+@pytest.mark.parametrize('how', CHOOSING)
+def test_records_that_a_pipeline_chooses_are_copied(how, source, tmp_path):
+    with granular.open(source, None) as raw, granular.open(source) as reader:
+        chosen = CHOOSING[how](granular.MapDataset.source(reader))
+        expected = list(CHOOSING[how](granular.MapDataset.source(raw))) if how != 'classes' else raw.fetch([4, 5, 6])
+        done = granular.convert(chosen, tmp_path / 'out', shardlen=4, decoders={})
+    assert (done.format, done.spec, done.datapoints) == ('source', SPEC, len(expected))
+    assert records(tmp_path / 'out')[1] == expected
+
+
+def test_values_are_converted_where_a_pipeline_or_the_spec_changes_them(source, tmp_path):
+    with granular.DatasetWriter(tmp_path / 'other', {'n': 'int'}) as writer:
+        writer.append({'n': 1})
+    with granular.open(source) as reader, granular.open(tmp_path / 'other') as other:
+        data = granular.MapDataset.source(reader)
+        whole = data.subset([n for n in range(COUNT) if n not in DAMAGED])
+        mapped = granular.convert(whole.map(lambda datapoint: {'n': datapoint['n']}), tmp_path / 'mapped')
+        assert mapped.spec == {'n': 'int'}
+        assert granular.convert(whole, tmp_path / 'png', spec={'image': 'png'}).spec == {
+            **SPEC,
+            'image': 'png',
+            'texts': 'msgpack',
+        }
+        assert granular.convert(data.select(['n']), tmp_path / 'selected').spec == {'n': 'int'}
+        both = granular.MapDataset.concatenate([data.select(['n']), granular.MapDataset.source(other)])
+        assert granular.convert(both, tmp_path / 'both').datapoints == COUNT + 1
+        for target in (source, tmp_path / 'other' / 'inner'):
+            with pytest.raises(InvalidArgumentError, match='cannot be converted into itself'):
+                granular.convert(granular.MapDataset.source(reader if target == source else other)[:1], target)
+
+
 def test_values_of_other_decoders_are_converted(source, tmp_path):
     decoders = {**granular.decoders, 'jpg': len}
     with granular.open(source, decoders) as reader:

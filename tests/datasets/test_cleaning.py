@@ -1,6 +1,8 @@
 """Cleaning removes leftovers of killed writers, and nothing else."""
 
+import contextlib
 import email.utils
+import itertools
 import json
 import os
 import re
@@ -262,6 +264,49 @@ def test_writers_are_not_disturbed_by_a_process_that_cleans(tmp_path):
         cleaning.result()
     assert [(tmp_path / f'{i}.bag').read_bytes() for i in range(5)] == [b'%d' % i for i in range(35, 40)]
     assert len(os.listdir(tmp_path)) == 5
+
+
+@pytest.mark.parametrize('kind', ['shards', 'columns', 'one shard', 'nested'])
+@pytest.mark.parametrize('local', [False, True])
+def test_a_copy_beside_a_process_that_cleans_is_complete_or_fails(tmp_path, kind, local):
+    if kind == 'columns':
+        with granular.DatasetWriter(tmp_path / 'source', SPEC, granular.encoders, layout='columns') as writer:
+            fill(writer, 25)
+    else:
+        write(granular.Path(tmp_path / 'source' / ('inner/ds' if kind == 'nested' else '')), 5)
+    source = granular.Path(tmp_path / 'source' / ('000001' if kind == 'one shard' else ''))
+    ended = threading.Event()
+
+    def clean():
+        while not ended.is_set():
+            with contextlib.suppress(NotFoundError):
+                granular.clean(tmp_path / 'target', older=0, remove=True, bags=True)
+
+    copies = 0
+    (tmp_path / 'target').mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        cleaning = pool.submit(clean)
+        try:
+            deadline = time.monotonic() + 60
+            for number in itertools.count():
+                if copies == 12 or time.monotonic() > deadline:
+                    break
+                target = granular.Path(
+                    tmp_path / 'target' / f'{number}' / ('000001' if kind == 'one shard' else 'copy')
+                )
+                inner = target / 'inner' / 'ds' if kind == 'nested' else target
+                with contextlib.suppress(AlreadyExistsError, NotFoundError):  # a copy that fails says so
+                    if local:
+                        granular.copy_to_local(source, target)
+                    else:
+                        source.copy(target)
+                    copies += 1
+                    with granular.open(inner, granular.decoders) as reader:
+                        assert len(list(reader)) == (5 if kind == 'one shard' else 25)
+        finally:
+            ended.set()
+        cleaning.result()
+    assert copies
 
 
 def test_empty_shard_folders_are_removed_and_links_not_followed(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 import granular
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 
 EMPTY = {'all': range(8), 'the first': [0], 'those that follow': [2, 3, 7]}
 

@@ -401,6 +401,46 @@ def test_pickled_reader_refuses_the_same_bytes_divided_anew(divided, kind, index
                 asyncio.run(read(content))
 
 
+async def read_all(content):
+    async with pickle.loads(content) as copy:
+        elements = await copy.fetch(range(len(copy)))
+        async with pickle.loads(pickle.dumps(copy)) as another:
+            assert await another.fetch(range(len(copy))) == elements
+    return elements
+
+
+@pytest.mark.parametrize('index', ['none', 'whole', 'outdated', 'built since', 'built of more since', 'removed since'])
+@pytest.mark.parametrize('layout', ['refs', 'columns'])
+def test_pickled_reader_opens_an_unchanged_dataset_whatever_it_keeps_in_memory(tmp_path, layout, index):
+    def write(start, stop):
+        with granular.ShardedDatasetWriter(
+            tmp_path / 'ds', {'a': 'int', 'b': 'bytes'}, shardlen=10, layout=layout
+        ) as writer:
+            for i in range(start, stop):
+                writer.append({'a': i, 'b': b'b' * i})
+
+    write(0, 20)
+    if index in ('whole', 'outdated', 'built of more since', 'removed since'):
+        granular.build_index(tmp_path / 'ds')
+    if index in ('outdated', 'built of more since'):
+        write(20, 30)
+    sent = []
+    for keys, cache_index, verify in itertools.product(((), ('a',), ('a', 'b')), (True, False), (True, False)):
+        options = {'cache_keys': keys, 'cache_index': cache_index, 'verify': verify}
+        with granular.ShardedDatasetReader(tmp_path / 'ds', **options) as reader:
+            shards = reader.aio.readers[-1:]
+            expected = [list(reader), [reader[i] for i in range(len(reader) - len(shards[0]), len(reader))]]
+            sent.append((options, [pickle.dumps(opened) for opened in (reader.aio, *shards)], expected))
+    if index == 'removed since':
+        for path in (tmp_path / 'ds').rglob('.granular-index*'):
+            path.unlink()
+    elif index.startswith('built'):
+        granular.build_index(tmp_path / 'ds')
+    for options, pickled, expected in sent:
+        for content, elements in zip(pickled, expected, strict=True):
+            assert asyncio.run(read_all(content)) == elements, options
+
+
 def test_pickled_reader_of_another_machine_opens_a_copy(tmp_path, contents, monkeypatch):
     put = Folder(granular.Path(tmp_path / 'ds'))
     fill(put, contents['refs', 'a'])

@@ -293,6 +293,51 @@ def test_clean_beside_a_writer_leaves_a_whole_dataset_or_fails_the_writer(moto):
     assert 0 < succeeded < examples(40)
 
 
+def test_clean_beside_a_copy_leaves_a_whole_dataset_or_fails_the_copy(moto, tmp_path):
+    """``older=0`` takes files, and the claim, from a live copy: then no ``spec.json`` stands over missing bags."""
+    rng, succeeded = random.Random(2), 0
+    for kind in ('refs', 'columns', 'shards'):
+        whole = tmp_path / kind
+        if kind == 'shards':
+            writer = granular.ShardedDatasetWriter(whole, SPEC, granular.encoders, shardlen=2)
+        else:
+            writer = granular.DatasetWriter(whole, SPEC, granular.encoders, kind)
+        with writer:
+            for point in points('w', True):
+                writer.append(point)
+    with TurnsProxy(moto.endpoint) as proxy:
+        for _ in range(examples(40)):
+            folder, kind = moto.place(), rng.choice(['refs', 'columns', 'shards'])
+            proxy.turns, proxy.ended = [*'w' * rng.randrange(40), *rng.choices('wc', [rng.random(), 0.5], k=60)], set()
+            failures: list[BaseException] = []
+
+            def run(name, function, failures=failures):
+                try:
+                    function()
+                except GranularError as error:
+                    failures.append(error)
+                finally:
+                    proxy.end(name)
+
+            copy = functools.partial(granular.Path(tmp_path / kind).copy, proxy.path(folder, 'w'))
+            clean = functools.partial(granular.clean, proxy.path(folder, 'c'), remove=True, older=0, bags=True)
+            threads = [threading.Thread(target=run, args=args) for args in (('w', copy), ('c', clean))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            specs = list(folder.rglob('spec.json'))
+            if failures:
+                for path in specs:  # of a shard that is complete
+                    with granular.DatasetReader(path.parent, verify=True) as reader:
+                        list(reader)
+                granular.Path(tmp_path / kind).copy(folder)
+            with granular.open(folder, verify=True) as reader:
+                assert list(reader) == points('w', True)
+            succeeded += not failures
+    assert 0 < succeeded < examples(40)
+
+
 @pytest.mark.parametrize('honours', [True, False])
 def test_a_server_is_asked_once_if_it_honours_conditions(moto, honours, caplog):
     caplog.set_level(logging.WARNING)

@@ -394,7 +394,7 @@ def test_examples_are_converted(tmp_path, compress):
     (tmp_path / 'x.tfrecord-00000-of-00001').write_bytes(compress(data))
     done = granular.convert(tmp_path / 'x.tfrecord-00000-of-00001', tmp_path / 'out', shardlen=40)
     assert (done.format, done.datapoints, done.shards) == ('tfrecord', 100, 3)
-    assert done.spec == {'image': 'bytes', 'label': 'int', 'tags': 'msgpack', 'tokens': 'array', 'weight': 'float'}
+    assert done.spec == {'image': 'bytes', 'label': 'int', 'tags': 'msgpack', 'tokens': 'array', 'weight': 'array'}
     with granular.open(tmp_path / 'out') as reader:
         datapoint = reader[43]
         assert datapoint['tokens'].tolist() == [0, 1, 2] and datapoint['tokens'].dtype == np.int64

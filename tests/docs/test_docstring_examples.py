@@ -36,6 +36,9 @@ IMPORTS = {
     'granular.cli.options': 'import typer\napp = typer.Typer()',
     'granular.integrations.grain': 'import grain',
     'granular.integrations.jax': 'import jax\nfrom jax.sharding import Mesh, NamedSharding, PartitionSpec',
+    'granular.integrations.lightning': (
+        'import granular.integrations.torch\nfrom torchdata.stateful_dataloader import StatefulDataLoader'
+    ),
     'granular.integrations.torch': 'import torch.utils.data',
     'granular.sync.base': (
         'from granular.aio.bags import writer\nfrom granular.aio.paths import path as core\n'
@@ -218,6 +221,7 @@ def opened(values):
     return [value for value in values.values() if type(value).__module__.startswith('granular.')]
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize(('name', 'module', 'example'), collect())
 def test_examples_run(name, module, example, store, dataset, tmp_path, monkeypatch):
     code = compile(example, f'the example of {name}', 'exec', ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

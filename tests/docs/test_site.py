@@ -17,7 +17,7 @@ MODULES = [
     'granular.formats', 'granular.metrics', 'granular.shuffle', 'granular.sources', 'granular.testing',
 ] + [
     f'granular.integrations.{path.stem}' for path in sorted((ROOT / 'granular/integrations').iterdir())
-    if path.stem not in ('__init__', '__pycache__', 'batches')
+    if path.stem not in ('__init__', '__pycache__', 'batches', 'torch_iterable')
 ]  # fmt: skip
 ENTRY = re.compile(
     r'^\.\. (auto\w+|py:\w+):: (granular\S+)$(?:\n\n   The same as :(?:py:)?\w+:`(\S+)`\.)?', re.MULTILINE

@@ -1,6 +1,9 @@
-"""Images of every mode and format: three channels of uint8, by both decoders alike, or as they are in the file."""
+"""Images of every mode and format: as they are in the file, by both decoders alike, or three channels of uint8."""
 
+import functools
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from PIL import Image
 
 import granular
 from granular import formats
-from granular.errors import InvalidArgumentError
+from granular.errors import DecodeError, InvalidArgumentError
 from tests.formats.test_jpeg import assert_alike, without_simplejpeg
 
 HEIGHT, WIDTH = 16, 24
@@ -82,12 +85,12 @@ IMAGES = {
 
 
 @pytest.mark.parametrize('name', IMAGES)
-def test_every_image_has_three_channels(name):
+def test_every_image_has_the_channels_of_its_file_or_three(name):
     data, pixel, channels, dtype = IMAGES[name]
-    decoded = formats.decode_image(data)
+    decoded = formats.decode_image(data, mode='RGB')
     assert_alike(decoded, np.broadcast_to(np.uint8(pixel), (HEIGHT, WIDTH, 3)), within=3)
-    assert decoded.flags.writeable
-    original = formats.decode_image(data, mode='original')
+    original = formats.decode_image(data)
+    assert original.flags.writeable and decoded.flags.writeable
     assert (original.shape, original.dtype) == ((HEIGHT, WIDTH, *channels), dtype)
     with Image.open(io.BytesIO(data)) as image:
         assert_alike(original, np.array(image))
@@ -109,8 +112,45 @@ def test_images_of_every_mode_are_one_batch(tmp_path):
         for data, *_ in IMAGES.values():
             kind = 'jpg' if data.startswith(b'\xff\xd8') else 'png'
             writer.append({'jpg': IMAGES['jpeg'][0], 'png': IMAGES['png'][0], kind: data})
-    with granular.DatasetReader(tmp_path / 'ds') as reader, granular.Loader(reader, batch=len(reader)) as loader:
+    decode = functools.partial(formats.decode_image, mode='RGB')
+    reader = granular.DatasetReader(tmp_path / 'ds', {'jpg': decode, 'png': decode})
+    with reader, granular.Loader(reader, batch=len(reader)) as loader:
         assert {array.shape for array in next(loader).values()} == {(len(IMAGES), HEIGHT, WIDTH, 3)}
+
+
+WRITTEN = [
+    *[np.uint8(np.arange(5 * 7 * n).reshape(5, 7, n)) for n in (2, 3, 4)],
+    np.uint8(np.arange(35).reshape(5, 7)), np.uint16(np.arange(35).reshape(5, 7) * 1871), np.eye(5, 7) > 0,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('value', WRITTEN, ids=lambda value: f'{value.dtype}-{value.shape}')
+def test_png_is_read_as_it_was_written(value):
+    found = granular.decoders['png'](granular.encoders['png'](value))
+    assert found.dtype == value.dtype
+    assert np.array_equal(found, value)
+
+
+def png_of_16_bits(pixels, kind):
+    def chunk(name, data):
+        return struct.pack('>I', len(data)) + name + data + struct.pack('>I', zlib.crc32(name + data))
+
+    height, width = pixels.shape[:2]
+    rows = b''.join(b'\0' + row.astype('>u2').tobytes() for row in pixels)
+    head = struct.pack('>IIBBBBB', width, height, 16, kind, 0, 0, 0)
+    return b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', head) + chunk(b'IDAT', zlib.compress(rows)) + chunk(b'IEND', b'')
+
+
+@pytest.mark.parametrize(('kind', 'channels'), [(2, 3), (4, 2), (6, 4)])
+def test_sixteen_bits_of_several_channels_are_kept(kind, channels):
+    pixels = np.random.default_rng(kind).integers(0, 1 << 16, (13, 17, channels), np.uint16)
+    data = png_of_16_bits(pixels, kind)
+    found = formats.decode_image(data)
+    assert found.dtype == np.uint16
+    assert np.array_equal(found, pixels)
+    assert formats.decode_image(data, mode='RGB').shape == (13, 17, 3)
+    with pytest.raises(DecodeError, match='PyAV cannot decode the image of'):
+        formats.decode_image(data[:60])
 
 
 def test_unknown_mode_is_refused():

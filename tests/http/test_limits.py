@@ -92,7 +92,7 @@ def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
             assert pace.rate(now) >= before
         elif what == 'refuse':
             pace.refused(now, int(before), int(before / 10), 1.0)
-            assert pace.rate(now) <= max(before, 0.5)
+            assert pace.rate(now) <= max(before, 6.0)
         else:
             tokens = min(max(1.0, 0.05 * before), tokens + (now - last) * before)
             last = now
@@ -103,7 +103,7 @@ def test_rate_is_positive_and_admits_no_more_than_it_says(rate, steps):
 
 
 def test_reduced_rate_returns_soon_and_then_exceeds_what_it_was():
-    for rate in (5.5, 55, 550, 5500):
+    for rate in (10, 55, 550, 5500):
         pace = Pace(0.0)
         pace.refused(0.0, 2 * rate, 10, 2.0)
         assert pace.rate(0.0) == rate
@@ -155,6 +155,35 @@ def test_store_that_answers_nothing_is_asked_rarely_until_it_answers_again():
     for number in range(2000):
         pace.succeeded(60.0 + number / 100)
     assert pace.rate(80.0) > 100
+
+
+@pytest.mark.parametrize(('requests', 'refusals'), [(24, 3), (50, 1), (10, 9), (3, 30)])
+def test_burst_of_refusals_is_over_in_twenty_seconds(monkeypatch, requests, refusals):
+    now, left = 0.0, [refusals] * requests
+    monkeypatch.setattr(time, 'monotonic', lambda: now)
+    limit = Limit(0, 1 << 30)
+    limit.succeeded(now)
+    for step in range(2000):
+        now, admitted = step / 100, limit.rate / 100
+        while left and admitted > random.Random(step).random():
+            admitted -= 1
+            if left[0] > 0:
+                limit.throttled(now)
+                left = [*left[1:], left[0] - 1]
+            else:
+                limit.succeeded(now)
+                left = left[1:]
+    assert not left
+
+
+def test_lasting_refusals_are_no_burst():
+    pace = Pace(0.0)
+    for second in range(300):
+        pace.refused(float(second), 0, 80, 1.0)
+        assert pace.rate(float(second)) >= (6.0 if second < 20 else 0.5)
+    assert pace.rate(300.0) == 0.5
+    pace.refused(400.0, 0, 80, 1.0)
+    assert pace.rate(400.0) == 6.0
 
 
 async def test_bytes_are_bounded_in_order_of_arrival():

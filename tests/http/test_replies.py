@@ -51,7 +51,7 @@ def suffix(path, size=700):
     async def read():
         return (await path.aio.store.read(path.aio.key, -size)).data
 
-    return granular.aio.runtime.bridge.run(read())
+    return granular.aio.runtime.portal.run(read())
 
 
 READS = {
@@ -272,7 +272,7 @@ def test_chunked_object_has_the_same_version_as_its_ranges(server, ranges):
         whole = ('raw', head + data + b'\r\n0\r\n\r\n')
         asked = [whole, 'good'] if stop is None else ['good']  # its last byte verifies the length
         server.script = collections.deque((asked if ranges else [whole] * 2) * 2)
-        return granular.aio.runtime.bridge.run(path.aio.store.read(path.aio.key, start, stop, version))
+        return granular.aio.runtime.portal.run(path.aio.store.read(path.aio.key, start, stop, version))
 
     before, after = 'Sun, 06 Nov 1994 08:49:37 GMT', 'Sun, 06 Nov 1994 08:49:38 GMT'
     version = read(0, None, None, before).version

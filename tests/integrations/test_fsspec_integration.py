@@ -1,5 +1,7 @@
 """The file systems ``granular+s3://`` and ``granular+gs://`` of fsspec, and what reads through them."""
 
+import asyncio
+import datetime
 import importlib
 import itertools
 import os
@@ -7,9 +9,12 @@ import pathlib
 import pickle
 import subprocess
 import sys
+import tempfile
 import tomllib
 
 import fsspec
+import fsspec.asyn
+import fsspec.callbacks
 import numpy as np
 import pytest
 from pyarrow import parquet
@@ -164,6 +169,215 @@ def test_what_is_not_supported_is_an_error(fs, folder, url):
         with pytest.raises(kind, match=message):
             call()
     assert (folder / 'x').read_bytes() == CONTENT
+
+
+# What becomes of each method of the base class: implemented here, inherited and tested below, or refused.
+IMPLEMENTED = {
+    'cat_file', 'cat_ranges', 'find', 'get_file', 'info', 'isdir', 'isfile', 'ls', 'modified', 'open', 'to_dict',
+    'walk',
+}  # fmt: skip
+REFUSED = {
+    'copy', 'cp', 'cp_file', 'created', 'delete', 'makedir', 'makedirs', 'mkdir', 'mkdirs', 'move', 'mv', 'open_async',
+    'pipe', 'pipe_file', 'put', 'put_file', 'rename', 'rm', 'rm_file', 'rmdir', 'sign', 'touch', 'upload',
+    'write_bytes', 'write_text',
+}  # fmt: skip
+INHERITED = {
+    'cat': lambda fs, path: fs.cat([f'{path}/a', f'{path}/in/b']) == {f'{path}/a': b'a', f'{path}/in/b': b'in/b'},
+    'checksum': lambda fs, path: fs.checksum(f'{path}/a') != fs.checksum(f'{path}/in/b'),
+    'clear_instance_cache': lambda fs, path: fs.clear_instance_cache() is None,
+    'current': lambda fs, path: type(type(fs).current()) is type(fs),
+    'disk_usage': lambda fs, path: fs.disk_usage(path) == 14,
+    'du': lambda fs, path: fs.du(path) == 14 and fs.du(path, total=False)[f'{path}/a'] == 1,
+    'exists': lambda fs, path: fs.exists(path) and not fs.exists(f'{path}/no'),
+    'expand_path': lambda fs, path: fs.expand_path(f'{path}/*') == [f'{path}/a', f'{path}/in'],
+    'from_dict': lambda fs, path: fs.from_dict(fs.to_dict()) == fs,
+    'from_json': lambda fs, path: fs.from_json(fs.to_json()).ls(path, detail=False) == fs.ls(path, detail=False),
+    'get_mapper': lambda fs, path: dict(fs.get_mapper(path)) == {'a': b'a', 'in/b': b'in/b', 'in/deep/c': b'in/deep/c'},
+    'glob': lambda fs, path: fs.glob(f'{path}/in/*') == [f'{path}/in/b', f'{path}/in/deep'],
+    'head': lambda fs, path: fs.head(f'{path}/in/b', 2) == b'in',
+    'invalidate_cache': lambda fs, path: fs.invalidate_cache(path) is None,
+    'lexists': lambda fs, path: fs.lexists(f'{path}/a') and not fs.lexists(f'{path}/no'),
+    'listdir': lambda fs, path: sorted(fs.listdir(path, detail=False)) == [f'{path}/a', f'{path}/in'],
+    'read_block': lambda fs, path: fs.read_block(f'{path}/in/deep/c', 3, 4) == b'deep',
+    'read_bytes': lambda fs, path: fs.read_bytes(f'{path}/a') == b'a',
+    'read_text': lambda fs, path: fs.read_text(f'{path}/a') == 'a',
+    'size': lambda fs, path: fs.size(f'{path}/in/b') == 4,
+    'sizes': lambda fs, path: fs.sizes([f'{path}/in/b', f'{path}/a']) == [4, 1],
+    'stat': lambda fs, path: fs.stat(f'{path}/a')['size'] == 1,
+    'tail': lambda fs, path: fs.tail(f'{path}/in/b', 2) == b'/b',
+    'to_json': lambda fs, path: '"protocol": "granular+gs"' in fs.to_json(),
+    'tree': lambda fs, path: 'deep' in fs.tree(path),
+    'ukey': lambda fs, path: fs.ukey(f'{path}/a') != fs.ukey(f'{path}/in/b'),
+    'unstrip_protocol': lambda fs, path: fs.unstrip_protocol(path) == f'granular+gs://{path}',
+}  # fmt: skip
+
+
+def downloaded(get):
+    with tempfile.TemporaryDirectory() as folder:
+        get(f'{folder}/x')
+        return pathlib.Path(f'{folder}/x').read_bytes()
+
+
+def transact(fs):
+    fs.start_transaction()
+    fs.end_transaction()
+    return fs.transaction is not None
+
+
+INHERITED |= {
+    'download': lambda fs, path: downloaded(lambda target: fs.download(f'{path}/a', target)) == b'a',
+    'get': lambda fs, path: downloaded(lambda target: fs.get(f'{path}/in/b', target)) == b'in/b',
+    'start_transaction': lambda fs, path: transact(fs),
+    'end_transaction': lambda fs, path: transact(fs),
+    'transaction_type': lambda fs, path: fs.transaction is not None,
+}
+
+
+@pytest.fixture
+def tree(fakegcs):
+    """A file system and the path of a folder in it."""
+    folder = fakegcs.place()
+    for name in ('a', 'in/b', 'in/deep/c'):
+        (folder / name).write_bytes(name.encode())
+    return fsspec.filesystem('granular+gs', **fakegcs.options), str(folder).partition('://')[2]
+
+
+def test_each_method_of_the_base_class_has_a_decision():
+    base = fsspec.asyn.AsyncFileSystem
+    methods = {name for name in dir(base) if not name.startswith('_') and callable(getattr(base, name))}
+    assert methods == IMPLEMENTED | REFUSED | INHERITED.keys()
+    assert not IMPLEMENTED & REFUSED
+    assert not (IMPLEMENTED | REFUSED) & INHERITED.keys()
+
+
+@pytest.mark.parametrize('name', INHERITED)
+def test_inherited_methods_give_what_the_base_class_says(name, tree):
+    assert INHERITED[name](*tree)
+
+
+@pytest.mark.parametrize('name', sorted(REFUSED))
+def test_methods_that_would_change_something_are_refused(name, tree):
+    fs, path = tree
+    arguments = {
+        'copy': (f'{path}/a', f'{path}/z'), 'cp': (f'{path}/a', f'{path}/z'), 'cp_file': (f'{path}/a', f'{path}/z'),
+        'move': (f'{path}/a', f'{path}/z'), 'mv': (f'{path}/a', f'{path}/z'), 'rename': (f'{path}/a', f'{path}/z'),
+        'pipe': (f'{path}/z', b''), 'pipe_file': (f'{path}/z', b''), 'write_bytes': (f'{path}/z', b''),
+        'write_text': (f'{path}/z', ''), 'put': (__file__, f'{path}/z'), 'put_file': (__file__, f'{path}/z'),
+        'upload': (__file__, f'{path}/z'),
+    }.get(name, (f'{path}/a',))  # fmt: skip
+    with pytest.raises(UnsupportedError):
+        result = getattr(fs, name)(*arguments)
+        if name == 'open_async':
+            asyncio.run(result)
+    assert sorted(fs.find(path)) == [f'{path}/a', f'{path}/in/b', f'{path}/in/deep/c']
+    assert fs.cat_file(f'{path}/a') == b'a'
+
+
+def test_find_takes_a_prefix(tree):
+    fs, path = tree
+    assert fs.find(path, prefix='in/d') == [f'{path}/in/deep/c']
+    assert fs.find(path, prefix='i') == [f'{path}/in/b', f'{path}/in/deep/c']
+    assert fs.find(path, prefix='no') == []
+    assert fs.find(path, prefix='in', withdirs=True) == [
+        f'{path}/in',
+        f'{path}/in/b',
+        f'{path}/in/deep',
+        f'{path}/in/deep/c',
+    ]
+    assert fs.find(path, prefix='a', detail=True)[f'{path}/a']['size'] == 1
+
+
+def test_time_of_the_last_change_is_told(tree):
+    fs, path = tree
+    modified = fs.modified(f'{path}/a')
+    assert modified.tzinfo is datetime.UTC
+    assert abs((datetime.datetime.now(datetime.UTC) - modified).total_seconds()) < 3600
+
+
+def test_download_tells_its_size_and_progress(tree, tmp_path):
+    fs, path = tree
+    callback = fsspec.callbacks.Callback()
+    fs.get_file(f'{path}/in/b', str(tmp_path / 'b'), callback=callback)
+    assert (callback.size, callback.value) == (4, 4)
+    callback = fsspec.callbacks.Callback()
+    fs.get(path, str(tmp_path / 'tree'), recursive=True, callback=callback)
+    assert callback.size == callback.value
+
+
+LOOKING = {
+    'find': lambda fs, path: fs.find(path),
+    'find with a depth': lambda fs, path: fs.find(path, maxdepth=1),
+    'find with folders': lambda fs, path: fs.find(path, withdirs=True),
+    'glob': lambda fs, path: fs.glob(f'{path}/*'),
+    'glob of any depth': lambda fs, path: fs.glob(f'{path}/**'),
+    'glob without wildcards': lambda fs, path: fs.glob(path),
+    'walk': lambda fs, path: list(fs.walk(path)),
+    'du': lambda fs, path: fs.du(path),
+    'ls': lambda fs, path: fs.ls(path),
+    'info': lambda fs, path: fs.info(path),
+    'exists': lambda fs, path: fs.exists(path),
+    'isdir': lambda fs, path: fs.isdir(path),
+    'isfile': lambda fs, path: fs.isfile(path),
+    'expand_path': lambda fs, path: fs.expand_path(path, recursive=True),
+    'cat': lambda fs, path: fs.cat(f'{path}/*'),
+    'get': lambda fs, path: fs.get(path, '/dev/null/x', recursive=True),
+    'tree': lambda fs, path: fs.tree(path),
+}
+
+
+@pytest.mark.parametrize('protocol', ['granular+s3', 'granular+gs'])
+@pytest.mark.parametrize('name', LOOKING)
+def test_errors_of_a_listing_reach_the_caller(name, protocol):
+    """The base class takes each OSError for a folder or file that does not exist."""
+
+    class Refusing(FaultServer):
+        code = 403
+
+        async def serve(self, reader, writer):
+            while True:
+                await reader.readuntil(b'\r\n\r\n')
+                writer.write(b'HTTP/1.1 %d X\r\nContent-Length: 0\r\n\r\n' % self.code)
+                await writer.drain()
+
+    with Refusing() as server:
+        fs = fsspec.filesystem(protocol, endpoint_url=server.endpoint, anon=True, config=QUICK)
+        for server.code, kind in ((403, AccessDeniedError), (500, StoreError)):
+            with pytest.raises(kind):
+                LOOKING[name](fs, 'bucket/data')
+
+
+def test_walk_omits_or_reports_errors_on_request():
+    class Refusing(FaultServer):
+        async def serve(self, reader, writer):
+            while True:
+                await reader.readuntil(b'\r\n\r\n')
+                writer.write(b'HTTP/1.1 403 X\r\nContent-Length: 0\r\n\r\n')
+                await writer.drain()
+
+    with Refusing() as server:
+        fs = fsspec.filesystem('granular+s3', endpoint_url=server.endpoint, anon=True, config=QUICK)
+        errors = []
+        assert list(fs.walk('bucket/data', on_error=errors.append)) == [('bucket/data', [], [])]
+        assert isinstance(errors[0], AccessDeniedError)
+        with pytest.raises(AccessDeniedError):
+            list(fs.walk('bucket/data', on_error='raise'))
+
+
+def test_missing_folders_are_empty_and_missing_buckets_an_error(tree):
+    fs, path = tree
+    for name in ('find', 'find with a depth', 'find with folders', 'glob', 'glob of any depth', 'du'):
+        assert not LOOKING[name](fs, f'{path}/no'), name
+    assert list(fs.walk(f'{path}/no')) == [(f'{path}/no', [], [])]
+    assert (fs.exists(f'{path}/no'), fs.isdir(f'{path}/no'), fs.isfile(f'{path}/no')) == (False, False, False)
+    for name in ('find', 'glob', 'walk', 'ls'):
+        with pytest.raises(NotFoundError, match='no such bucket'):
+            LOOKING[name](fs, 'no-such-bucket-here/x')
+
+
+def test_description_without_passwords_has_no_credentials():
+    fs = fsspec.filesystem('granular+s3', endpoint_url='http://127.0.0.1:1', key='planted-key', secret='planted-secret')
+    assert 'planted' not in fs.to_json(include_password=False)
+    assert fs.from_json(fs.to_json()).storage_options == fs.storage_options
 
 
 # --- what reads through them

@@ -94,16 +94,17 @@ def test_loader_resumes_on_more_hosts(tmp_path):
 def test_loader_of_a_finite_source_ends_on_any_number_of_hosts():
     """A step that the hosts do not divide must not lead into the next epoch."""
     dataset = granular.MapDataset.range(120).map(lambda i: {'i': i})
-    for count, ends in ((3, 110), (2, 120), (5, 80)):
+    for count, epoch, expected in ((3, 0, range(80, 110)), (2, 0, range(80, 120)), (5, 1, range(100))):
         rest = []
         for index in range(count):
             with granular.Loader(dataset, 10, shard_id=index, num_shards=count) as loader:
                 for _ in range(2):
                     loader.load({'step': 80, 'seed': 0})
+                    assert loader.epoch == epoch  # 5 hosts get no whole round of the rest
                     taken = [i for batch in loader for i in batch['i'].tolist()]
-                assert loader.save()['step'] == ends
+                assert loader.save()['step'] == 120 * (epoch + 1)
                 rest += taken
-        assert sorted(rest) == list(range(80, ends))
+        assert sorted(rest) == list(expected)
 
 
 def test_invalid_state_files_are_rejected(tmp_path):
@@ -193,6 +194,7 @@ def test_progress_shows_totals_of_finite_loaders_only(capsys, monkeypatch):
     points = [{'i': i} for i in range(40)]
     with granular.Loader(points, 10) as loader:
         next(loader)
+        loader.load(loader.save())
         assert len(list(granular.progress(loader))) == 3
     assert ' 3/3  ' in capsys.readouterr().err
     with granular.Loader(granular.sources.Epochs(points), 10) as loader:

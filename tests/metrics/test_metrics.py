@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, metrics
-from granular.aio.runtime.bridge import bridge, run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import portal, run
 from granular.errors import GranularError
 from tests.support.faults import DATA, FaultServer
 
@@ -184,31 +184,41 @@ class Clock:
 
 
 def test_delays_of_the_event_loop_and_of_waking_up_count_as_waiting(monkeypatch):
-    clock = Clock()
-    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.running.time'):
-        monkeypatch.setattr(module, clock)
+    clock, switches = Clock(), []
+    for module in ('execution.prefetch', 'loader.running', 'pipeline.cursor'):
+        monkeypatch.setattr(f'granular.aio.{module}.time', clock)
 
     async def ensure_busy_event_loop():
-        if sys._getframe(1).f_code.co_name == 'take':  # not where loaders of earlier tests are closed
+        if sys._getframe(1).f_code.co_name == 'next':  # not where loaders of earlier tests are closed
             clock.advance(10)
-        await ensure_event_loop()
+        await to_loop()
 
-    def run_and_wake_up_late(*args):
-        result = run(*args)
-        clock.advance(100)
-        return result
-
-    monkeypatch.setattr('granular.aio.loader.running.ensure_event_loop', ensure_busy_event_loop)
-    monkeypatch.setattr('granular.sync.loader.run', run_and_wake_up_late)
+    monkeypatch.setattr('granular.aio.loader.running.to_loop', ensure_busy_event_loop)
+    wake_up_late(monkeypatch, clock, switches)
     before = metrics.snapshot()
     with granular.Loader(granular.MapDataset.range(30).map(lambda x: {'x': x}), 10) as loader:
         for _ in range(3):
             clock.advance(1)  # the time of the consumer
             next(loader)
-        stats = loader.stats()
-    assert (stats['wait_seconds'], stats['consumer_seconds']) == (310, 2)  # only the first batch switches to the loop
+        stats, waited = loader.stats(), 10 + 100 * len(switches)  # only the first batch begins on the loop
+    assert (stats['wait_seconds'], stats['consumer_seconds']) == (waited, 2) and switches
     after = metrics.snapshot()
-    assert after.wait['loader'].sum - before.wait.get('loader', metrics.Histogram()).sum == pytest.approx(310)
+    assert after.wait['loader'].sum - before.wait.get('loader', metrics.Histogram()).sum == pytest.approx(waited)
+
+
+def wake_up_late(monkeypatch, clock, switches):
+    """Let the consumer wake up late from each call that another thread ends, which ``switches`` counts."""
+
+    def run_and_wake_up_late(*args, **options):
+        before = len(switches)
+        result = run(*args, **options)
+        if len(switches) > before:  # not for an element that was ready, which is taken on this thread
+            clock.advance(100)
+        return result
+
+    submit = portal.submit
+    monkeypatch.setattr(portal, 'submit', lambda call: (switches.append(call), submit(call)))
+    monkeypatch.setattr('granular.aio.pipeline.cursor.run', run_and_wake_up_late)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +243,7 @@ def test_a_loader_that_shares_a_busy_interpreter_says_so(program, loader, mp, sa
             clock.compute(loader)
             return [{'i': i} for i in indices]
 
-    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.loader.running.time'):
+    for module in (f'granular.aio.{name}.time' for name in ('execution.prefetch', 'loader.running', 'pipeline.cursor')):
         monkeypatch.setattr(module, clock)
     with granular.Loader(Source(), 4, prefetch=1, mp=mp, workers=1) as batches:
         for _ in range(250):
@@ -251,21 +261,11 @@ def test_a_loader_that_shares_a_busy_interpreter_says_so(program, loader, mp, sa
 
 def test_waking_up_counts_as_waiting_for_a_stream(monkeypatch):
     clock = Clock()
-    for module in ('granular.aio.execution.prefetch.time', 'granular.aio.pipeline.iterator.time'):
+    for module in (f'granular.aio.{name}.time' for name in ('execution.prefetch', 'loader.running', 'pipeline.cursor')):
         monkeypatch.setattr(module, clock)
 
     switches = []
-
-    def run_and_wake_up_late(*args):
-        before = len(switches)
-        result = run(*args)
-        if len(switches) > before:  # not for an element that was ready, which is taken on this thread
-            clock.advance(100)
-        return result
-
-    submit = bridge.submit
-    monkeypatch.setattr(bridge, 'submit', lambda call: (switches.append(call), submit(call)))
-    monkeypatch.setattr('granular.aio.pipeline.blocking_iterator.run', run_and_wake_up_late)
+    wake_up_late(monkeypatch, clock, switches)
     dataset = granular.MapDataset.range(30).to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0))
     for stages in (lambda stream: stream, lambda stream: stream.window_shuffle(1, seed=0).batch(1)):
         stream = stages(dataset).with_options(granular.DatasetOptions(stage_timing=True))

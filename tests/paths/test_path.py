@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import pickle
+import re
 import string
 import sys
 import time
@@ -32,6 +33,7 @@ from granular.errors import (
     UnknownSchemeError,
     UnsupportedError,
 )
+from tests import ROOT
 
 # What the suffix of a name with two dots in front is, pathlib has answered differently in several releases of Python.
 NAMES = st.text(string.ascii_letters + string.digits + '._- ', min_size=1, max_size=8).filter(
@@ -83,11 +85,13 @@ def test_bucket_root_is_its_own_parent():
     assert (root / 'a').parts == ('s3://bucket', 'a')
 
 
-def test_as_uri_quotes_the_path():
-    assert granular.Path('s3://b/a b').as_uri() == 's3://b/a%20b'
+def test_as_uri_is_what_programs_take():
+    assert granular.Path('s3://b/a b').as_uri() == 's3://b/a b'  # the command line of AWS decodes nothing
+    assert granular.Path('http://h/a b').as_uri() == 'http://h/a%20b'
     assert granular.Path('/tmp/a b').as_uri() == 'file:///tmp/a%20b'
     assert granular.Path(os.fsdecode(b'/tmp/\xff')).as_uri() == 'file:///tmp/%FF'
-    assert str(granular.Path('file:///tmp/x')) == '/tmp/x'
+    for name in ('/tmp/x', '/tmp/a b%20', os.fsdecode(b'/tmp/\xff')):
+        assert str(granular.Path(granular.Path(name).as_uri())) == name
 
 
 def test_pickled_path_has_no_credentials():
@@ -776,7 +780,7 @@ def test_aborted_upload_leaves_no_parts(moto):
     async def uploads():
         return [upload async for upload in remote.store.uploads(remote.key)]
 
-    assert granular.aio.runtime.bridge.run(uploads()) == []
+    assert granular.aio.runtime.portal.run(uploads()) == []
     assert not remote.exists()
 
 
@@ -875,3 +879,107 @@ def test_dataset_at_a_foreign_path(tmp_path):
         assert len(reader[7]['b']) == 7
     with granular.BagReader(Foreign(tmp_path / 'ds' / '000001' / 'a.bag')) as bag:
         assert [granular.decoders['int'](record) for record in bag] == [4, 5, 6, 7]
+
+
+# --- names of pathlib
+
+
+def test_names_of_pathlib_exist_or_are_documented_as_absent():
+    text = (
+        (ROOT / 'docs/guide.md')
+        .read_text()
+        .partition("Of pathlib's names, these are absent")[2]
+        .partition('`rename`')[0]
+    )
+    absent = set(re.findall(r'`(\w+)`', text)) - {'Path', 'rmtree'}
+    names = {name for name in dir(pathlib.PosixPath) if not name.startswith('_')}
+    for kind in (granular.Path, granular.aio.Path):
+        assert names - set(dir(kind)) <= absent
+        assert not absent & set(dir(kind))
+
+
+@pytest.mark.parametrize('name', ['a', 'a.b', 'a.tar.gz', '.a', '.a.b', 'a..b', 'a b.c'])
+@pytest.mark.parametrize('root', ['/tmp', 's3://bucket', 'http://host/x', 'relative'])
+def test_names_are_those_of_pathlib(root, name):
+    ours, theirs = granular.Path(root) / name, pathlib.PurePosixPath('/tmp') / name
+    assert (ours.suffixes, ours.suffix, ours.stem) == (theirs.suffixes, theirs.suffix, theirs.stem)
+    assert ours.with_stem('z').name == theirs.with_stem('z').name
+    assert ours.joinpath('x', 'y/z') == ours / 'x' / 'y/z'
+    assert ours.joinpath() == ours
+    assert ours.is_absolute() is (root != 'relative')
+    assert ours.absolute().is_absolute()
+    assert str(granular.Path('relative').absolute()) == str(pathlib.Path('relative').absolute())
+
+
+def test_touch_creates_an_empty_file(bucket, tmp_path):
+    for root in (bucket, granular.Path(tmp_path)):
+        path = root / 'new'
+        path.touch()
+        assert path.read_bytes() == b''
+        path.write_bytes(b'content')
+        path.touch()
+        assert path.read_bytes() == b'content'
+        with pytest.raises(AlreadyExistsError):
+            path.touch(exist_ok=False)
+    os.utime(tmp_path / 'new', (1, 1))
+    granular.Path(tmp_path / 'new').touch()
+    assert (tmp_path / 'new').stat().st_mtime > 1
+
+
+async def test_files_and_folders_of_a_disk_are_renamed(tmp_path):
+    (tmp_path / 'in').mkdir()
+    for name in ('a', 'b', 'in/c'):
+        (tmp_path / name).write_text(name)
+    root = granular.Path(tmp_path)
+    open_file = (root / 'b').open()
+    assert (root / 'a').rename(root / 'b') == root / 'b'
+    assert (root / 'b').read_text() == 'a'
+    assert open_file.read() == b'b'
+    open_file.close()
+    assert (root / 'in').replace(f'{tmp_path}/out') == root / 'out'
+    assert (root / 'out/c').read_text() == 'in/c'
+    assert await granular.aio.Path(tmp_path / 'out').rename(tmp_path / 'again') == granular.aio.Path(tmp_path / 'again')
+    with pytest.raises(NotFoundError):
+        (root / 'none').rename(root / 'x')
+
+
+def test_rename_in_a_bucket_is_refused_with_the_remedy(bucket, tmp_path):
+    (bucket / 'a').write_bytes(b'a')
+    (tmp_path / 'b').write_bytes(b'b')
+    local = granular.Path(tmp_path / 'b')
+    for source, target in ((bucket / 'a', bucket / 'z'), (bucket / 'a', tmp_path / 'z'), (local, bucket / 'z')):
+        for method in (source.rename, source.replace):
+            with pytest.raises(UnsupportedError, match=r'copy it with Path\.copy, and remove it'):
+                method(target)
+    assert (bucket / 'a').exists()
+    assert (tmp_path / 'b').exists()
+    with pytest.raises(UnsupportedError):
+        granular.Path('http://127.0.0.1:1/x').rename('/tmp/y')
+
+
+def test_objects_that_are_named_as_folders_are_copied_or_named(fakegcs, moto, tmp_path, caplog):
+    for server in (fakegcs, moto):
+        folder = server.place()
+        (folder / 'in/a').write_bytes(b'a')
+        mark = granular.Path.of(folder.store, f'{folder.key}/in/sub/')
+        mark.write_bytes(b'bytes')
+        granular.Path.of(folder.store, f'{folder.key}/in/empty/').write_bytes(b'')
+        (folder / 'in').copy(folder / 'out')
+        assert granular.Path.of(folder.store, f'{folder.key}/out/sub/').read_bytes() == b'bytes'
+        (folder / 'in').copy(tmp_path / server.scheme)
+        assert (tmp_path / server.scheme / 'sub').is_dir()
+        assert f'{mark}: not copied: its name is that of a folder, and it holds 5 bytes' in caplog.text
+        assert 'empty' not in caplog.text
+
+
+def test_little_memory_is_enough(fakegcs):
+    data = bytes(range(256)) * 40_000
+    path = fakegcs.place() / 'x.bag'
+    with granular.BagWriter(path) as bag:
+        bag.append(data)
+        bag.append(b'')
+    config = granular.IOConfig(memory=1)
+    small = granular.Path(str(path), config=config, **fakegcs.options)
+    with granular.BagReader(small, cache_data=True) as reader:
+        assert list(reader) == [data, b'']
+    assert small.read_bytes() == path.read_bytes()

@@ -10,7 +10,7 @@ import pytest
 
 import granular
 from granular import Batch, DataLoader, IndexSampler, NoSharding, SequentialSampler, ShardOptions, aio
-from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.aio.runtime.immediate import running_loop, to_loop
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from tests.support.states import plain
 
@@ -274,7 +274,7 @@ def test_indices_of_samplers_are_checked():
 def test_sampler_is_not_called_on_the_event_loop():
     class Source(list):
         async def fetch(self, indices):
-            await ensure_event_loop()
+            await to_loop()
             return [self[index] for index in indices]
 
     class Sampler(list):

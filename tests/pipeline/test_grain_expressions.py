@@ -101,6 +101,7 @@ DIFFERENT = {
     'M.range(5).seed("a")': 'refused where it is set, by Grain where it is used',
     'M.concatenate([])': 'refused: probably a mistake',
     'stream_windows(M.range(5).to_iter_dataset(), 0, 1)': 'refused: Grain drops all elements',
+    'M.mix([M.range(3), M.range(3)], [0, 1])': 'a dataset of weight 0 is left out: refused by Grain',
     'keys: stream, rebatch': 'refused: Grain drops the elements with other keys',
     'M.range(4).map(lambda x: [x] * x).batch(2)': 'refused: Grain drops the values of the longer list',
     'M.range(5).repeat()[3:9]': 'only indices beyond the length differ, which have no meaning',

@@ -130,6 +130,34 @@ def test_a_mix_of_any_lengths_and_weights_continues_at_any_number(parts, data):
             iterator.set_next_index(len(expected) + 1)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=5), st.data(),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_a_mix_leaves_out_what_has_the_weight_0(parts, data):
+    parts = [(max(length, int(weight > 0)), weight) for length, weight in parts]  # what is read is not empty
+    if not any(weight for _, weight in parts):
+        return
+    datasets = [MapDataset.range(1000 * i, 1000 * i + length) for i, (length, _) in enumerate(parts)]
+    weights = [weight for _, weight in parts]
+    read = [dataset for dataset, weight in zip(datasets, weights, strict=True) if weight]
+    expected = MapDataset.mix(read, [weight for weight in weights if weight])
+    mix = MapDataset.mix(datasets, weights)
+    assert list(mix) == list(expected)
+    stream = IterDataset.mix({str(i): dataset for i, dataset in enumerate(datasets)}, dict(enumerated(weights)))
+    elements = list(IterDataset.mix(read, [weight for weight in weights if weight]))
+    assert list(stream) == elements == list(IterDataset.mix(datasets, weights))
+    with iter(stream) as iterator:
+        at = data.draw(st.integers(0, len(elements)))
+        iterator.set_next_index(at)
+        assert iterator.get_next_index() == at
+        assert list(iterator) == elements[at:]
+
+
+def enumerated(values):
+    return [(str(i), value) for i, value in enumerate(values)]
+
+
 def test_mixes_with_weights_beyond_64_bits_are_exact():
     datasets = [MapDataset.range(10).repeat(), MapDataset.range(10, 20).repeat()]
     for weights in ([1e-17, 1], [1, 1e-17], [1, 1e300]):

@@ -278,3 +278,11 @@ def test_progress_of_each_epoch_of_a_loader_shows_all_of_its_batches(capsys):
         for _ in range(2):
             assert len(list(granular.progress(loader))) == 2
             assert '2/2' in capsys.readouterr().err
+
+
+def test_types_in_elements_are_objects():
+    dataset = granular.MapDataset.range(3).map(lambda x: {'type': np.int64, 'other': np.ndarray, 'x': np.float32(x)})
+    for stream in (dataset, dataset.to_iter_dataset()):
+        spec = granular.get_element_spec(stream)
+        assert spec['type'] == spec['other'] == granular.ShapeDtypeStruct((), np.dtype(object))
+        assert spec['x'] == granular.ShapeDtypeStruct((), np.dtype(np.float32))

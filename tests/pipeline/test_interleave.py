@@ -8,7 +8,9 @@ import weakref
 from collections import deque
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import granular
 from granular import IterDataset, MapDataset, ReadOptions, ShardOptions
@@ -386,3 +388,79 @@ def test_states_that_are_refused_leave_no_streams_behind():
         gc.collect()
         assert sum(numbers() is not None for numbers in made) <= 4
         assert [next(iterator).tolist() for _ in range(4)] == [[2, 3], [4, 5], [6, 7], [0, 1]]
+
+
+SOURCES_OF_FILES = {
+    'list': lambda path: MapDataset.source(json.loads(path.read_text())),
+    'data source': lambda path: MapDataset.source(granular.ParquetDataSource(str(path))).map(lambda row: row['x']),
+    'stream of rows': lambda path: granular.ParquetIterDataset(str(path)).map(lambda row: row['x']),
+    'batches': lambda path: MapDataset.source(json.loads(path.read_text())).to_iter_dataset().batch(2),
+}
+
+
+def write_file(kind, path, numbers):
+    if kind in ('list', 'batches'):
+        path.write_text(json.dumps(numbers))
+    else:
+        parquet.write_table(pyarrow.table({'x': numbers}), path)
+
+
+@pytest.mark.parametrize('kind', SOURCES_OF_FILES)
+def test_a_file_that_was_written_anew_is_refused(kind, tmp_path):
+    paths = [tmp_path / str(i) for i in range(4)]
+    for i, path in enumerate(paths):
+        write_file(kind, path, list(range(100 * i, 100 * i + 10)))
+
+    def stream():
+        files = MapDataset.source(paths).map(SOURCES_OF_FILES[kind])
+        return IterDataset.interleave(files, cycle_length=2)
+
+    with iter(stream()) as iterator:
+        for _ in range(6):
+            next(iterator)
+        state = json.loads(json.dumps(iterator.get_state()))
+        rest = plain(list(iterator))
+    with iter(stream()) as iterator:
+        iterator.set_state(state)
+        assert plain(list(iterator)) == rest
+    write_file(kind, paths[3], list(range(7)))  # which was not opened yet
+    with iter(stream()) as iterator:
+        iterator.set_state(state)
+        assert plain(list(iterator)) != rest
+    write_file(kind, paths[1], list(range(30)))
+    with iter(stream()) as iterator, pytest.raises(StateError, match='stream 1: '):
+        iterator.set_state(state)
+
+
+def test_a_stream_of_an_interleave_that_was_made_otherwise_is_refused_unless_it_is_not_strict():
+    def stream(stage):
+        files = MapDataset.range(4).map(lambda n: stage(MapDataset.range(100 * n, 100 * n + 10)))
+        return IterDataset.interleave(files, 2)
+
+    with iter(stream(lambda d: d.shuffle(seed=0))) as iterator:
+        for _ in range(5):
+            next(iterator)
+        state, rest = iterator.get_state(), list(iterator)
+    for other in (lambda d: d, lambda d: d.shuffle(seed=1), lambda d: d.shuffle(seed=0)[1:]):
+        with iter(stream(other)) as iterator:
+            with pytest.raises(StateError, match=r'2 at a time, stream \d: the state belongs to another'):
+                iterator.set_state(state)
+            iterator.set_state(state, strict=False)
+    del state['state']['streams']  # as an earlier release saved it
+    with iter(stream(lambda d: d.shuffle(seed=0))) as iterator:
+        iterator.set_state(state)
+        assert list(iterator) == rest
+
+
+def test_a_stream_of_an_interleave_continues_with_another_batch_size():
+    def stream(size):
+        files = MapDataset.range(4).map(lambda n: MapDataset.range(12).to_iter_dataset().batch(size))
+        return IterDataset.interleave(files, 2)
+
+    with iter(stream(2)) as iterator:
+        for _ in range(4):
+            next(iterator)
+        state = iterator.get_state()
+    with iter(stream(4)) as iterator:
+        iterator.set_state(state)
+        assert plain(next(iterator)) == [4, 5, 6, 7]

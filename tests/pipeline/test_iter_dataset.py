@@ -689,3 +689,41 @@ def test_seeds_of_shuffled_windows_are_checked(seed):
 def test_options_are_checked():
     with pytest.raises(InvalidArgumentError, match='options: expected DatasetOptions, got 3'):
         MapDataset.range(3).to_iter_dataset().with_options(3)
+
+
+class Awaiting:
+    """A source whose reads wait, as those of a bucket do."""
+
+    def __len__(self):
+        return 60
+
+    async def fetch(self, indices):
+        await asyncio.sleep(0.001)
+        return [int(index) for index in indices]
+
+
+@pytest.mark.parametrize('num_threads', [1, 2, 3])
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda source, f, options: source.map(f).to_iter_dataset(options),
+        lambda source, f, options: source.to_iter_dataset(options).map(f),
+        lambda source, f, options: source.map(f).batch(7).to_iter_dataset(options),
+    ],
+)
+@pytest.mark.parametrize('source', [MapDataset.range(60), MapDataset.source(Awaiting())], ids=['memory', 'awaited'])
+def test_no_more_functions_run_at_a_time_than_there_are_threads(source, make, num_threads):
+    running, most, lock = 0, 0, threading.Lock()
+
+    def slow(x):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+        return x
+
+    list(make(source, slow, granular.ReadOptions(num_threads=num_threads)))
+    assert 0 < most <= num_threads

@@ -10,7 +10,7 @@ import pytest
 
 import granular
 from granular import MapDataset, aio, shuffle
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.errors import DatapointError, InvalidArgumentError, OutOfRangeError, UnknownKeyError
 from tests.support.states import plain
 
@@ -259,7 +259,7 @@ def test_repr_lists_the_stages():
     'make',
     [lambda d: d.shuffle(), lambda d: d.shuffle(seed=-1), lambda d: d.shuffle(seed=2**32), lambda d: d.random_map(max),
      lambda d: d.batch(0), lambda d: d.filter(bool).batch(2), lambda d: d.repeat(0), lambda d: d.repeat().repeat(2),
-     lambda d: d.map(3), lambda d: d.apply(3), lambda d: MapDataset.mix([d, d], [1, 0]),
+     lambda d: d.map(3), lambda d: d.apply(3), lambda d: MapDataset.mix([d, d], [1, -1]),
      lambda d: MapDataset.mix([d, d[:0]]), lambda d: MapDataset.zip([d, d[:3]]), lambda d: MapDataset.concatenate([]),
      lambda d: MapDataset.concatenate([d, d.repeat()]), lambda d: d.shuffle(seed=1, order='blocks'),
      lambda d: d.shuffle(seed=1, order=shuffle.Blocks)],

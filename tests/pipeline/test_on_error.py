@@ -297,3 +297,209 @@ def test_errors_that_were_skipped_or_replaced_wait_for_no_garbage_collection(con
         assert not any(array() is not None for array in held)
     finally:
         gc.enable()
+
+
+def numbered(index, element):
+    return index, element
+
+
+def noisy(element, rng):
+    return element, int(rng.integers(1 << 30))
+
+
+NUMBERING = {
+    'random_map': lambda stream: stream.random_map(noisy, seed=1),
+    'map_with_index': lambda stream: stream.map_with_index(numbered),
+    'both': lambda stream: stream.map_with_index(numbered).map(plain).random_map(noisy, seed=1),
+    'batches': lambda stream: stream.random_map(noisy, seed=1).batch(2, batch_fn=list),
+}
+
+
+@pytest.mark.parametrize('name', NUMBERING)
+def test_a_state_continues_exactly_with_another_on_error_unless_elements_were_left_out(name):
+    bad = 17
+
+    def check(x):
+        if x == bad:
+            raise ValueError('bad image')
+        return x
+
+    def make(on_error, prefetch=False):
+        stream = MapDataset.range(LENGTH).map(check).to_iter_dataset(on_error=on_error)
+        return NUMBERING[name](stream.prefetch(2) if prefetch else stream)
+
+    size = 2 if name == 'batches' else 1
+    with iter(make('skip')) as iterator:
+        expected, states = [], [iterator.get_state()]
+        for element in iterator:
+            expected.append(plain(element))
+            states.append(iterator.get_state())
+    with iter(make('raise')) as iterator:
+        given = []
+        with pytest.raises(ValueError, match='bad image'):
+            given += (plain(element) for element in iterator)
+        state = iterator.get_state()
+    assert len(given) == bad // size
+    for prefetch in (False, True):
+        with iter(make('skip', prefetch)) as iterator:
+            iterator.set_state(state)
+            rest = [plain(element) for element in iterator]
+            at = (bad - 1) // size if size > 1 else bad
+            assert rest == expected[at:]
+    with iter(make('raise')) as iterator:
+        for at, state in enumerate(states):
+            if at * size <= bad:
+                iterator.set_state(state)
+                if (at + 1) * size <= bad:
+                    assert plain(next(iterator)) == expected[at]
+            elif name in ('random_map', 'batches'):
+                with pytest.raises(StateError, match='with the on_error, and with each prefetch, that saved'):
+                    iterator.set_state(state)
+            else:  # map_with_index counts elements behind a function that may return None
+                iterator.set_state(state)
+                assert [plain(element) for element in iterator] == expected[at:]
+    with iter(make('skip', True)) as iterator:  # the remedy
+        iterator.set_state(states[bad // size + 1])
+        assert [plain(element) for element in iterator] == expected[bad // size + 1 :]
+
+
+def test_a_state_of_several_hosts_with_another_on_error_is_refused_by_its_name_where_elements_have_other_numbers():
+    def make(on_error):
+        shard = granular.ShardOptions(0, 2)
+        stream = MapDataset.range(LENGTH).to_iter_dataset(on_error=on_error, shard_options=shard)
+        return stream.random_map(noisy, seed=1)
+
+    for saved, other in (('raise', 'skip'), ('skip', 'raise')):
+        with iter(make(saved)) as iterator:
+            next(iterator)
+            state, expected = iterator.get_state(), plain(list(iterator))
+        with iter(make(other)) as iterator, pytest.raises(StateError, match='on_error, and with each prefetch'):
+            iterator.set_state(state)
+        with iter(make(saved)) as iterator:
+            iterator.set_state(state)
+            assert plain(list(iterator)) == expected
+
+
+def tagged(index, batch):
+    return index, batch
+
+
+def without_empty(batches):
+    return [batch for batch in batches if batch]
+
+
+# Pipelines of batches, given a dataset and what combines the datapoints of a batch.
+BATCHED = {
+    'batch': lambda d, combine: d.batch(4, batch_fn=combine),
+    'batch, map': lambda d, combine: d.batch(4, batch_fn=combine).map_with_index(tagged),
+    'shuffle, batch, shuffle, repeat': lambda d, combine: (
+        d.shuffle(seed=1).batch(3, batch_fn=combine).shuffle(seed=2).repeat(2).map_with_index(tagged)
+    ),
+    'batches of batches': lambda d, combine: d.batch(2, batch_fn=combine).batch(3, batch_fn=without_empty),
+    'batch, slice': lambda d, combine: d.batch(5, drop_remainder=True, batch_fn=combine)[1:],
+    'mix': lambda d, combine: MapDataset.mix(
+        [d.batch(3, batch_fn=combine), d.shuffle(seed=3).batch(3, batch_fn=combine).map(tuple)]
+    ),
+    'zip': lambda d, combine: MapDataset.zip([d.batch(4, batch_fn=combine), d.batch(4, batch_fn=combine)]),
+    'concatenate': lambda d, combine: MapDataset.concatenate(
+        [d.batch(7, batch_fn=combine), d.batch(4, batch_fn=combine)]
+    ),
+}
+FOLLOWING = {
+    'none': lambda stream: stream,
+    'map': lambda stream: stream.map(str),
+    'map_with_index': lambda stream: stream.map_with_index(tagged),
+    'filter': lambda stream: stream.filter(lambda batch: len(str(batch)) % 2),
+}
+
+
+@pytest.mark.parametrize('later', FOLLOWING)
+@pytest.mark.parametrize('name', BATCHED)
+def test_on_error_concerns_the_element_of_a_batch(name, later):
+    for policy, replace in POLICIES.items():
+
+        def combine(elements, replace=replace):
+            elements = [replace(x) if x % 5 == 2 else x for x in elements]
+            return [x for x in elements if x is not None]
+
+        on_error = (
+            policy if policy == 'skip' else lambda index, error, replace=replace: replace(int(str(error).split()[0]))
+        )
+        expected = plain(list(FOLLOWING[later](BATCHED[name](MapDataset.range(LENGTH), combine).to_iter_dataset())))
+        dataset = BATCHED[name](MapDataset.range(LENGTH).map(fail), list)
+        for workers in (0, 2) if policy == 'either' else (0,):
+            options = MultiprocessingOptions(workers, start_method='fork')
+            stream = FOLLOWING[later](dataset.to_iter_dataset(granular.ReadOptions(2, 8), on_error=on_error))
+            with iter(stream.mp_prefetch(options)) as iterator:
+                if workers:
+                    assert plain(list(iterator)) == expected, policy
+                else:
+                    assert check_each_state(iterator, 2)[0] == expected, policy
+
+
+def test_a_batch_of_which_all_elements_failed_is_left_out():
+    def fail_some(x):
+        if 4 <= x < 8 or x == 9:
+            raise ValueError('bad')
+        return x
+
+    stream = MapDataset.range(12).map(fail_some).batch(4).to_iter_dataset(on_error='skip')
+    with iter(stream) as iterator:
+        assert [batch.tolist() for batch in iterator] == [[0, 1, 2, 3], [8, 10, 11]]
+        assert iterator.stats()['errors'] == 5
+        assert [index for index, _ in iterator.errors] == [4, 5, 6, 7, 9]
+
+
+def test_errors_of_a_replacement_and_of_the_program_are_raised_and_leave_the_state():
+    calls = []
+
+    def replace(index, error):
+        calls.append(index)
+        if len(calls) < 3:
+            raise RuntimeError('no replacement')
+        return -1
+
+    with iter(MapDataset.range(12).map(fail).batch(4).to_iter_dataset(on_error=replace)) as iterator:
+        state = iterator.get_state()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match='no replacement'):
+                next(iterator)
+            assert iterator.get_state() == state
+        assert [batch.tolist() for batch in iterator] == [[0, 1, -1, 3], [4, 5, 6, -1], [8, 9, 10, 11]]
+        assert iterator.stats()['errors'] == 2
+
+
+@pytest.mark.parametrize('later', ['none', 'map'])
+def test_a_batch_with_bad_elements_is_read_again_once(later):
+    class Source:
+        def __init__(self):
+            self.read = []
+
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            self.read.append(index)
+            return fail(index)
+
+    source = Source()
+    stream = FOLLOWING[later](MapDataset.source(source).batch(16, batch_fn=list).to_iter_dataset(on_error='skip'))
+    batches = list(stream)
+    assert len(batches) == 4
+    assert all(source.read.count(index) == 2 for index in range(64))
+
+
+def test_pictures_beside_a_damaged_one_are_not_lost(tmp_path):
+    with granular.DatasetWriter(tmp_path / 'photos', {'image': 'jpg', 'label': 'int'}) as writer:
+        for i in range(40):
+            photo = granular.encoders['jpg'](np.random.default_rng(i).integers(0, 256, (20, 20, 3), np.uint8))
+            writer.append({'image': photo[: len(photo) // 2] if i in (17, 18, 33) else photo, 'label': i})
+    with granular.open(tmp_path / 'photos') as reader:
+        batches = MapDataset.source(reader).batch(10)
+        with iter(batches.to_iter_dataset(on_error='skip')) as iterator:
+            labels = [batch['label'].tolist() for batch in iterator]
+            assert sorted(itertools.chain(*labels)) == [i for i in range(40) if i not in (17, 18, 33)]
+            assert [index for index, _ in iterator.errors] == [17, 18, 33]
+        replacement = {'image': np.zeros((20, 20, 3), np.uint8), 'label': -1}
+        with iter(batches.to_iter_dataset(on_error=lambda index, error: replacement)) as iterator:
+            assert {batch['image'].shape for batch in iterator} == {(10, 20, 20, 3)}

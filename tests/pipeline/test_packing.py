@@ -174,6 +174,126 @@ def test_concatenated_rows_have_no_padding_before_the_last():
         assert ((row['tokens'] == -1) == (row['tokens_segment_ids'] > 0) * (row['tokens_positions'] == 0)).all()
 
 
+def test_bos_marks_beginnings_of_documents_alone_if_asked():
+    sizes = [100, 3, 0, 250, 17]
+    for strategy in ('concat_then_split', 'first_fit'):
+        points = MapDataset.source(documents(sizes)).to_iter_dataset()
+        lengths, options = {'tokens': 32, 'few': 2}, {'split_long': True, 'meta_features': ['few']}
+        plain_rows = list(points.pack(lengths, strategy=strategy, **options))
+        rows = list(points.pack(lengths, strategy=strategy, bos={'tokens': -1, 'few': -2}, bos_parts=False, **options))
+        starts = {1, 101, 104, 354}
+        for row, expected in zip(rows, plain_rows, strict=True):
+            begins = np.isin(expected['tokens'], list(starts))
+            assert (row['tokens'] == np.where(begins, -1, expected['tokens'])).all()
+        # A meta feature repeats in each part, and is marked in the first one, which the document's first token is in.
+        assert sum(int((row['few'] == -2).sum()) for row in rows) == sum(size % 3 > 0 for size in sizes)
+
+
+def removed(document):
+    return None
+
+
+def shortened(document):
+    return {**document, 'tokens': document['tokens'][:-1]}
+
+
+def extended(document):
+    return {**document, 'tokens': np.append(document['tokens'], np.int32(-1))}
+
+
+def corrected(document):
+    return {**document, 'tokens': np.append(np.int32(-1), document['tokens'][1:])}
+
+
+def recast(document):
+    return {**document, 'tokens': document['tokens'].astype(np.int64)}
+
+
+STRATEGIES = {
+    'concat_then_split': {'strategy': 'concat_then_split'},
+    'first_fit': {'num_packing_bins': 3, 'split_long': True},
+    'best_fit': {'num_packing_bins': 3, 'split_long': True, 'strategy': 'best_fit'},
+    'shuffled': {'num_packing_bins': 3, 'split_long': True, 'shuffle_bins': True, 'seed': 1},
+    'shards': {'num_packing_bins': 3, 'split_long': True, 'shard_options': ShardOptions(0, 2)},
+}
+
+
+class Changing:
+    """Documents of which one is changed after a state was saved."""
+
+    def __init__(self, options):
+        self.sizes, self.number, self.change, self.options = [9, 2, 30, 5, 7, 1, 12, 3, 3, 8, 6], -1, None, options
+
+    def _document(self, index, document):
+        return self.change(document) if index == self.number else document
+
+    def rows(self):
+        points = MapDataset.source(documents(self.sizes)).map_with_index(self._document)
+        return iter(points.to_iter_dataset().pack({'tokens': 10}, **self.options))
+
+    def tokens_of_others(self, rows):
+        start = sum(self.sizes[: self.number]) + 1
+        own = {-1, *range(start, start + self.sizes[self.number])}
+        return sorted({int(t) for row in rows for t in row['tokens'][row['tokens_segment_ids'] > 0]} - own)
+
+
+@pytest.mark.parametrize('change', [removed, shortened, extended, corrected, recast])
+@pytest.mark.parametrize('options', STRATEGIES.values(), ids=list(STRATEGIES))
+def test_a_document_that_changed_while_it_was_held_is_refused_or_concerns_itself_alone(options, change):
+    data = Changing(options)
+    with data.rows() as rows:
+        states, given = [rows.get_state()], []
+        for row in rows:
+            given.append(row)
+            states.append(json.loads(json.dumps(rows.get_state())))
+    refused = accepted = 0
+    for at, state in enumerate(states):
+        for number in range(len(data.sizes)):
+            data.number, data.change = number, change
+            try:
+                with data.rows() as rows:
+                    rows.set_state(state)
+                    following = list(rows)
+            except (StateError, DatapointError) as error:  # several dtypes in a pack are an error
+                refused += 1
+                assert 'strict=False' in str(error) or change is recast
+                with data.rows() as rows:
+                    rows.set_state(state, strict=False)
+                    if change is not recast:
+                        assert len(list(rows)) <= len(given)  # it ends
+                continue
+            accepted += 1
+            if 'shard_options' in options:
+                continue  # the other rows are those of another process
+            tokens = [t for row in following for t in row['tokens'].tolist() if t > 0]
+            assert len(set(tokens)) == len(tokens)
+            assert data.tokens_of_others([*given[:at], *following]) == data.tokens_of_others(given)
+    assert refused
+    assert accepted
+
+
+def test_a_removed_document_that_is_held_is_left_out_without_strict():
+    """As concat_then_split holds a part of one document alone, others are complete."""
+    data = Changing(STRATEGIES['concat_then_split'])
+    with data.rows() as rows:
+        given = [next(rows), next(rows)]
+        state = rows.get_state()
+        expected = [*given, *rows]
+    data.number, data.change = 2, removed
+    with data.rows() as rows:
+        rows.set_state(state)
+        with pytest.raises(StateError, match='holds 1 element from number 2 on, and other elements were read in their'):
+            next(rows)
+    with data.rows() as rows:
+        rows.set_state(state, strict=False)
+        following = list(rows)
+    assert data.tokens_of_others([*given, *following]) == data.tokens_of_others(expected)
+    data.number = -1
+    with data.rows() as rows:
+        rows.set_state(state)
+        assert [plain(row) for row in rows] == [plain(row) for row in expected[2:]]
+
+
 def test_features_of_different_lengths_are_split_apart():
     """Grain repeats the tokens of the shorter feature, if the rest of a document is split again."""
     points = [{'a': np.arange(1, 12), 'b': np.arange(1, 4)}, {'a': np.arange(12, 15), 'b': np.arange(4, 7)}]
@@ -278,8 +398,7 @@ def test_error_names_the_element_and_leaves_the_state():
      ({'num_packing_bins': 0}, 'num_packing_bins'), ({'max_segments': 0}, 'max_segments'),
      ({'alignment': 0}, 'alignment: expected an integer >= 1, got 0'), ({'alignment': {'u': 2}}, "'u' is not packed"),
      ({'padding': {'t': {'u': 2}}}, "padding: expected a value for 't'"), ({'meta_features': 't'}, 'sequence of keys'),
-     ({'strategy': 'concat_then_split', 'shuffle_bins': True}, 'it has no bins'),
-     ({'shard_options': ShardOptions(0, 2, True)}, 'expected drop_remainder=False')],
+     ({'strategy': 'concat_then_split', 'shuffle_bins': True}, 'it has no bins')],
 )  # fmt: skip
 def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(InvalidArgumentError, match=message):
@@ -294,7 +413,8 @@ def test_states_that_do_not_fit_are_refused():
     state = iterator.get_state()['state']
     for change, message in (
         ({'row': -1}, 'integers >= 0'), ({'rows': 3}, 'row >= 3, got 0'), ({'offsets': [1, 2]}, 'expected 1 offsets'),
-        ({'parent': len(SIZES), 'offsets': [3]}, 'there is none'), ({'offsets': [99]}, r'at \[99\] of a document'),
+        ({'parent': len(SIZES), 'offsets': [3]}, 'holds a part of element 0, and other elements'),
+        ({'offsets': [99]}, 'holds a part of element 0'), ({'documents': [1, 2]}, 'number, end and checksum'),
     ):  # fmt: skip
         iterator.set_state({'state': state})
         with pytest.raises(StateError, match=message):

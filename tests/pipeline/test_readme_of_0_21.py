@@ -65,7 +65,7 @@ def test_quickstart_example(directory):
             assert batch['image'].shape == (8, 60, 80, 3)
         state = loader.save()
         stages = loader.fingerprint()[:-1]
-        assert json.loads(json.dumps(state)) == {'version': 2, 'step': 160, 'seed': 0, 'pipeline': stages}
+        assert json.loads(json.dumps(state)) == {'version': 3, 'step': 160, 'seed': 0, 'pipeline': stages}
         expected = next(dataset)['label']
         loader.load(state)
         assert (next(dataset)['label'] == expected).all()

@@ -369,8 +369,8 @@ def test_state_beyond_the_end_of_a_shorter_source_is_refused_also_if_not_strict(
             if length == 30:
                 batches.load(states[0], strict=False)
                 stream.set_state(states[1], strict=False)
-                assert next(batches, None) is None
-                assert next(stream)['i'].tolist() == [0, 1, 2, 3, 4]
+                assert next(batches)['i'].tolist() == next(stream)['i'].tolist() == [0, 1, 2, 3, 4]
+                assert batches.epoch == 1
                 continue
             with pytest.raises(StateError, match='the state is at step 30, .* has 29 datapoints'):
                 batches.load(states[0], strict=False)
@@ -589,6 +589,40 @@ def test_weights_may_change_within_the_elements_that_are_held():
         assert list(iterator) == rest
 
 
+@pytest.mark.parametrize('steps', [1, 2, 5, 13])
+@pytest.mark.parametrize('options', [{'strategy': 'concat_then_split'}, {'num_packing_bins': 3, 'split_long': True}])
+def test_a_stream_of_a_mix_ends_by_the_weight_0_and_is_removed_once_no_stage_holds_its_elements(steps, options):
+    documents = {
+        name: [{'tokens': 10_000 * number + 100 * i + np.arange(7 + 5 * i % 13)} for i in range(60)]
+        for number, name in enumerate(['a', 'b', 'c'], 1)
+    }
+
+    def rows(weights):
+        streams = {name: MapDataset.source(documents[name]).to_iter_dataset() for name in weights}
+        return iter(IterDataset.mix(streams, weights).pack({'tokens': 10}, **options))
+
+    with rows({'a': 0.5, 'b': 0.4, 'c': 0.1}) as iterator:
+        given = [next(iterator) for _ in range(steps)]
+        state = json.loads(json.dumps(iterator.get_state()))
+    if 'c' in str(state['state'].get('held', '')):
+        with rows({'a': 0.5, 'b': 0.5}) as iterator, pytest.raises(StateError, match='give streams the weight 0, and'):
+            iterator.set_state(state)
+    with rows({'a': 0.5, 'b': 0.5, 'c': 0}) as iterator:
+        iterator.set_state(state)
+        given += [next(iterator) for _ in range(40)]
+        state = json.loads(json.dumps(iterator.get_state()))
+    with rows({'a': 0.5, 'b': 0.5}) as iterator:
+        iterator.set_state(state)
+        given += list(iterator)
+    tokens = [token for row in given for token in row['tokens'].tolist() if token]
+    assert len(tokens) == len(set(tokens))
+    for name, number in (('a', 1), ('b', 2), ('c', 3)):  # each from its start on, without a gap
+        own = sorted(token for token in tokens if token // 10_000 == number)
+        assert own == [token for document in documents[name] for token in document['tokens'].tolist()][: len(own)]
+        assert len(own) > 300 or name == 'c'
+    assert sum(token >= 30_000 for token in tokens) < 200
+
+
 def test_stage_that_holds_fewer_elements_than_a_state_is_refused():
     numbers = IterDataset.mix({'a': MapDataset.range(20).to_iter_dataset()})
     with iter(numbers.window_shuffle(4, seed=0)) as iterator:
@@ -635,3 +669,64 @@ def test_damaged_file_is_named_while_a_state_is_restored(tmp_path):
     path.write_bytes(path.read_bytes()[:-9] + b'123456789')
     with iter(granular.ParquetIterDataset(path)) as iterator, pytest.raises(CorruptError, match=r'x\.parquet'):
         iterator.set_state(state)
+
+
+def noisy(element, rng):
+    return element, int(rng.integers(1 << 30))
+
+
+WITHOUT_A_STATE = {
+    'no prefetch': lambda d: d.shuffle(3).to_iter_dataset().random_map(noisy, seed=2).batch(2),
+    'prefetch': lambda d: d.shuffle(3).to_iter_dataset().random_map(noisy, seed=2).batch(2).prefetch(3),
+    'another prefetch': lambda d: d.shuffle(3).to_iter_dataset().prefetch(1).random_map(noisy, seed=2).batch(2),
+    'a seed that no stage uses': lambda d: d.seed(8).shuffle(3).to_iter_dataset().random_map(noisy, seed=2).batch(2),
+    'a seed of the stream': lambda d: d.shuffle(3).to_iter_dataset().seed(9).random_map(noisy, seed=2).batch(2),
+    'batches of another size': lambda d: d.shuffle(3).to_iter_dataset().random_map(noisy, seed=2).batch(4).prefetch(2),
+}
+
+
+def elements_of(batches):
+    return [[*map(int, pair)] for batch in batches for pair in zip(*batch, strict=True)]
+
+
+@pytest.mark.parametrize('named', [False, True])
+def test_states_do_not_depend_on_stages_without_a_state(named):
+    made = {name: make(MapDataset.range(24)) for name, make in WITHOUT_A_STATE.items()}
+    made = {name: IterDataset.mix({'all': stream}) for name, stream in made.items()} if named else made
+    expected = elements_of(made['no prefetch'])
+    for saved in made:
+        with iter(made[saved]) as iterator:
+            taken = len(elements_of([next(iterator)]))
+            state = json.loads(json.dumps(iterator.get_state()))
+        for other in made:
+            if named and 'batches of another size' in (saved, other) and saved != other:
+                continue
+            with iter(made[other]) as iterator:
+                iterator.set_state(state)
+                assert elements_of(iterator) == expected[taken:], (saved, other)
+
+
+def test_states_name_a_prefetch_and_a_seed_no_more_but_may_have_them():
+    lines = iter(WITHOUT_A_STATE['no prefetch'](MapDataset.range(24))).get_state()['pipeline']
+    earlier = [lines[0], 'seed(5)', *lines[1:-1], 'prefetch(4)', lines[-1]]
+    with iter(WITHOUT_A_STATE['prefetch'](MapDataset.range(24))) as iterator:
+        iterator.set_state({'version': 2, 'state': 4, 'pipeline': earlier})
+        with pytest.raises(StateError, match='seed=2'):  # that of a stage that uses it
+            other = [line.replace('seed=2', 'seed=7') for line in earlier]
+            iterator.set_state({'version': 2, 'state': 4, 'pipeline': other})
+
+
+def test_seeds_that_do_not_change_an_order_are_not_compared():
+    reader = [{'i': i} for i in range(12)]
+    makers = (
+        lambda seed: granular.Loader(sources.Epochs(reader, shuffle=False, seed=seed), 4),
+        lambda seed: iter(MapDataset.source(reader).shuffle(seed, order=shuffle.Sequential()).to_iter_dataset()),
+        lambda seed: iter(
+            MapDataset.source([{'t': [1, 2]}] * 12).to_iter_dataset().pack({'t': 4}, num_packing_bins=1, seed=seed)
+        ),
+    )
+    for make in makers:
+        with make(1) as first, make(2) as second:
+            next(first)
+            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            assert plain(next(first)) == plain(next(second))

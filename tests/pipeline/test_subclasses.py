@@ -329,3 +329,43 @@ def test_what_cannot_work_is_refused():
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             make()
+
+
+class Listed(granular.MapDataset):
+    """Elements of its own, at indices below its length only."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = [10, 11, 12, 13, 14]
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return self.listed[index]
+
+
+class Doubled(granular.MapDataset):
+    """Each element of the parent twice, in the order of each epoch."""
+
+    def __len__(self):
+        return 2 * len(self._parent)
+
+    def __getitem__(self, index):
+        return self._parent[index // 2]
+
+
+def test_later_epochs_of_a_subclass_are_its_own_or_those_of_the_first():
+    from granular.integrations.torch import Batches, IterableDataset
+
+    for dataset in (Listed(), Listed().shuffle(seed=1), Doubled(granular.MapDataset.range(6).shuffle(seed=3))):
+        length = len(dataset)
+        expected = [dataset.fetch(range(epoch * length, (epoch + 1) * length)) for epoch in range(3)]
+        assert all(sorted(epoch) == sorted(expected[0]) for epoch in expected)
+        assert (expected[0] == expected[1]) == (type(dataset) is Listed)
+        stream, iterable = Batches(dataset.to_iter_dataset()), IterableDataset(dataset)
+        with granular.Loader(dataset.map(lambda x: {'x': x}), length) as loader, stream:
+            for epoch in range(3):
+                stream.set_epoch(epoch)
+                iterable.set_epoch(epoch)
+                assert next(iter(loader))['x'].tolist() == list(stream) == list(iterable) == expected[epoch]

@@ -13,11 +13,11 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.errors import GranularError, StateError
-from tests.robustness.test_interrupted_iteration import STREAMS, consume, running, save
 from tests.support.files import FILES
 from tests.support.states import plain
+from tests.support.streams import STREAMS, consume, running, save
 from tests.support.tables import FULL_TABLES, cover
 
 

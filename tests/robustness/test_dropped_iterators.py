@@ -20,8 +20,8 @@ import asyncio, gc, json, logging, multiprocessing, os, pickle, resource, socket
 import numpy as np
 import granular
 from granular import aio
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 
 gc.freeze()  # collections look at objects of the program only, and not at those of the imports
 place = granular.Path(sys.argv[1], **json.loads(sys.argv[2]))
@@ -91,7 +91,7 @@ def descriptors():
 
 
 async def own_tasks():
-    await ensure_event_loop()
+    await to_loop()
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
@@ -152,7 +152,7 @@ class Held:
     pass
 
 async def collect():
-    await ensure_event_loop()
+    await to_loop()
     gc.collect()
 
 reader = granular.DatasetReader(place / 'data', granular.decoders)
@@ -170,6 +170,7 @@ FINALIZER = """
 # Closed by a finalizer, which the collector calls on the library's loop, or in a thread with the lock of all pools.
 import faulthandler
 from concurrent.futures import ThreadPoolExecutor
+from granular.aio.runtime.pools import Threads
 
 faulthandler.dump_traceback_later(250, exit=True)
 
@@ -178,23 +179,27 @@ class Held:
         self.items.close()
 
 async def collect():
-    await ensure_event_loop()
+    await to_loop()
     gc.collect()
 
-def collect_in_submit():
+def collect_in_submit(pool=None):
     def collect_at(frame, event, arg):
         if event == 'call' and frame.f_code.co_name == '_adjust_thread_count':
             sys.setprofile(None)
             gc.collect()
 
-    with ThreadPoolExecutor(1) as pool:
+    with pool or Threads(1, 'pool') as pool:
         sys.setprofile(collect_at)
         pool.submit(len, ())
 
+def collect_in_submit_of_the_program():  # for which the loop waits, and this thread for the loop, for five seconds
+    collect_in_submit(ThreadPoolExecutor(1))
+
 reader = granular.DatasetReader(place / 'data', granular.decoders)
 gc.disable()
+ways = [lambda: run(collect()), collect_in_submit, collect_in_submit_of_the_program]
 for name, make in [*streams(granular, reader), ('reader', lambda: reader)]:
-    for collect_there in (lambda: run(collect()), collect_in_submit):
+    for collect_there in ways:
         held = Held()
         held.me, held.items = held, iter(make())
         next(held.items)
@@ -202,6 +207,7 @@ for name, make in [*streams(granular, reader), ('reader', lambda: reader)]:
         collect_there()
         assert held() is None, name
         is_quiet()
+    del ways[2:]  # it takes five seconds
 """
 
 ASYNC = """

@@ -1,6 +1,5 @@
-"""Iterators continue with the next element after errors, cancellations, interrupts and forks."""
+"""Iterators continue with the next element after errors, cancellations and forks."""
 
-import _thread
 import asyncio
 import gc
 import itertools
@@ -15,8 +14,9 @@ import pytest
 
 import granular
 from granular import MapDataset, MultiprocessingOptions, ReadOptions, aio
-from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.portal import run
+from granular.integrations.batches import Batches
 from tests.support.states import plain
 from tests.support.tables import pairwise
 
@@ -199,74 +199,6 @@ def test_next_after_a_cancellation_continues_the_started_work(change):
     assert sorted(calls) == [0, 1, 2]
 
 
-@pytest.fixture
-def interruptible():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-class Once:
-    """A function that interrupts once at each of some elements."""
-
-    def __init__(self):
-        self.done = set()
-
-    def __call__(self, x, seed=None):
-        if x % 3 == 0 and x not in self.done:
-            self.done.add(x)
-            _thread.interrupt_main()  # the main thread notices when it wakes up for the element
-        return {'x': x} if seed is not None else x
-
-
-def taken(iterator):
-    result, interrupts = [], 0
-    while True:
-        try:
-            element = next(iterator)
-        except KeyboardInterrupt:
-            interrupts += 1
-        except StopIteration:
-            return result, interrupts
-        else:
-            result.append(element)
-
-
-def test_interrupt_does_not_lose_an_element(interruptible):
-    with iter(MapDataset.range(30).map(Once()).to_iter_dataset(ReadOptions(prefetch_buffer_size=0))) as iterator:
-        result, interrupts = taken(iterator)
-    assert (result, interrupts) == (list(range(30)), 10)
-
-
-def test_interrupt_does_not_lose_a_batch(interruptible):
-    source = granular.sources.Transform(MapDataset.range(30), Once())
-    with granular.Loader(source, 1, prefetch=0) as loader:
-        result, interrupts = taken(loader)
-        stats = loader.stats()
-        assert (stats['batches'], stats['datapoints'], stats['bytes']) == (30, 30, 30 * 8)
-    assert [int(batch['x'][0]) for batch in result] == list(range(30))
-    assert interrupts == 10
-
-
-def test_interrupt_releases_the_lock():
-    lock = Lock()
-    held = []  # as a notebook holds the frames of the last error
-
-    async def interrupted():
-        turn = lock.turn()
-        held.append(turn)
-        await turn.__aenter__()
-        raise KeyboardInterrupt  # before the lock was left
-
-    async def enter():
-        async with lock.turn():
-            return 'in'
-
-    with pytest.raises(KeyboardInterrupt):
-        run(interrupted())
-    assert run(enter()) == 'in'
-
-
 def run_in_child(function):
     """Call a function in a forked child; returns the exit code: 0 for True."""
     child = os.fork()
@@ -333,3 +265,42 @@ def test_forked_child_does_not_take_elements_that_are_ready():
 
         assert run_in_child(take) == 0
         assert [*result, *iterator] == list(range(600))
+
+
+CONSUMED = {
+    'stream': lambda dataset: iter(dataset.to_iter_dataset(ReadOptions(prefetch_buffer_size=0))),
+    'Loader': lambda dataset: granular.Loader(dataset, 1, prefetch=0),
+    'Batches': lambda dataset: Unconverted(granular.Loader(dataset, 1, prefetch=0), 0),
+}
+
+
+class Unconverted(Batches):
+    def _convert(self, batch):
+        return batch
+
+
+@pytest.mark.parametrize('name', CONSUMED)
+def test_forked_child_does_not_wait_for_a_consumer_in_another_thread_of_its_parent(name):
+    begun, release = threading.Event(), threading.Event()
+
+    def slow(x):
+        begun.set()
+        release.wait(30)
+        return {'x': x}
+
+    with CONSUMED[name](MapDataset.range(3).map(slow)) as iterator:
+        thread = threading.Thread(target=lambda: [next(iterator) for _ in range(3)])
+        thread.start()
+        begun.wait(30)
+
+        def take():
+            with pytest.raises(granular.GranularError, match='forked'):
+                next(iterator)
+            return True
+
+        try:
+            assert run_in_child(take) == 0
+        finally:
+            release.set()
+            thread.join()
+        assert next(iterator, None) is None

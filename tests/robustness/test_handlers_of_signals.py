@@ -1,15 +1,16 @@
-"""Handlers of signals that use the object which the interrupted call uses: an error, instead of a wait for itself."""
+"""Handlers of signals that use the object which the interrupted call uses: an error or a right answer, and no wait."""
 
 import itertools
 import signal
 import threading
 import time
 
-import numpy as np
 import pytest
 
 import granular
 from granular.errors import EncodeError, GranularError
+from tests.support.states import plain
+from tests.support.streams import torch_batches
 
 MESSAGE = 'in use by another call of this thread'
 
@@ -35,10 +36,7 @@ def test_writer_is_not_used_within_its_own_append(kind, call, tmp_path, on_signa
             send()
         return b'%d' % value
 
-    def handle():
-        writer.append({'n': 100}) if call == 'append' else getattr(writer, call)()
-
-    send = on_signal(handle)
+    send = on_signal(lambda: getattr(writer, call)(*[{'n': 100}] * (call == 'append')))
     writer = getattr(granular, kind)(tmp_path / 'x', {'n': 'number'}, {'number': encode})
     for n in range(3):
         writer.append({'n': n})
@@ -50,42 +48,52 @@ def test_writer_is_not_used_within_its_own_append(kind, call, tmp_path, on_signa
         assert [one['n'] for one in reader] == [b'0', b'1', b'2', b'4']
 
 
-def numbers_of(element):
-    return np.ravel(element['n']).tolist()
-
-
-@pytest.mark.parametrize('kind', ['stream', 'prefetch', 'Loader'])
-def test_each_element_is_taken_once_also_within_the_call_that_waits_for_one(kind, on_signal):
-    calls, taken, refused = itertools.count(), [], []
+@pytest.mark.parametrize(
+    ('kind', 'call'),
+    list(itertools.product(['stream', 'prefetch', 'Loader', 'Batches'], ['next', 'states', 'close'])),
+)
+def test_handler_that_uses_an_iterator_within_its_own_next_gets_an_error_or_a_right_answer(kind, call, on_signal):
+    calls, taken, states, refused = itertools.count(), [], [], []
 
     def handle():
         try:
-            taken.extend(numbers_of(next(iterator)))
-        except GranularError as error:
-            refused.append(str(error))
+            if call == 'next':
+                taken.extend(plain(next(iterator))['n'])
+            elif call == 'states':
+                states.append((len(found), iterator.state_dict()))
+                iterator.load_state_dict(states[-1][1])
+            else:
+                iterator.close()
         except StopIteration:
             pass
-        try:
-            iterator.load_state_dict(iterator.state_dict())
         except GranularError as error:
             refused.append(str(error))
 
-    send = on_signal(handle)
-
     def slow(n):
-        if next(calls) % 10 == 5:
+        if n < 40 and next(calls) % 10 == 5 and iterator is not None:  # before the loop's last batch
             send()
             time.sleep(0.01)
         return {'n': n}
 
-    dataset = granular.MapDataset.range(60).map(slow)
-    stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0))
-    iterator = {
-        'stream': lambda: iter(stream),
-        'prefetch': lambda: iter(stream.prefetch(2)),
-        'Loader': lambda: granular.Loader(dataset, 4, prefetch=0),
-    }[kind]()
-    found = [n for element in iterator for n in numbers_of(element)]
-    assert sorted(found + taken) == list(range(60))
-    assert all(MESSAGE in message for message in refused)
-    assert refused or kind == 'prefetch'
+    def make():
+        dataset = granular.MapDataset.range(60).map(slow)
+        if kind in ('Loader', 'Batches'):
+            loader = granular.Loader(dataset, 4, prefetch=0)
+            return loader if kind == 'Loader' else torch_batches(loader)
+        stream = dataset.to_iter_dataset(granular.ReadOptions(prefetch_buffer_size=0)).batch(4)
+        return iter(stream.prefetch(2) if kind == 'prefetch' else stream)
+
+    send, iterator, found = on_signal(handle), None, []
+    iterator = make()
+    try:
+        for batch in iterator:
+            found.extend(plain(batch)['n'])
+    except GranularError as error:
+        assert call == 'close' and 'closed' in str(error)
+    assert all(MESSAGE in message or 'closed' in message for message in refused)
+    assert sorted(found + taken) == list(range(60)) or call == 'close' and found == list(range(len(found)))
+    for position, state in states:
+        resumed, iterator = make(), None
+        resumed.load_state_dict(state)
+        # A batch of a thread may be done, and the signal come, between `next` and what this loop does with its element.
+        assert plain(next(resumed))['n'][0] - position in ((0, 4) if kind == 'Batches' else (0,))

@@ -218,7 +218,7 @@ def test_cores_are_those_of_the_container(files, groups, cores, tmp_path, monkey
 
 def test_cores_are_those_of_the_affinity():
     program = 'import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n'
-    program += 'from granular.aio.runtime.threads import CORES; print(CORES)'
+    program += 'from granular.aio.runtime.pools import CORES; print(CORES)'
     done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True, check=True)
     assert done.stdout == '1\n'
 

@@ -18,8 +18,8 @@ import granular
 from granular import aio, cli
 from granular._redact import hidden, protect
 from granular.aio.http.messages import Target
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 from granular.errors import GranularError
 from tests.support.faults import FaultServer
 
@@ -156,7 +156,7 @@ def test_reprs_states_and_pickles_reveal_no_secrets(tmp_path):
 
 
 async def client_of(path):
-    await ensure_event_loop()
+    await to_loop()
     return await path.aio.store.client()
 
 

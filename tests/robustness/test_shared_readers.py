@@ -17,11 +17,11 @@ import pytest
 
 import granular
 from granular import aio
-from granular.aio.runtime.bridge import run
 from granular.aio.runtime.lock import Lock
+from granular.aio.runtime.portal import run
 from granular.errors import ClosedError, GranularError
-from tests.robustness.test_interrupted_iteration import STREAMS
 from tests.support.states import plain
+from tests.support.streams import STREAMS
 from tests.support.tables import cover
 
 COUNT = 640
@@ -259,7 +259,7 @@ def take_in_threads(items):
     result = collections.defaultdict(list)
 
     def work(i):
-        for item in items:
+        for item in iter(items.__next__, None):  # `iter` of a Loader in each thread would begin an epoch in each
             result[i].append(item)
 
     in_threads(work, 4)
@@ -468,7 +468,7 @@ LOOPS = """
 import asyncio, gc, json, os, sys, weakref
 import granular
 from granular import aio
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 place = aio.Path(sys.argv[1], **json.loads(sys.argv[2]))
 if sys.argv[3] == 'uvloop':
     import uvloop

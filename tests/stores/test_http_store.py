@@ -15,6 +15,7 @@ from granular.errors import (
     NotFoundError,
     StoreError,
     StoreTimeoutError,
+    UnsupportedError,
 )
 from tests.support.faults import DATA, FaultServer
 from tests.support.tables import cover
@@ -132,7 +133,8 @@ def test_links_of_a_page_are_its_listing(server, links):
     server.script.append(page(*(link.replace('HOST', host) for link in links)))
     entries = list(granular.Path(f'{server.endpoint}/folder', config=QUICK).iterdir())
     assert [entry.name for entry in entries] == LISTED
-    assert [str(entry) for entry in entries] == [f'{server.endpoint}/folder/{name}' for name in LISTED]
+    folder = granular.Path(f'{server.endpoint}/folder', config=QUICK)
+    assert entries == [folder / name for name in LISTED]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +156,45 @@ def test_redirected_page_lists_the_requested_folder(server):
         other.script.append(page('a', f'{other.endpoint}/folder/b'))
         path = granular.Path(f'{server.endpoint}/folder', config=QUICK)
         assert [str(entry) for entry in path.iterdir()] == [f'{server.endpoint}/folder/{name}' for name in 'ab']
+        server.script.append(('redirect', f'{other.endpoint}/moved/to/'))
+        other.script.append(page('a', '/moved/to/b', '/moved/c', '/folder/d'))
+        assert [entry.name for entry in path.iterdir()] == ['a', 'b']
         server.script.append(('redirect', f'{other.endpoint}/login/'))
-        other.script.append(page('help', 'forgotten'))
+        other.script.append(page('/help', '/forgotten'))
+        with pytest.raises(UnsupportedError, match=r'index .*braces .*list of files'):
+            list(path.iterdir())
+
+
+def test_pages_that_are_no_listing_name_the_ways_without_one(server):
+    path = granular.Path(f'{server.endpoint}/folder', config=QUICK)
+    script = page(body=b'<html><script>list()</script></html>')
+    for call in (
+        lambda: list(path.iterdir()),
+        lambda: list(path.glob('*')),
+        lambda: list(path.rglob('*')),
+        lambda: list(path.walk()),
+    ):
+        for line in (
+            script,
+            page('/elsewhere'),
+            page(kind='application/json', body=b'[]'),
+            page(kind='text/plain', body=b'a'),
+        ):
+            server.script.append(line)
+            with pytest.raises(UnsupportedError, match=r'index .*braces .*list of files'):
+                call()
+    for body in (b'<title>Index of /folder/</title>', b'<a href="../">../</a>', b'<h1>Directory listing for /</h1>'):
+        server.script.append(page(body=body))
         assert list(path.iterdir()) == []
+
+
+def test_entries_whose_kind_the_page_does_not_say_are_asked_for(server):
+    path = granular.Path(f'{server.endpoint}/folder', config=QUICK)
+    server.script.extend([page('000000', 'a.txt', 'file'), ('redirect', '/folder/000000/'), page('x'), 'good'])
+    _, folders, files = next(iter(path.walk()))
+    assert sorted(folders + files) == ['000000', 'a.txt', 'file']
+    assert len(folders) == 1  # which of the two that are asked at once meets the redirect is left open
+    assert 'a.txt' in files
 
 
 NO_LISTINGS = {
@@ -171,10 +209,9 @@ NO_LISTINGS = {
         ('raw', b'HTTP/1.1 206 X\r\nContent-Range: bytes 0-3/9\r\nContent-Length: 4\r\n\r\n<a h'),
         StoreError,
     ),
-    'JSON': (page(kind='application/json', body=b'[]'), NotFoundError),
+    'JSON': (page(kind='application/json', body=b'[]'), UnsupportedError),
     'a file': (page(kind='application/octet-stream', body=b'abc'), NotFoundError),
     'a name that none can have': (page('a%2Fb'), StoreError),
-    'a query in a name': (page('a%3Fb'), StoreError),
     'a page without end': (('raw', b'HTTP/1.1 200 X\r\nContent-Length: 99999999999\r\n\r\n<a'), BadReplyError),
 }
 

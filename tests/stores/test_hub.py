@@ -105,6 +105,28 @@ def test_ranges_are_read_from_the_server_of_the_contents(place, server):
         assert (place / name).read_bytes() == data
 
 
+EXPIRED = 403, {}, b'<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>'
+READS = {
+    'all': lambda path: path.read_bytes(),
+    'a range': lambda path: path.read_range(0, 50),
+    'ranges': lambda path: path.read_ranges([0, 200], [10, 210]),
+}
+
+
+@pytest.mark.parametrize('name', READS)
+def test_expired_links_are_asked_for_again_once(place, server, name):
+    path = next(path for path in place.rglob('*') if path.is_file() and path.stat().size > 300)
+    expected = READS[name](path)
+    server.contents.faults.append(EXPIRED)
+    assert READS[name](path) == expected
+    asked = len([request for request in server.requests if request[0] == 'HEAD'])
+    server.contents.faults.extend([EXPIRED] * 20)
+    with pytest.raises(granular.errors.AccessDeniedError):
+        READS[name](path)
+    assert len([request for request in server.requests if request[0] == 'HEAD']) == asked + 1
+    server.contents.faults.clear()
+
+
 def test_many_files_are_looked_up_concurrently(place):
     store = granular.aio.Path(str(place)).store
     requests = [Request(f'many/{i}', [0], [1]) for i in range(8)]

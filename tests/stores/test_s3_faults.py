@@ -336,6 +336,23 @@ def test_lasting_fault_is_an_error_in_bounded_time(server, new_case, request_kin
     assert time.monotonic() - began < BOUND
 
 
+LONG = [(copying, 'copy', 'error'), (writing_in_parts, 'join', 'error'), (removing, 'deletes', 'error')]
+LONG += [(removing, 'deletes', 'undeleted'), (listing, 'list', 'error')]
+
+
+@pytest.mark.parametrize('code', ['SlowDown', 'InternalError', 'ServiceUnavailable', 'AccessDenied'])
+@pytest.mark.parametrize(('operation', 'kind', 'fault'), LONG)
+def test_error_within_status_200_counts_as_its_own_status(server, new_case, operation, kind, fault, code):
+    case = new_case(operation, config=small_parts(dataclasses.replace(USUAL_PARTS, attempts=6)))
+    server.plan(kind, [(fault, code)] * 4)
+    if code != 'AccessDenied':
+        operation(case)  # a wrong reply is tried twice alone
+        assert server.kinds.count(kind) >= 5
+        return
+    with pytest.raises(StoreError, match=code):
+        operation(case)
+
+
 @pytest.mark.parametrize('fault', PAGED)
 @pytest.mark.parametrize('operation', [listing, globbing_all, walking, opening_shards, copying, copying_here, removing])
 def test_listing_without_progress_is_an_error(server, new_case, operation, fault):
@@ -751,7 +768,7 @@ def test_copy_in_parts_keeps_headers_that_the_options_have_too(seaweed, monkeypa
     path('large', 'no-store', 'text/plain').write_bytes(bytes(6 << 20))
     target = path('copy', 'no-cache', 'text/html')
     path('large', 'no-cache', 'text/html').copy(target)
-    found = granular.aio.runtime.bridge.run(headers(target.aio))
+    found = granular.aio.runtime.portal.run(headers(target.aio))
     assert (found['cache-control'], found['content-type']) == ('no-store', 'text/plain')
 
 
@@ -864,7 +881,7 @@ def uploads(path):
     async def listed():
         return [upload.key async for upload in path.store.uploads(path.key)]
 
-    return granular.aio.runtime.bridge.run(listed())
+    return granular.aio.runtime.portal.run(listed())
 
 
 CLEANING = [

@@ -259,7 +259,10 @@ def test_keys_that_xml_cannot_represent_are_refused():
 def test_bucket_addresses_follow_the_options(options, base):
     s3options.check('s3://bucket', options)
     endpoint = endpoints.s3(options, {'AWS_CONFIG_FILE': '/none'})
-    assert s3options.address('s3://bucket', endpoint.url, endpoint.region, s3options.addressing(options)) == base
+    assert (
+        s3options.address('s3://bucket', endpoint.url, endpoint.region, s3options.addressing('s3://bucket', options))
+        == base
+    )
 
 
 def test_bucket_with_dots_is_addressed_by_path():

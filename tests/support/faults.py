@@ -84,6 +84,7 @@ class FaultServer(LoopServer):
         self.authorized: list[str] = []
         self.dates: list[str] = []
         self.heads: list[dict[str, str]] = []
+        self.targets: list[str] = []
         self.connections = 0
         self.etag: str | None = '"one"'
         self.encoding = ''  # the Content-Encoding that objects are stored with
@@ -106,6 +107,7 @@ class FaultServer(LoopServer):
             method, target, _ = first.split(' ')
             lines = {name.lower(): value for name, value in (line.split(': ', 1) for line in rest if line)}
             self.heads.append(dict(line.split(': ', 1) for line in rest if line))
+            self.targets.append(target)
             path, _, query = target.partition('?')
             if method == 'POST':
                 await reader.readexactly(int(lines['content-length']))

@@ -22,8 +22,8 @@ import numpy as np
 
 import granular
 from granular import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, aio
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 from granular.errors import GranularError, WorkerError
 from tests.support.tables import cover
 
@@ -139,7 +139,7 @@ class Awaited(Indexed):
     """An asynchronous user data source that fetches many indices."""
 
     async def fetch(self, indices: Any) -> list[Any]:
-        await ensure_event_loop()
+        await to_loop()
         await asyncio.sleep(0)
         return [self._fn(index) for index in np.asarray(indices).tolist()]
 
@@ -523,11 +523,11 @@ def probe() -> None:
     dataset = MapDataset.range(8).map(str).to_iter_dataset().flat_map(list).prefetch(2)
     with iter(dataset) as iterator:
         assert list(iterator) == list('01234567')
-    run(ensure_event_loop_and_return())
+    run(to_loop_and_return())
 
 
-async def ensure_event_loop_and_return() -> None:
-    await ensure_event_loop()
+async def to_loop_and_return() -> None:
+    await to_loop()
     await asyncio.sleep(0)
 
 

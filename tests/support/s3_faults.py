@@ -206,9 +206,16 @@ class S3Proxy(LoopServer):
     async def html(self, request: Request) -> Answer | None:
         return Answer(200, {'Content-Type': 'text/html'}, _HTML)
 
-    async def error(self, request: Request) -> Answer | None:
+    async def error(self, request: Request, code: str = 'InternalError') -> Answer | None:
         """An error document in a reply of success."""
-        return Answer(200, {'Content-Type': 'application/xml'}, _ERROR)
+        return Answer(200, {'Content-Type': 'application/xml'}, _ERROR.replace(b'InternalError', code.encode()))
+
+    async def undeleted(self, request: Request, code: str) -> Answer | None:
+        """A deletion of many objects that left the last one."""
+        keys = re.findall(rb'<Key>([^<]*)</Key>', request.body)
+        results = [b'<Deleted><Key>%b</Key></Deleted>' % key for key in keys[:-1]]
+        results.append(b'<Error><Key>%b</Key><Code>%b</Code></Error>' % (keys[-1], code.encode()))
+        return Answer(200, {'Content-Type': 'application/xml'}, b'<DeleteResult>%b</DeleteResult>' % b''.join(results))
 
     async def late_error(self, request: Request) -> Answer | None:
         """The same, after the request was carried out."""

@@ -3,8 +3,8 @@
 import asyncio
 
 import granular
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 
 
 def publish(path: granular.Path, data: bytes) -> None:
@@ -13,7 +13,7 @@ def publish(path: granular.Path, data: bytes) -> None:
 
 
 async def _publish(path: granular.aio.Path, data: bytes) -> None:
-    await ensure_event_loop()
+    await to_loop()
     await path.store.write(path.key, data, new=True)
 
 
@@ -23,7 +23,7 @@ def abandon_upload(path: granular.Path, size: int) -> None:
 
 
 async def _abandon(path: granular.aio.Path, size: int) -> None:
-    await ensure_event_loop()
+    await to_loop()
     writer = await path.store.open_writer(path.key)
     await writer.write(bytes(size))
     while not [upload async for upload in path.store.uploads(path.key) if upload.key == path.key and upload.size]:

@@ -647,7 +647,7 @@ def test_port_in_use_is_an_error(example, served):
         pass
 
 
-def test_cmyk_is_shown_as_decoded_and_orientation_as_in_tiles(tmp_path):
+def test_cmyk_is_shown_in_rgb_and_orientation_as_in_tiles(tmp_path):
     pixels = np.arange(24 * 16 * 4, dtype=np.uint32).reshape(16, 24, 4).astype(np.uint8)
     cmyk, turned = io.BytesIO(), io.BytesIO()
     PIL.Image.fromarray(pixels, 'CMYK').save(cmyk, 'JPEG')
@@ -661,7 +661,8 @@ def test_cmyk_is_shown_as_decoded_and_orientation_as_in_tiles(tmp_path):
     with Served(granular.Path(tmp_path)) as served:
         shown = ask(served, '/api/media', path='x', key='image', index=0)
         assert shown.headers['Content-Type'] == 'image/png'
-        assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(shown.body))), granular.decoders['jpg'](files[0]))
+        expected = granular.formats.decode_image(files[0], mode='RGB')
+        assert np.array_equal(np.asarray(PIL.Image.open(io.BytesIO(shown.body))), expected)
         assert ask(served, '/api/media', path='x', key='image', index=0, download=1).body == files[0]
         assert ask(served, '/api/media', path='x', key='image', index=1).body == files[1]
         assert b'image-orientation: none' in ask(served, '/static/detail.css').body

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,7 +18,14 @@ from granular.aio.stores.base import Request
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, files
 from granular.aio.stores.local.locks import is_at
-from granular.errors import ClosedError, CorruptBagError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.errors import (
+    AccessDeniedError,
+    ClosedError,
+    CorruptBagError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnsupportedError,
+)
 from granular.formats import layout
 from granular.formats.bit_packing import pack
 from granular.formats.checksums import SUFFIX, Sums, check, crc32c, load
@@ -183,6 +190,9 @@ class Bag:
         else:
             reads = [store.read(path.key, -tail), _read_end(index, tail, missing_ok=self._split is None)]
             end, index_end = await gather(reads)
+        denied = None
+        if isinstance(index_end, AccessDeniedError):
+            denied, index_end = index_end, None
         if index_end is not None and layout.last_limit(index_end.data, index_end.size) > end.size:
             # A writer may have appended between the two reads: the index is newer than the end of the bag.
             end = await store.read(path.key, -tail)
@@ -196,6 +206,8 @@ class Bag:
             self._add_file(index, index_end)
             await self._open_split(end, index, index_end)
         else:
+            if denied is not None and not end.size:  # of version 2, or of version 3 with empty records
+                raise denied
             await self._open_single(end)
         if self._cache_data:
             self._data = await self._read_data(path, end.size) if end.start else end.data
@@ -418,10 +430,10 @@ class Bag:
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
 
-async def read_digests(bags: Iterable[Bag], expected: Identity | None) -> None:
-    """Read the limits that bags do not keep if a reader compares them by their digests."""
-    if expected is not None and any(file.has_digest for file in expected.files.values()):
-        await gather([bag.read_digest() for bag in bags])
+async def read_digests(bags: Mapping[str, Bag], expected: Identity | None) -> None:
+    """Read the limits that bags do not keep if a reader compares them by their digests: those of files, by name."""
+    files = {} if expected is None else expected.files
+    await gather([bag.read_digest() for name, bag in bags.items() if name in files and files[name].has_digest])
 
 
 def _digest_of(limits: Ints) -> str:
@@ -435,7 +447,7 @@ def _whole(content: bytes) -> Reply:
 async def _read_end(path: Path, tail: int, missing_ok: bool) -> Any:
     try:
         return await path.store.read(path.key, -tail)
-    except NotFoundError:
+    except path.store.absent as error:
         if not missing_ok:
             raise
-        return None
+        return error if isinstance(error, AccessDeniedError) else None

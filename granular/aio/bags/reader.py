@@ -9,7 +9,7 @@ from granular.aio.bags.identity import Identity, PinnedSource
 from granular.aio.bags.records import read_records
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import once_more
 from granular.aio.stores.local.files import IN_PLACE
@@ -65,7 +65,8 @@ class BagReader(PinnedSource[bytes]):
 
     async def _open(self) -> None:
         await self._bag.open()
-        await read_digests([self._bag], self._expected)
+        path = self._bag.path
+        await read_digests({} if path is None else {path.name: self._bag}, self._expected)
         await offload(self._check_files)
 
     def _opened_files(self) -> Identity | None:
@@ -111,7 +112,7 @@ class BagReader(PinnedSource[bytes]):
             return await self.fetch(cut_to(index, self._bag.length))
         bag = self._bag
         position = index_of(index, bag.length, bag.name)
-        if bag.immediate and (running_loop() is None or bag.size_of(position) <= IN_PLACE):
+        if bag.immediate and (is_immediate() or bag.size_of(position) <= IN_PLACE):
             return bag.read_now(position)
         return (await self._fetch(np.array([position])))[0]
 

@@ -7,7 +7,7 @@ from granular.aio.caches.base import Cache, Function, digest, storable
 from granular.aio.caches.segments import path_of
 from granular.aio.caches.table import Address, Table
 from granular.aio.pipeline.data_source import restored
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.config import MiB
 from granular.errors import InvalidArgumentError
@@ -93,7 +93,7 @@ class SharedMemoryCache(Cache):
 
     async def get(self, index: SupportsIndex) -> Any:
         """Return the value at an index, negative from the end."""
-        if self._plain and self._state == 'open' and running_loop() is None:
+        if self._plain and self._state == 'open' and is_immediate():
             position = index_of(index, self._length, 'the cache')
             if (entry := self._table.find(position)) is not None:
                 counters.cached += 1

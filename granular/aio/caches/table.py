@@ -253,7 +253,7 @@ class _WritersLock:
     def __init__(self, fd: int) -> None:
         self._file = fd
         self._locks: RangeLocks | None = None  # on a separate open file, because forked processes share the others
-        self._threads = threading.RLock()  # a thread whose interrupt left it locked may end it nevertheless
+        self._threads = threading.RLock()  # the handler of a signal may come here again
         self._taken = False
         self._paused = 0.0  # time until which nobody waits, by the monotonic clock
         self._ended = False  # by now, the descriptor may be that of another file
@@ -262,12 +262,12 @@ class _WritersLock:
     def held(self, seconds: float) -> Iterator[bool]:
         """Hold the lock for the block. Yields whether it was acquired in time."""
         until = time.monotonic() + seconds
-        with self._threads:  # not by a call, after which an interrupt may come
+        with self._threads:
             if self._locks is None and not self._ended:
                 with contextlib.suppress(OSError):  # as many files are open as may be: values are counted as not kept
                     self._locks = RangeLocks(f'/proc/self/fd/{self._file}')
             locks = self._locks
-            if locks is None or self._taken:  # by this thread, which a signal interrupted
+            if locks is None or self._taken:
                 yield False
                 return
             self._taken = True

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 from granular._other_names import answering
 from granular.aio.conversion.infer import RecordMapping
 from granular.aio.conversion.on_ray import RayShards
-from granular.aio.conversion.record_source import Format, ReadAhead, RecordSource, open_source
+from granular.aio.conversion.record_source import Format, ReadAhead, Reading, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.conversion.stored import StoredMapping, checks_of
 from granular.aio.datasets.clean import CONVERSION
@@ -24,7 +24,6 @@ from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
@@ -97,6 +96,8 @@ async def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
     engine: Engine = 'local',
+    split: str | None = None,
+    hive: bool = True,
 ) -> Conversion:
     """Convert records of another format into a dataset, in shards that are written in parallel.
 
@@ -108,19 +109,25 @@ async def convert(
     Run one conversion at a time: a second one on the same machine is refused, but one on another machine that writes to
     the same bucket is not detected.
 
-    Types are inferred from a sample: numbers are ``int``, ``float`` or ``bool``, text ``utf8``, bytes ``bytes``
-    (``jpg`` or ``png`` if most of them are image files, or named so), arrays ``array``, PIL images ``png``, and None,
-    lists and mappings ``msgpack`` (``tree`` if they hold arrays). Image files are stored as they are, and so are the
-    JSON files of WebDataset, as ``json``. A record that is not a mapping gets the key ``data``.
+    Types are those of the schema of Parquet files and of the features of Hugging Face datasets, with nulls as these
+    count them, and otherwise inferred from a sample: Python's numbers, int64 and float64 are ``int``, ``float`` or
+    ``bool``, other numbers and arrays ``array``, text ``utf8``, bytes ``bytes`` (``jpg``, ``png``, ``mp4``, ``webm``,
+    ``wav`` or ``flac`` if most of them are such files, or images are named so), PIL images ``png``, lists of these
+    files ``jpg[]`` and so on, and None, other lists and mappings ``msgpack`` (``tree`` if they hold arrays). Files are
+    stored as they are, and so are the JSON files of WebDataset, as ``json``. A record that is not a mapping gets the
+    key ``data``.
 
     A record that does not fit its type is an error that names it, and its file. Those of the sample are named
     together, before anything is written.
 
-    The records of a dataset of granular are copied as they are stored. A reader's own decoders check them, unless they
+    The records of a dataset of granular are copied as they are stored, also those of a pipeline that only chooses
+    among datapoints (slices, subsets, orders, concatenations and mixes of datasets of one spec), unless ``spec`` or
+    ``encoders`` ask for others. A reader's own decoders check them, unless they
     are None; a reader with decoders other than those of granular is a source of values, as a MapDataset is.
 
     TFRecord files, also compressed ones, are of ``tf.train.Example``: features with one value in all of 64 sampled
-    records are that value, other ones an array, or a list of bytes. To keep records as they are, pass a
+    records are that value, other ones an array, or a list of bytes. A sequence of a ``SequenceExample`` is an array
+    with a row for each step, or a list. To keep records as they are, pass a
     ``TFRecordDataSource``.
 
     Memory: up to ``parallel`` shards hold two reads of about 4 MiB (or one record) each, and their upload buffers. A
@@ -151,6 +158,8 @@ async def convert(
       dry_run: write nothing.
       progress: called in a thread, with the number of records written, or found to exist, since the last call; with
         Ray once per shard.
+      split: the split to convert, such as ``'train'``, of a folder or pattern that has files of several.
+      hive: False to ignore the columns in the names of folders of Parquet files, such as ``day=3``.
       engine: ``'local'`` writes the shards in this process, ``'ray'`` in the workers of a Ray cluster.
 
     Returns:
@@ -168,7 +177,6 @@ async def convert(
         print(done.datapoints, done.shards, done.spec)
     """
     began = time.perf_counter()
-    await ensure_event_loop()
     shardlen = None if shardlen is None else check_integer('shardlen', shardlen, 1)
     parallel = None if parallel is None else check_integer('parallel', parallel, 1)
     sample = check_integer('sample', sample, 1)
@@ -180,20 +188,26 @@ async def convert(
     if on_error not in ('raise', 'skip') or (on_error, engine) == ('skip', 'ray'):
         raise InvalidArgumentError(f"on_error: expected 'raise', or without Ray 'skip', got {on_error!r}")
     skip = on_error == 'skip'
+    reading = Reading(format, split, hive)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(capturing.reset, capturing.set(skip))
         opened = await stack.enter_async_context(
-            contextlib.aclosing(await open_source(source, format, Path(directory)))
+            contextlib.aclosing(await open_source(source, reading, Path(directory)))
         )
         if engine == 'ray' and opened.source is None:
             raise InvalidArgumentError(
                 f"{opened.name}: has no random access, which engine='ray' needs to divide it among tasks: expected "
                 f'files, a reader, a list or a MapDataset'
             )
+        if opened.stored is not None and opened.values is not None:
+            changed = {key: kind for key, kind in (spec or {}).items() if opened.stored.spec.get(key) != kind}
+            if changed or encoders:  # which only values can have
+                reading = dataclasses.replace(reading, values=True)
+                opened.source, opened.stored = opened.values, None
         sampled = await opened.sample(sample)
         mapping: RecordMapping | StoredMapping
         if opened.stored is None:
-            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images)
+            mapping = RecordMapping(sampled, spec, layout, opened.name, opened.images, opened.columns)
         else:
             mapping = StoredMapping(opened.stored, sampled, spec, layout)
         if not skip:
@@ -207,7 +221,7 @@ async def convert(
             options = (layout, checksums, opened.name, mapping.hints, skip, checks)
             writer = ShardWriter(Path(directory), mapping, fields, shardlen, *options)
             # In a thread, because it imports ray.
-            ray = await offload(RayShards, writer, source, format, opened) if engine == 'ray' else None
+            ray = await offload(RayShards, writer, source, reading, opened) if engine == 'ray' else None
             digests = dict(zip(map(str, opened.sampled), await offload(writer.digests, sampled), strict=True))
             result = await _Work(opened, writer, parallel, progress, ray, digests).run(result)
     return dataclasses.replace(result, seconds=time.perf_counter() - began)

@@ -5,7 +5,6 @@ import contextlib
 import datetime
 import decimal
 import functools
-import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -16,13 +15,21 @@ from granular import formats
 from granular.aio.execution.failures import Failure
 from granular.errors import DatapointError, DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.base import outline_of
+from granular.formats.codecs.arrays import decode_npy
+from granular.formats.codecs.audio import audio_type
 from granular.formats.codecs.images import image_type
+from granular.formats.codecs.videos import video_type
 from granular.formats.layout import Layout, Spec, check_spec, element
 
 _PLAIN: Final = ('int', 'float', 'bool', 'utf8', 'bytes', 'msgpack')  # types that msgpack can represent
 _BAD: Final = re.compile(r'[^A-Za-z0-9_.-]')
 _DEPTH: Final = 64
-_FILE: Final = {'bytes', 'path'}  # of an image in Parquet files of Hugging Face
+FILE: Final = {'bytes', 'path'}  # of an image in Parquet files of Hugging Face
+_IMAGES: Final = ('jpg', 'png')
+_FILES: Final = (*_IMAGES, 'mp4', 'webm', 'wav', 'flac')  # types of files, which are stored as they are
+_DAMAGED: Final = {'damaged array': ('array', 'bytes'), 'damaged json': ('json', 'utf8')}
+"""The type of files that most of them are, and of all of them if most are damaged."""
+_EMPTY: Final = 'empty list'
 _NAMED: Final = 20  # bad records that an error names
 
 
@@ -39,9 +46,9 @@ class NumpyFile(bytes):
 
     def array(self) -> np.ndarray[Any, Any]:
         try:
-            return np.lib.format.read_array(io.BytesIO(self))
-        except Exception as error:  # numpy raises anything for a damaged header
-            raise EncodeError(f'{len(self)} bytes are not a file of numpy.save: {error}') from error
+            return decode_npy(self)
+        except DecodeError as error:
+            raise EncodeError(f'{error}') from error
 
 
 class FileRecord(dict[str, Any]):
@@ -59,6 +66,8 @@ class RecordMapping:
 
     ``spec`` has types that override the inferred ones, by key: with that of a key ``file``, it has the names of the
     files of images, and ``utf8`` is also the type of bytes. ``images`` are the fields that are images by these names.
+    ``columns`` is what the schema of the source tells of fields: the type if no value is missing, or an empty text if
+    the sample decides, and whether values may be None.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class RecordMapping:
         layout: Layout,
         name: str,
         images: Sequence[str] = (),
+        columns: Mapping[str, tuple[str, bool]] | None = None,
     ) -> None:
         self._name = name
         self._names_files = 'file' in (spec or ())
@@ -84,10 +94,19 @@ class RecordMapping:
         # The keys of fields whose names cannot be keys, by field.
         self.renamed: dict[str, str] = {field: key for field, key in self._keys.items() if field != key}
         counts = {
-            key: collections.Counter(_kind(_plain(record.get(field))) for record in records)
+            key: collections.Counter(type_of_value(_plain(record.get(field))) for record in records)
             for field, key in self._keys.items()
         }
-        types = {key: _type_of(counts[key], field in images) for field, key in self._keys.items()}
+        lists = layout == 'refs'  # the layout that has sequences
+        types, by_schema = dict[str, str](), set[str]()
+        for field, key in self._keys.items():
+            declared, nullable = (columns or {}).get(field, ('', False))
+            if declared:
+                by_schema.add(key)
+                types[key] = common_type({declared, 'msgpack'} if nullable else {declared})
+            else:
+                counted = counts[key] + collections.Counter({'msgpack': int(nullable)})
+                types[key] = _type_of(counted, field in images, lists)
         given = {self._keys.get(field, field): kind for field, kind in (spec or {}).items()}
         if len(given) < len(spec or {}):
             raise InvalidArgumentError(
@@ -104,16 +123,23 @@ class RecordMapping:
         self.spec: Spec = check_spec(types, layout)
         # By key, the types that the sample has, or that its type was given.
         self.reasons: dict[str, str] = {
-            key: 'given' if key in given else f'of {len(records)} sampled: {_listed(counts[key])}' for key in self.spec
-        }
+            key: 'given' if key in given
+            else 'of the schema' if key in by_schema
+            else f'of {len(records)} sampled: {_listed(counts[key])}'
+            for key in self.spec
+        }  # fmt: skip
         # The remedy for a value that does not fit its type, by key.
         self.hints: dict[str, str] = {key: _hint(key, kind, key in given) for key, kind in self.spec.items()}
         self._texts = {key for key, kind in given.items() if element(kind) == 'utf8'}
         self._optional = {key for key, kind in self.spec.items() if kind == 'msgpack'}
         self.mean: int = mean_size(records)
-        images = [field for field, key in self._keys.items() if self.spec[key].removesuffix('[]') in ('jpg', 'png')]
+        images = [field for field, key in self._keys.items() if self.spec[key] in _IMAGES]
         self._files = all(isinstance(_plain(record.get(field)), bytes) for record in records for field in images)
         self._images = images if self._files else []
+        self._damaged = [
+            (field, kind) for field, key in self._keys.items() for kind, (good, _) in _DAMAGED.items()
+            if counts[key][kind] and self.spec[key] == good
+        ]  # fmt: skip
 
     def refuse_bad(self, sample: Sequence[Any]) -> None:
         """Raise an ``EncodeError`` that names all sampled records whose images are not image files, if any."""
@@ -136,6 +162,23 @@ class RecordMapping:
                 path=getattr(bad[0][1], 'path', self._name),
                 key=key,
             )
+        for field, kind in self._damaged:
+            key = self._keys[field]
+            names = [
+                f'{self._name_of(record, field, number)} ({_reason(record[field])})'
+                for number, record in enumerate(sample)
+                if isinstance(record, Mapping) and type_of_value(record.get(field)) == kind
+            ]
+            more = f', and {len(names) - _NAMED} more' if len(names) > _NAMED else ''
+            raise EncodeError(
+                f'{self._name}: key {key!r}: {len(names)} of {len(sample)} sampled files are damaged: '
+                f'{", ".join(names[:_NAMED])}{more}{self.hints[key]}',
+                path=self._name,
+                key=key,
+            )
+
+    def _name_of(self, record: Mapping[str, Any], field: str, number: int) -> str:
+        return f'{record["__key__"]}.{field}' if '__key__' in record else f'record {number} of the sample'
 
     def encoders(self, custom: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the encoders. Those for images and JSON leave files as they are."""
@@ -160,6 +203,9 @@ class RecordMapping:
         for key in self._optional:
             value = out.get(key)  # missing values become None
             out[key] = value.item() if isinstance(value, np.generic) else value
+        for key, value in out.items():
+            if isinstance(value, NumpyFile) and self.spec.get(key) == 'tree':
+                out[key] = value.array()
         return out
 
     def _mapping(self, record: Any) -> Mapping[str, Any]:
@@ -230,8 +276,11 @@ def _plain(value: Any) -> Any:
         return str.__str__(value)  # numpy's own drops zeros at the end
     if isinstance(value, np.bytes_ | bytearray | memoryview):
         return bytes(value)
-    if isinstance(value, Mapping) and value.keys() == _FILE and isinstance(value['bytes'], bytes):
+    if isinstance(value, Mapping) and value.keys() == FILE and isinstance(value['bytes'], bytes):
         return value['bytes']
+    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype == object):
+        is_list = len(value) > 0 and all(isinstance(item, Mapping) and item.keys() == FILE for item in value)
+        return [_plain(item) for item in value] if is_list else value
     if hasattr(value, '__array__') and not isinstance(value, np.ndarray | np.generic) and not _is_pil(value):
         return np.asarray(value)
     return value
@@ -251,22 +300,20 @@ def _is_pil(value: Any) -> bool:
     return type(value).__module__.startswith('PIL.')
 
 
-def _kind(value: Any, depth: int = 0) -> str:
+def type_of_value(value: Any, depth: int = 0) -> str:
     """Return the type that fits a value; empty if none does."""
     match value:
         case np.ndarray() if value.dtype == object:
-            return _kind(value.tolist(), depth)
+            return type_of_value(value.tolist(), depth)
         case np.ndarray():
             return 'array' if value.dtype.kind in 'biufcmMSUV' and value.dtype.names is None else ''
         case np.timedelta64():  # a subclass of integers
             return 'array'
-        case np.integer() if not depth:
+        case np.integer() if not depth and value.dtype == np.int64:
             return 'int'
         case bool() | np.bool_():
             return 'bool'
         case float():
-            return 'float'
-        case np.number() if not depth and value.dtype.kind == 'f' and value.itemsize <= 8:
             return 'float'
         case None:
             return 'msgpack'
@@ -278,21 +325,47 @@ def _kind(value: Any, depth: int = 0) -> str:
             try:
                 _encode_json(value)
             except EncodeError:
-                return 'utf8'
+                return 'damaged json'
             return 'json'
         case NumpyFile():
             try:
-                return _kind(value.array()) or 'bytes'
+                return type_of_value(value.array()) or 'damaged array'
             except EncodeError:
-                return 'bytes'
+                return 'damaged array'
         case str() | decimal.Decimal() | datetime.time():
             return 'utf8'
         case bytes():
-            return image_type(value) or 'bytes'
+            return file_type(value) or 'bytes'
+        case list() | tuple() if not depth and not value:
+            return _EMPTY
+        case list() | tuple() if not depth and (kinds := _kinds_of_files(value)):
+            return 'jpg[]' if len(kinds) > 1 else f'{kinds.pop()}[]'
         case list() | tuple() | dict():
             items = [*value, *value.values()] if isinstance(value, dict) else value
-            return _common_type({'msgpack', *(_kind(item, depth + 1) for item in items)}) if depth < _DEPTH else ''
+            return (
+                common_type({'msgpack', *(type_of_value(item, depth + 1) for item in items)}) if depth < _DEPTH else ''
+            )
     return 'png' if _is_pil(value) else ''
+
+
+def _reason(file: Any) -> str:
+    """Return why a file is damaged."""
+    try:
+        (_encode_array if isinstance(file, NumpyFile) else _encode_json)(file)
+    except EncodeError as error:
+        return f'{error}'
+    return 'of another type'
+
+
+def file_type(data: bytes) -> str:
+    """Return the type of a file of an image, a video or sound by its first bytes; empty for other bytes."""
+    return image_type(data) or video_type(data) or audio_type(data)
+
+
+def _kinds_of_files(values: Sequence[Any]) -> set[str]:
+    """Return the types of the files in a list; none if it has other values, or files that have no type in common."""
+    kinds = {type_of_value(value, 1) if isinstance(value, bytes) or _is_pil(value) else '' for value in values}
+    return kinds if kinds <= set(_IMAGES) or (len(kinds) == 1 and kinds <= set(_FILES)) else set()
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -307,30 +380,41 @@ def _hint(key: str, kind: str, is_given: bool) -> str:
     return f"{reason}: repair or remove it, skip it (on_error='skip', or --on-error skip), or pass {other} (spec)"
 
 
-def _type_of(counts: Mapping[str, int], is_image: bool) -> str:
-    """Return the type for values of which so many have each type; empty if none fits."""
-    kinds = set(counts)
-    if kinds <= {'jpg', 'png', 'bytes'}:
-        images = sum(counts.get(kind, 0) for kind in ('jpg', 'png'))
-        if 2 * images > sum(counts.values()) or is_image:
+def _type_of(counts: Mapping[str, int], is_image: bool, lists: bool) -> str:
+    """Return the type for values of which so many have each type; empty if none fits.
+
+    One damaged file does not decide: the type is that of most files, and the others are bad.
+    """
+    kinds, total = set(counts), sum(counts.values())
+    for damaged, (good, otherwise) in _DAMAGED.items():
+        if damaged in kinds:
+            most = kinds == {damaged, good} and 2 * counts[good] > total
+            kinds = {good} if most else kinds - {damaged, 'json' if otherwise == 'utf8' else ''} | {otherwise}
+    if kinds <= {*_FILES, 'bytes'}:
+        files = sum(counts.get(kind, 0) for kind in _FILES)
+        if 2 * files > total or is_image:
             kinds = (kinds - {'bytes'}) or {'jpg'}
-    return _common_type(kinds)
+    elements = {kind.removesuffix('[]') for kind in kinds if kind.endswith('[]')}
+    if lists and elements and kinds - {_EMPTY} == {f'{kind}[]' for kind in elements}:
+        element = common_type(elements)
+        return f'{element}[]' if element in _FILES else 'msgpack'
+    return common_type({'msgpack' if kind.endswith('[]') or kind == _EMPTY else kind for kind in kinds})
 
 
-def _common_type(kinds: set[str]) -> str:
+def common_type(kinds: set[str]) -> str:
     """Return a type that fits values of all the given types; empty if none does."""
     if kinds == {'json'}:
         return 'json'
     kinds = {'utf8' if kind == 'json' else kind for kind in kinds}
     if len(kinds) == 1:
         return kinds.pop()
-    if kinds <= {'jpg', 'png'}:
+    if kinds <= set(_IMAGES):
         return 'jpg'
-    if kinds <= {'jpg', 'png', 'bytes'}:
+    if kinds <= {*_FILES, 'bytes'}:
         return 'bytes'
-    if kinds <= {*_PLAIN, 'jpg', 'png'}:
+    if kinds <= {*_PLAIN, *_FILES}:
         return 'msgpack'
-    return 'tree' if kinds <= {*_PLAIN, 'array', 'tree', 'jpg', 'png'} else ''
+    return 'tree' if kinds <= {*_PLAIN, *_FILES, 'array', 'tree'} else ''
 
 
 def mean_size(records: Sequence[Mapping[str, Any]]) -> int:

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from granular._lazy import import_extra
-from granular.aio.conversion.record_source import Format, RecordSource, open_source
+from granular.aio.conversion.record_source import Reading, RecordSource, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.writer import DatasetWriter
 from granular.aio.execution.failures import portable, remote
@@ -16,8 +17,7 @@ from granular.aio.paths.claims import Claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.portal import run
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload_whole
@@ -43,11 +43,12 @@ class RayShards:
     published after them. Each worker opens the source for itself; ``opened`` is that of this process.
     """
 
-    def __init__(self, writer: ShardWriter, source: Any, format: Format | None, opened: RecordSource) -> None:
+    def __init__(self, writer: ShardWriter, source: Any, reading: Reading, opened: RecordSource) -> None:
         self._ray = import_extra('ray', 'ray')
         writer.directory = shared(writer.directory)
         writer.has_copies = True  # a worker that Ray considers dead may be alive, beside the one that replaces it
-        self.job = _Job(secrets.token_hex(8), writer, _shared_source(source), format, (len(opened), opened.size))
+        expected, quiet = (len(opened), opened.size), dataclasses.replace(reading, warns=False)  # this process warns
+        self.job = _Job(secrets.token_hex(8), writer, _shared_source(source), quiet, expected)
         self._running: dict[int, Any] = {}  # the results of the tasks
 
     async def write(
@@ -125,14 +126,14 @@ class _Job:
     """The work that all tasks share; the source has the ``expected`` length, and size if known."""
 
     def __init__(
-        self, token: str, writer: ShardWriter, source: Any, format: Format | None, expected: tuple[int, int | None]
+        self, token: str, writer: ShardWriter, source: Any, reading: Reading, expected: tuple[int, int | None]
     ) -> None:
-        self.token, self.writer, self._source, self._format, self._expected = token, writer, source, format, expected
+        self.token, self.writer, self._source, self._reading, self._expected = token, writer, source, reading, expected
         self.claim: Claim | None = None
 
     async def open(self) -> RecordSource:
         """Open the source in a worker, and check that it is the one of the driver."""
-        opened = await open_source(self._source, self._format)
+        opened = await open_source(self._source, self._reading)
         if (found := (len(opened), opened.size)) != self._expected or opened.source is None:
             await opened.aclose()
             raise CorruptDatasetError(
@@ -143,7 +144,6 @@ class _Job:
 
     async def start(self, source: Source, number: int, start: int, stop: int) -> DatasetWriter | None:
         """Write a shard. Returns the writer that publishes it, or None if it is finished."""
-        await ensure_event_loop()
         for _ in range(int(_ENDING / _POLL)):
             if await self._is_finished(number, stop - start):
                 return None
@@ -231,7 +231,6 @@ class _FailedError(Exception):
 
 async def _carry(coro: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that calls user functions; raise ``_FailedError`` if it raises anything."""
-    await ensure_event_loop()  # SystemExit on the main thread is a signal of Ray, which retries the task elsewhere
     try:
         return await coro
     except asyncio.CancelledError:

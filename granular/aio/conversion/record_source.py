@@ -5,9 +5,8 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import pathlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -15,31 +14,39 @@ import numpy as np
 from granular import formats
 from granular._lazy import import_extra
 from granular._other_names import Unindexed
-from granular._words import logger
-from granular.aio.conversion.image_folder import IMAGE_SUFFIXES, ImageFolder
-from granular.aio.conversion.infer import JSONText, NumpyFile
-from granular.aio.conversion.stored import StoredRecords, is_stored
+from granular.aio.conversion.examples import ExampleValues
+from granular.aio.conversion.hugging_face import Features, HuggingFaceRows
+from granular.aio.conversion.image_folder import ImageFolder
+from granular.aio.conversion.infer import JSONText, NumpyFile, common_type, type_of_value
+from granular.aio.conversion.schema import Column, column_of
+from granular.aio.conversion.stored import StoredRecords, is_stored, stored_records
 from granular.aio.datasets.reader import DatapointReader
-from granular.aio.datasets.shards import shards_of
-from granular.aio.datasources.arguments import refuse_gaps
-from granular.aio.datasources.detect import CLASSES, ENDINGS, format_of, refuse_packed, remedy_of
+from granular.aio.datasources.detect import CLASSES, has_shards, refuse_packed, remedy_of
 from granular.aio.datasources.detect import open as open_dataset
+from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, of_pattern
+from granular.aio.datasources.discovery.names import ENDINGS, IMAGE_ENDINGS, IMAGE_SUFFIXES, kind_of
+from granular.aio.datasources.parquet.source import (
+    ParquetDataSource,
+    arrow_types,
+    columns_with_nulls,
+    may_have_nulls,
+    partitions_of_files,
+)
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.tfrecord.stream import TFRecordIterDataset
 from granular.aio.execution.prefetch import END
 from granular.aio.paths.copy import in_one_store, is_within
-from granular.aio.paths.path import Path, is_pattern, matches_of
+from granular.aio.paths.path import Path, is_pattern
 from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.nodes import adapters
 from granular.aio.pipeline.nodes.elements import Map
 from granular.aio.pipeline.nodes.source import Source, nbytes
 from granular.aio.runtime.lifecycle import AsyncResource, ensure_open
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather, outcome, start_task
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user
 from granular.config import MiB
-from granular.errors import DatapointError, InvalidArgumentError, NotFoundError, UnsupportedError
+from granular.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from granular.indexing import Ints
 
 Format = Literal['parquet', 'arrayrecord', 'tfrecord', 'webdataset', 'images', 'huggingface', 'granular']
@@ -61,9 +68,12 @@ class RecordSource:
     size: int | None = None  # the bytes of its files, if known; detects that the source has changed
     files: str | None = None  # a digest of the names and sizes of its files, in order, if known; detects the same
     opened: AsyncResource | None = None  # the reader to close with it
-    folder: Path | None = None  # that it owns, as a dataset or images at any depth, so that nothing is written into it
+    # Those that it owns, as a dataset or images at any depth, so that nothing is written into them.
+    folders: Sequence[Path] = ()
     stored: DatapointReader[Any] | None = None  # the reader of a dataset, whose records are copied as they are
+    values: Source | None = None  # its values, if they are what the records are unless these fit
     images: Sequence[str] = ()  # fields that are images by the names of their files
+    columns: Mapping[str, Column] = dataclasses.field(default_factory=dict)  # what the schema tells of fields
     sampled: Sequence[int] = ()  # the indices of the sampled records
     _sampled: list[Any] = dataclasses.field(default_factory=list)  # sampled records, that ``stream`` yields again
     _pull: Callable[[int], Coroutine[Any, Any, list[Any]]] | None = None
@@ -163,29 +173,41 @@ def _take(iterator: Iterator[Any], count: int) -> list[Any]:
     return out
 
 
-async def open_source(source: Any, format: Format | None, target: Path | None = None) -> RecordSource:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """How the files of a source are read: their format and split, and the columns in the names of folders."""
+
+    format: Format | None = None
+    split: str | None = None
+    hive: bool = True
+    warns: bool = True  # of files that are left out
+    values: bool = False  # True to read values, not stored records, of a pipeline that only chooses datapoints
+
+
+async def open_source(source: Any, reading: Reading, target: Path | None = None) -> RecordSource:
     """Open the source that the user passed, by address or as an object; refuse a target within its folder."""
-    await ensure_event_loop()
-    if format is not None and format not in FORMATS:
-        raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {format!r}')
-    opened = await _open(source, format)
-    folder = opened.folder
-    if folder is not None and target is not None and in_one_store(target, folder) and await is_within(target, folder):
-        await opened.aclose()
-        raise InvalidArgumentError(f'{folder}: cannot be converted into itself, to {target}')
+    if reading.format is not None and reading.format not in FORMATS:
+        raise InvalidArgumentError(f'format: expected one of {", ".join(FORMATS)}, got {reading.format!r}')
+    opened = await _open(source, reading)
+    for folder in opened.folders:
+        if target is not None and in_one_store(target, folder) and await is_within(target, folder):
+            await opened.aclose()
+            raise InvalidArgumentError(f'{folder}: cannot be converted into itself, to {target}')
     return opened
 
 
-async def _open(source: Any, format: Format | None) -> RecordSource:
+async def _open(source: Any, reading: Reading) -> RecordSource:
     if isinstance(source, str | os.PathLike | PurePath):
-        return await _open_address(Path(source), format)
+        return await _open_address(Path(source), reading)
+    if reading.split is not None:
+        raise InvalidArgumentError('split: expected the address of a folder or a pattern of files to choose from')
     if isinstance(source, list | tuple) and source and all(isinstance(path, str | os.PathLike) for path in source):
         paths = [Path(path) for path in source]
-        return await _open_files(paths, format or _format_of(paths), f'{paths[0]} and {len(paths) - 1} more')
-    return await _open_object(source)
+        return await _open_list(paths, f'{paths[0]} and {len(paths) - 1} more', reading)
+    return await _open_object(source, reading)
 
 
-async def _open_object(source: Any) -> RecordSource:
+async def _open_object(source: Any, reading: Reading) -> RecordSource:
     kind = type(source)
     name = kind.__qualname__
     if kind.__module__.partition('.')[0] == 'datasets':
@@ -203,6 +225,10 @@ async def _open_object(source: Any) -> RecordSource:
             raise InvalidArgumentError(f'{name}: is endless: limit it, with a length or a slice')
         if node.sparse:
             return RecordSource(name, 'iterable', items=_filtered(node))
+        if not reading.values and (chosen := await stored_records(node)) is not None:
+            records, readers = chosen
+            folders = [reader.directory for reader in readers]
+            return RecordSource(name, 'source', records, folders=folders, stored=readers[0], values=node)
         return RecordSource(name, 'source', node)
     if isinstance(source, Iterable) or hasattr(source, '__aiter__'):
         return RecordSource(name, 'iterable', items=source)
@@ -216,104 +242,91 @@ async def _filtered(node: Source) -> AsyncIterator[Any]:
                 yield record
 
 
-class _HuggingFace:
-    """A map-style Hugging Face dataset that returns the files of its images and sounds undecoded."""
-
-    def __init__(self, dataset: Any, files: Sequence[str]) -> None:
-        self._dataset, self._files = dataset, files
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [_with_files(row, self._files) for row in self._dataset.__getitems__(indices)]
-
-
 def _hugging_face(dataset: Any, name: str) -> RecordSource:
     datasets = import_extra('datasets', 'huggingface')
     if isinstance(dataset, dict):
         raise InvalidArgumentError(f'{name}: has splits {sorted(dataset)}: choose one of them')
-    features = dataset.features or {}
-    files = []
-    for field, feature in features.items():
-        if isinstance(feature, datasets.Image | datasets.Audio):
-            dataset = dataset.cast_column(field, type(feature)(decode=False))
-            files.append(field)
-        elif isinstance(feature, datasets.ClassLabel):
-            shown = f'{", ".join(feature.names):.1000}'
-            logger.warning('%s: %r becomes the numbers of its classes, without their names: %s', name, field, shown)
+    features = Features(dataset, name)
     if isinstance(dataset, datasets.IterableDataset):
-        return RecordSource(name, 'huggingface', items=(_with_files(row, files) for row in dataset))
-    return RecordSource(name, 'huggingface', adapters.convert(_HuggingFace(dataset, files)))
-
-
-def _with_files(row: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    for field in files:
-        if (value := row[field]) is not None:
-            row[field] = pathlib.Path(value['path']).read_bytes() if value['bytes'] is None else value['bytes']
-    return row
+        return RecordSource(name, 'huggingface', items=features.stream())
+    source = adapters.convert(HuggingFaceRows(features))
+    return RecordSource(name, 'huggingface', source, columns=features.columns)
 
 
 def _of_dataset(reader: DatapointReader[Any], opened: AsyncResource | None = None) -> RecordSource:
-    node = adapters.convert(StoredRecords(reader))
-    return RecordSource(
-        f'{reader.directory}', 'granular', node, size=reader.size, opened=opened, folder=reader.directory, stored=reader
+    node, folder = adapters.convert(StoredRecords(reader)), reader.directory
+    return RecordSource(f'{folder}', 'granular', node, size=reader.size, opened=opened, folders=[folder], stored=reader)
+
+
+async def _open_address(path: Path, reading: Reading) -> RecordSource:
+    await path.store.ready()
+    if await is_pattern(path):
+        found = await of_pattern(path, reading.format or '', reading.split)
+        if not found.entries or found.format == 'images':
+            raise _unknown([*found.paths, *(found.base / name for name in found.left_out)])
+        return await _open_found(found, reading)
+    if not (await path.stat()).is_dir:
+        if reading.split is not None:
+            raise InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {path}')
+        return await _open_list([path], f'{path}', reading)
+    return await _open_folder(path, reading)
+
+
+async def _open_folder(folder: Path, reading: Reading) -> RecordSource:
+    entries = [entry async for entry in folder.store.scan(folder.key)]
+    kind, names = reading.format, {entry.name for entry in entries}
+    if kind in (None, 'huggingface') and 'dataset_dict.json' in names:
+        raise NotFoundError(f'{folder}: {await remedy_of(folder, list(names))}')
+    if kind == 'huggingface' or (kind is None and 'state.json' in names):
+        return await _open_saved(folder)
+    if kind == 'granular' or (kind is None and ('spec.json' in names or await has_shards(folder, entries))):
+        if reading.split is not None:
+            raise InvalidArgumentError(f'split: {folder} is a dataset of granular, which has none')
+        reader = await open_dataset(folder, None)
+        return _of_dataset(reader, reader)
+    is_data = any(_kind_of(entry.name) for entry in entries)
+    if kind is None and not is_data and (remedy := await remedy_of(folder, sorted(names))):
+        raise NotFoundError(f'{folder}: {remedy}')
+    found = await in_folder(folder, kind or '', reading.split)
+    if found.entries:
+        return await _open_found(found, reading)
+    if kind:
+        raise NotFoundError(f'{folder}: has no files of {kind}')
+    folders = sorted(entry.name for entry in entries if entry.is_dir)
+    hint = f'convert one of the folders {folders!r:.200}, or ' if folders else ''
+    raise NotFoundError(
+        f'{folder}: has no images in folders by class ({", ".join(IMAGE_ENDINGS)}), nor files of '
+        f'{", ".join(_ENDINGS)}: unknown format: {hint}read other files in a generator of dicts, as in '
+        f'granular.convert(records(), ...)'
     )
 
 
-async def _open_address(path: Path, format: Format | None) -> RecordSource:
-    if await is_pattern(path):
-        paths = await matches_of(path)
-        refuse_gaps(paths, f'{path}', path.name)
-        return await _open_files(paths, format or _format_of(paths), f'{path}')
-    if not (await path.stat()).is_dir:
-        return await _open_files([path], format or _format_of([path]), f'{path}')
-    return await _open_folder(path, format)
+async def _open_found(found: Discovery, reading: Reading) -> RecordSource:
+    if reading.warns:
+        found.warn()
+    if found.format == 'images':
+        images = await offload(ImageFolder, found)
+        node = adapters.convert(images)
+        opened = RecordSource(found.name, 'images', node, size=images.size, folders=[found.path], images=('image',))
+        opened.files = await offload(lambda: _digest_of(images.files()))
+        return opened
+    opened = await _open_format(Files.from_discovery(found), found.format, reading)
+    opened.size = sum(entry.size for entry in found.entries)
+    opened.files = _digest_of((f'{path}', entry.size) for path, entry in zip(found.paths, found.entries, strict=True))
+    return opened
 
 
-async def _open_folder(folder: Path, format: Format | None) -> RecordSource:
-    entries = [entry async for entry in folder.store.scan(folder.key)]
-    names = {entry.name for entry in entries}
-    if format in (None, 'huggingface') and 'dataset_dict.json' in names:
-        raise NotFoundError(f'{folder}: {await remedy_of(folder, list(names))}')
-    if format == 'huggingface' or (format is None and 'state.json' in names):
-        return await _open_saved(folder)
-    if format == 'granular' or (format is None and ('spec.json' in names or shards_of(entries))):
-        reader = await open_dataset(folder, None)
-        return _of_dataset(reader, reader)
-    files: dict[str, list[Path]] = {kind: [] for kind in FORMATS}
-    for entry in entries:
-        if not entry.is_dir and (kind := _kind_of(entry.key)):
-            files[kind].append(Path.of(folder.store, entry.key))
-    kinds = [format] if format else [kind for kind, paths in files.items() if paths]
-    if len(kinds) > 1:
-        raise InvalidArgumentError(f'{folder}: has files of {", ".join(map(str, kinds))}: pass format')
-    if kinds and kinds[0] != 'images':
-        if not files[kinds[0]]:
-            raise NotFoundError(f'{folder}: has no files of {kinds[0]}')
-        refuse_gaps(files[kinds[0]], f'{folder}')
-        return await _open_files(sorted(files[kinds[0]]), kinds[0], f'{folder}')
-    try:
-        images = await ImageFolder.listed(folder)
-    except NotFoundError as error:
-        if format:
-            raise
-        if remedy := await remedy_of(folder, sorted(names)):
-            raise NotFoundError(f'{folder}: {remedy}') from None
-        folders = sorted(entry.name for entry in entries if entry.is_dir)
-        hint = f'convert one of the folders {folders!r:.200}, or ' if folders else ''
-        raise NotFoundError(
-            f'{error}, nor files of {", ".join(_ENDINGS)}: unknown format: {hint}read other files in a generator of '
-            f'dicts, as in granular.convert(records(), ...)'
-        ) from None
-    node = adapters.convert(images)
-    opened = RecordSource(f'{folder}', 'images', node, size=images.size, folder=folder, images=('image',))
-    opened.files = await offload(lambda: _digest_of(images.files()))
+async def _open_list(paths: Sequence[Path], name: str, reading: Reading) -> RecordSource:
+    sizes = [stat.size for stat in await gather([path.stat() for path in paths])]
+    kind = reading.format or _format_of(paths)
+    opened = await _open_format(dataclasses.replace(Files.of(list(paths)), name=name), kind, reading)
+    opened.size = sum(sizes)
+    opened.files = _digest_of(zip(map(str, paths), sizes, strict=True))
     return opened
 
 
 def _kind_of(name: str) -> str:
-    return format_of(name) or ('huggingface' if name.endswith('.arrow') else '')
+    return kind if (kind := kind_of(name)) != 'images' else ''
 
 
 def _format_of(paths: Sequence[Path]) -> str:
@@ -322,22 +335,18 @@ def _format_of(paths: Sequence[Path]) -> str:
         raise InvalidArgumentError(
             f'{paths[0]} and {len(paths) - 1} more: expected files of one format, got {", ".join(sorted(kinds))}'
         )
-    refuse_packed(paths)
     if len(kinds) != 1 or '' in kinds:
-        raise InvalidArgumentError(
-            f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
-            f'{", ".join(_ENDINGS)}, or a folder; or pass format; or read it in a generator of dicts, as in '
-            f'granular.convert(records(), ...)'
-        )
+        raise _unknown(paths)
     return kinds.pop()
 
 
-async def _open_files(paths: Sequence[Path], format: str, name: str) -> RecordSource:
-    sizes = [stat.size for stat in await gather([path.stat() for path in paths])]
-    opened = await _open_format(paths, format, name)
-    opened.size = sum(sizes)
-    opened.files = _digest_of(zip(map(str, paths), sizes, strict=True))
-    return opened
+def _unknown(paths: Sequence[Path]) -> InvalidArgumentError:
+    refuse_packed(paths)
+    return InvalidArgumentError(
+        f'{next(path for path in paths if not _kind_of(path.name))}: unknown format: expected a name that ends in '
+        f'{", ".join(_ENDINGS)}, or a folder; or pass format; or read it in a generator of dicts, as in '
+        f'granular.convert(records(), ...)'
+    )
 
 
 def _digest_of(files: Iterable[tuple[str, int]]) -> str:
@@ -345,58 +354,52 @@ def _digest_of(files: Iterable[tuple[str, int]]) -> str:
     return hashlib.sha256(repr(list(files)).encode()).hexdigest()[:16]
 
 
-async def _open_format(paths: Sequence[Path], format: str, name: str) -> RecordSource:
+async def _open_format(files: Files, format: str, reading: Reading) -> RecordSource:
     if format == 'huggingface':
         module = import_extra('datasets', 'huggingface')
-        files = [_local(path) for path in paths]
-        read = await offload(lambda: [module.Dataset.from_file(file) for file in files])
-        return RecordSource(name, format, _hugging_face(module.concatenate_datasets(read), name).source)
+        local = [_local(path) for path in files.paths]
+        read = await offload(lambda: [module.Dataset.from_file(file) for file in local])
+        return _hugging_face(module.concatenate_datasets(read), files.name)
     if format not in CLASSES:
-        raise InvalidArgumentError(f'{name}: expected a folder for format {format!r}')
+        raise InvalidArgumentError(f'{files.name}: expected a folder for format {format!r}')
     if format == 'tfrecord':
-        return await _open_examples(paths, name)
-    options: dict[str, Any] = {'decoders': _TEXTS} if format == 'webdataset' else {}
-    opened: Any = CLASSES[format](paths, **options)
+        return await _open_examples(files)
+    options: dict[str, Any] = {}
+    if format == 'webdataset':
+        options['decoders'] = _TEXTS
+    elif format == 'parquet':
+        options['hive'] = reading.hive
+    opened: Any = CLASSES[format](files, **options)
     await ensure_open(opened)
     images = IMAGE_SUFFIXES if format == 'webdataset' else ()
-    return RecordSource(name, format, adapters.convert(opened), opened=opened, images=images)
+    source = RecordSource(files.name, format, adapters.convert(opened), opened=opened, images=images)
+    if format == 'parquet':
+        source.columns = await _columns_of_parquet(opened)
+    return source
 
 
-async def _open_examples(paths: Sequence[Path], name: str) -> RecordSource:
+async def _columns_of_parquet(source: ParquetDataSource[Any]) -> dict[str, Column]:
+    missing = await columns_with_nulls(source)
+    columns = {
+        name: column_of(types, name in missing, has_nulls)
+        for (name, types), has_nulls in zip(arrow_types(source).items(), may_have_nulls(source), strict=True)
+    }
+    for name, values in partitions_of_files(source).items():
+        columns[name] = Column(common_type(set(map(type_of_value, values))), nullable=False)
+    return columns
+
+
+async def _open_examples(files: Files) -> RecordSource:
     """Open TFRecord files of Examples. Compressed ones are read in order."""
-    opened = TFRecordDataSource(paths)
+    opened, name = TFRecordDataSource(files), files.name
     try:
         await ensure_open(opened)
     except UnsupportedError:
-        stream = TFRecordIterDataset(paths)
+        stream = TFRecordIterDataset(files)
         values = await offload(ExampleValues, [record async for record in stream.limit(_EXAMPLES)])
         return RecordSource(name, 'tfrecord', items=stream.map(values))
     values = await offload(ExampleValues, await opened.fetch(_spread(_EXAMPLES, len(opened))))
     return RecordSource(name, 'tfrecord', Map(adapters.convert(opened), values), opened=opened)
-
-
-class ExampleValues:
-    """Returns the features of a ``tf.train.Example``: without a list if they have one value in all sampled records."""
-
-    def __init__(self, sample: Sequence[bytes]) -> None:
-        counts: dict[str, set[int]] = {}
-        for record in sample:
-            for feature, value in formats.decode_example(record).items():
-                counts.setdefault(feature, set()).add(0 if value is None else len(value))
-        self._single = {feature for feature, numbers in counts.items() if numbers == {1}}
-
-    def __call__(self, record: bytes) -> dict[str, Any]:
-        return {feature: self._value(feature, value) for feature, value in formats.decode_example(record).items()}
-
-    def _value(self, feature: str, value: Any) -> Any:
-        if feature not in self._single:
-            return value
-        if value is None or len(value) != 1:
-            raise DatapointError(
-                f'feature {feature!r}: expected one value, as in all sampled records, got '
-                f'{0 if value is None else len(value)}: convert a MapDataset with a map of your own'
-            )
-        return value[0].item() if isinstance(value, np.ndarray) else value[0]
 
 
 def _class(data: bytes) -> int | str:
@@ -418,7 +421,7 @@ _TEXTS: Final = {
 async def _open_saved(folder: Path) -> RecordSource:
     module = import_extra('datasets', 'huggingface')
     dataset = await offload(module.load_from_disk, _local(folder))
-    return RecordSource(f'{folder}', 'huggingface', _hugging_face(dataset, f'{folder}').source)
+    return _hugging_face(dataset, f'{folder}')
 
 
 def _local(path: Path) -> str:

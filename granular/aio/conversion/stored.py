@@ -7,7 +7,10 @@ from granular import formats
 from granular.aio.conversion.infer import mean_size
 from granular.aio.datasets.codec import Decoders, Field, check_decoders, raw
 from granular.aio.datasets.reader import DatapointReader, fetch_stored, fields_read
-from granular.errors import InvalidArgumentError
+from granular.aio.pipeline.nodes.adapters import Fetching, convert
+from granular.aio.pipeline.nodes.source import Node, Source
+from granular.aio.runtime.lifecycle import ensure_open
+from granular.errors import InvalidArgumentError, UnknownKeyError
 from granular.formats.layout import Layout, Spec, check_spec, element
 
 _VALUES = 'pass granular.MapDataset.source(reader), of which values are converted'
@@ -33,6 +36,42 @@ class StoredRecords:
 
     async def fetch(self, indices: Any) -> list[dict[str, Any]]:
         return await fetch_stored(self.reader, indices)
+
+
+async def stored_records(node: Source) -> tuple[Source, list[DatapointReader[Any]]] | None:
+    """Return the records, as they are stored, of a pipeline that only chooses among the datapoints of readers of
+    datasets of one spec, and these readers; None for any other.
+    """
+    readers: list[DatapointReader[Any]] = []
+    records = await _stored_node(node, readers)
+    if records is None or any(reader.spec != readers[0].spec for reader in readers):
+        return None
+    return records, readers
+
+
+async def _stored_node(node: Source, readers: list[DatapointReader[Any]]) -> Source | None:
+    if isinstance(node, Node):
+        if not node.selects:
+            return None
+        parents = [await _stored_node(parent, readers) for parent in node.parents]
+        return None if None in parents else node.copy_over(*(parent for parent in parents if parent is not None))
+    reader = node.root if isinstance(node, Fetching) else None
+    if not isinstance(reader, DatapointReader):
+        return None
+    await ensure_open(reader)
+    if not is_stored(reader) or not _has_all_keys(node, reader):
+        return None
+    readers.append(reader)
+    return convert(StoredRecords(reader))
+
+
+def _has_all_keys(node: Source, reader: DatapointReader[Any]) -> bool:
+    """Return whether no earlier select has chosen some keys of a reader."""
+    try:
+        node.select(list(reader.spec))
+    except UnknownKeyError:
+        return False
+    return True
 
 
 class StoredMapping:

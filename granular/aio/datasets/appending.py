@@ -15,7 +15,6 @@ from typing import Final
 from granular._words import counted, logger
 from granular.aio.datasets.shards import described, shards_in
 from granular.aio.paths.path import Path
-from granular.errors import NotFoundError
 from granular.formats.base import parse_json
 from granular.formats.layout import shard_name
 
@@ -54,7 +53,9 @@ async def finished_shards(directory: Path) -> int | None:
     """
     try:
         content = parse_json(await marker_path(directory).read_bytes())
-    except (NotFoundError, ValueError):
+    except ValueError:
+        return None
+    except directory.store.absent:
         return None
     shards = content.get('shards') if isinstance(content, dict) else None
     numbers = await shards_in(directory)

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 from granular._other_names import answering
 from granular.aio.datasets.appending import NAME as MARKER
 from granular.aio.datasets.parts_folder import is_parts
-from granular.aio.datasets.removal import is_mark, marked
 from granular.aio.paths.claims import is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.paths.removal import is_mark, marked
 from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry, Store, Upload
 from granular.aio.stores.local.locks import is_locked
@@ -239,7 +239,7 @@ async def _reserved(store: Store, folder: str, unfinished: str | None) -> AsyncI
     async with contextlib.AsyncExitStack() as stack:
         if isinstance(store, LocalStore):
             try:
-                stack.callback((await store.lock_folder(folder)).release)
+                stack.enter_context(await store.lock_dataset(folder))
             except (AlreadyExistsError, NotFoundError):
                 yield False
                 return
@@ -334,12 +334,12 @@ class _Cleaner:
             if self.remove:
                 for upload in uploads:
                     await store.abort_upload(upload)
-                keys = [entry.key for entry, _ in files]
-                if isinstance(store, LocalStore):
-                    keys = await store.delete_unlocked(keys)  # unless a live writer has opened them meanwhile
-                    files = [(entry, kind) for entry, kind in files if entry.key in keys]
+                entries = [entry for entry, _ in files]
+                if isinstance(store, LocalStore):  # unless a live writer has opened or replaced them meanwhile
+                    deleted = {entry.key for entry in await store.delete_unlocked(entries)}
+                    files = [(entry, kind) for entry, kind in files if entry.key in deleted]
                 else:
-                    await store.delete(keys)
+                    await store.delete([entry.key for entry in entries])
                 if store.has_folders and is_empty:
                     await store.delete_empty(key)
         return self._leftovers([*files, *([(itself, 'folder')] if itself else [])], uploads, age), is_empty

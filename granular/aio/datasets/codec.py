@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from granular import formats
 from granular._other_names import type_named
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.tracebacks import message_of
@@ -115,7 +115,7 @@ def _is_cheap(field: Field, records: Sequence[bytes]) -> bool:
     """Return whether records may be decoded on this thread."""
     if not field.light:
         return False
-    return field.fn is raw or running_loop() is None or sum(map(len, records)) <= _INLINE
+    return field.fn is raw or is_immediate() or sum(map(len, records)) <= _INLINE
 
 
 def decode_now(field: Field, records: Sequence[bytes], locate: Locate) -> list[Any]:

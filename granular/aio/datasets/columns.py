@@ -14,7 +14,7 @@ from granular.aio.bags.index_tables import PackedReferences, read_tables
 from granular.aio.bags.records import Adjacent, read_adjacent, read_records
 from granular.aio.datasets.codec import Field, decode_error, decode_records, raw
 from granular.aio.datasets.references import References, clip, unpack_groups
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.user_functions import CONTROL, raise_control
 from granular.aio.stores.fanout import once_more
@@ -129,7 +129,7 @@ class Columns:
 
     def read_now(self, index: int, choices: Sequence[Choice]) -> Datapoint | None:
         """Return a datapoint of immediate columns; None if it is too large to be read inline on the running loop."""
-        if running_loop() is not None and not (self._light and self._is_small(index, choices)):
+        if not is_immediate() and not (self._light and self._is_small(index, choices)):
             return None
         bags = self.bags
         refs = None if self.refs is None else self._references_now(self.refs, index)

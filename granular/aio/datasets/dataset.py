@@ -14,9 +14,10 @@ from granular.aio.datasets.columns import Columns
 from granular.aio.datasets.consistency import OpenedSpec, open_as_one
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.datasets.references import References
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, has_optional
 from granular.aio.runtime.tasks import gather
 from granular.errors import (
+    AccessDeniedError,
     BucketNotFoundError,
     CorruptBagError,
     CorruptDatasetError,
@@ -65,6 +66,7 @@ class Dataset:
         self.name: str = f'{directory}'
         self._options, self._shard = options, shard
         self._opened_spec: OpenedSpec | None = None
+        self._denied: AccessDeniedError | None = None  # the error of references that may be absent
         self.columns: Columns = Columns(self.name, {}, (), {}, None)
 
     def copy(self) -> Self:
@@ -95,7 +97,8 @@ class Dataset:
 
     async def open(self, snapshot: Snapshot | None = None) -> None:
         """Open all files, without a request if the snapshot has them."""
-        self._opened_spec, self.columns = None, Columns(self.name, {}, (), {}, None)
+        self._opened_spec, self._denied = None, None
+        self.columns = Columns(self.name, {}, (), {}, None)
         state = None if snapshot is None else snapshot.folders.get(self._shard)
         refs = self._bag('refs', False, False, state)
         if state is None:
@@ -151,11 +154,12 @@ class Dataset:
         else:
             content, error = await gather([self._read_spec(), _try_open(refs)])
         spec = self._parse(content)
-        if 'refs' in spec or isinstance(error, NotFoundError):
+        if 'refs' in spec or isinstance(error, self.directory.store.absent):
+            self._denied = error if isinstance(error, AccessDeniedError) and 'refs' not in spec else None
             if many := [key for key, kind in spec.items() if is_sequence(kind)]:
                 raise CorruptDatasetError(
                     f'{self.name}: key {many[0]!r} has type {spec[many[0]]!r}, which needs references, but refs.bag is '
-                    f'missing'
+                    f'missing, or may not be read'
                 ) from error
             return spec, 'columns'
         if error is not None:
@@ -173,7 +177,7 @@ class Dataset:
         except BucketNotFoundError:
             raise
         except NotFoundError as error:
-            if not self._shard and await (self.directory / shard_name(0) / 'spec.json').exists():
+            if not self._shard and await has_optional(self.directory / shard_name(0) / 'spec.json'):
                 raise NotFoundError(
                     f'{self.name}: is a sharded dataset: open it with ShardedDatasetReader, or with granular.open'
                 ) from None
@@ -188,7 +192,14 @@ class Dataset:
     async def _open_bag(self, key: str, bag: Bag) -> None:
         try:
             await bag.open()
-        except NotFoundError as error:
+        except self.directory.store.absent as error:
+            if self._denied is not None:  # columns have tables of their own, which the layout with references lacks
+                raise AccessDeniedError(
+                    f'{self.name}: neither its references nor the table of key {key!r} may be read, one of which it '
+                    f'has: {self._denied}; {error}'
+                ) from error
+            if not isinstance(error, NotFoundError):
+                raise
             raise CorruptDatasetError(
                 f'{self.name}: the spec has key {key!r}, but its bag is missing: {error}'
             ) from error
@@ -215,7 +226,10 @@ class Dataset:
     # --- what was opened
 
     def files(self) -> dict[str, FileIdentity]:
-        return {f'{key}.bag': bag.identity() for key, bag in self.columns.all_bags.items()}
+        return {file: bag.identity() for file, bag in self.bags_by_file().items()}
+
+    def bags_by_file(self, folder: str = '') -> dict[str, Bag]:
+        return {f'{folder}{key}.bag': bag for key, bag in self.columns.all_bags.items()}
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -242,6 +256,8 @@ async def _try_open(bag: Bag) -> GranularError | None:
     """Open a bag. Return the error if it is missing or is not a bag."""
     try:
         await bag.open()
-    except (NotFoundError, CorruptBagError) as error:
+    except GranularError as error:
+        if not isinstance(error, (*bag.require_path().store.absent, CorruptBagError)):
+            raise
         return error.with_traceback(None)  # whose frames refer to the error: a cycle in memory for each shard
     return None

@@ -1,6 +1,7 @@
 """Read the index file of a sharded dataset, which replaces opening its shards. docs/format.md describes the bytes."""
 
 import collections
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -14,13 +15,14 @@ from granular.aio.bags.identity import FileIdentity
 from granular.aio.bags.index_tables import PackedReferences, PackedTable, PackedTables
 from granular.aio.datasets.shards import listed_shards
 from granular.aio.paths.path import Path
+from granular.aio.paths.pure import relative_name
 from granular.aio.reply import stands_in
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import once_more, past_caches, read_all
 from granular.aio.stores.local.files import is_version, version_of
-from granular.errors import CorruptDatasetError, NotFoundError, ObjectChangedError, UnsupportedError
+from granular.errors import AccessDeniedError, CorruptDatasetError, ObjectChangedError, UnsupportedError
 from granular.formats.bit_packing import PADDING, PAGE, WORD, Words, check_pages, count_pages, unpack, unpack_one
 from granular.formats.checksums import crc32c
 from granular.formats.dataset_index import (
@@ -101,7 +103,7 @@ class DatasetIndex(PackedTables):
         """
         try:
             return await cls.read_file(index_path(directory), whole)
-        except NotFoundError:
+        except directory.store.absent:
             return None
         except (CorruptDatasetError, UnsupportedError) as error:
             logger.warning(
@@ -290,16 +292,18 @@ class DatasetIndex(PackedTables):
             return False
         try:
             await self.path.store.check_version(self.path.key, self._pin)
-        except (ObjectChangedError, NotFoundError):
+        except ObjectChangedError:
+            return True
+        except self.path.store.absent:
             return True
         return False
 
     async def compare(self, directory: Path) -> tuple[list[int], Ints | None]:
         """Compare the index with the files of the dataset, as far as few requests can.
 
-        On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise only
-        shards that were added are noticed; those that were replaced are when they are first read. Return the numbers of
-        all shards, and of those that were replaced; None if these are not known.
+        On a disk, all files are compared. In a bucket with up to 2,000 objects, all of them are listed. Otherwise, or
+        if they may not be listed, only shards that were added are noticed; those that were replaced are when they are
+        first read. Return the numbers of all shards, and of those that were replaced; None if these are not known.
         """
         store = directory.store
         if store.local:
@@ -307,14 +311,13 @@ class DatasetIndex(PackedTables):
             return numbers, await offload(self._compare_files, directory.key, len(numbers))
         objects = len(self) * (1 + len(self._bags) * (2 if self.directory.kinds is None else 1))
         if not store.has_folders and objects <= _LISTED:
-            return await self._compare_listing(directory)
-        numbers = list(range(len(self)))
+            with contextlib.suppress(AccessDeniedError):
+                return await self._compare_listing(directory)
         try:
             await store.read((directory / shard_name(len(self)) / 'spec.json').key)
-            numbers = await listed_shards(directory)
-        except NotFoundError:
-            pass
-        return numbers, None
+        except store.absent:
+            return list(range(len(self))), None
+        return await listed_shards(directory), None
 
     async def is_shard_replaced(self, directory: Path, shard: int) -> bool:
         """Return whether a shard in a bucket was replaced, by one request for one of its files.
@@ -357,11 +360,11 @@ class DatasetIndex(PackedTables):
 
     async def _compare_listing(self, directory: Path) -> tuple[list[int], Ints]:
         files, names = {}, set()
-        start = len(directory.key) + 1 if directory.key else 0
         async for entry in directory.store.scan_tree(directory.key):
             if not entry.is_dir:
-                files[entry.key[start:]] = entry.size, to_nanoseconds(entry.modified)
-                names.add(entry.key[start:].partition('/')[0])
+                name = relative_name(directory, entry.key)
+                files[name] = entry.size, to_nanoseconds(entry.modified)
+                names.add(name.partition('/')[0])
         separate = self.directory.kinds is None
 
         def is_same(stem: str, row: tuple[int, ...], pin: str) -> bool:

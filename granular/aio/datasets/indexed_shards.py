@@ -16,7 +16,7 @@ from granular.aio.datasets.dataset import Dataset, all_or_none
 from granular.aio.datasets.index import DatasetIndex
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
-from granular.errors import GranularError, NotFoundError, ObjectChangedError
+from granular.errors import GranularError, ObjectChangedError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
@@ -76,7 +76,7 @@ class IndexedShards:
         if dataset is None:
             dataset = self._create(self._shard_name(position))
             dataset.open_indexed(self.index, int(self._numbers[position]), self._fields)
-            self._made[position] = dataset  # not before: an interrupt would leave one that is not open
+            self._made[position] = dataset
         return dataset
 
     def _shard_name(self, position: int) -> str:
@@ -90,6 +90,13 @@ class IndexedShards:
         await gather([dataset.open(Snapshot('', states) if states else None) for dataset in self.own.values()])
         for dataset in self.own.values():
             self._check_spec(dataset)
+
+    async def open_like(self, expected: Mapping[str, FileIdentity]) -> None:
+        """Open the shards by their own tables whose tables a reader told by versions, which the index does not have."""
+        by_version = {file.rpartition('/')[0] for file, told in expected.items() if told.table and not told.has_digest}
+        own = [i for i in range(len(self)) if i not in self.own and self._shard_name(i) in by_version]
+        for i, dataset in zip(own, await gather([self._open(i) for i in own]), strict=True):
+            self.own[i] = dataset
 
     async def read_extras(self) -> None:
         """Read what ``cache_keys`` and ``verify`` need in memory."""
@@ -213,7 +220,9 @@ class IndexedShards:
     async def _is_replaced(self, position: int) -> bool:
         try:
             await check_files([file for bag in self[position].columns.all_bags.values() for file in bag.files])
-        except (ObjectChangedError, NotFoundError):
+        except ObjectChangedError:
+            return True
+        except self._directory.store.absent:
             return True
         return await self._differs(position)
 

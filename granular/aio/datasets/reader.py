@@ -214,7 +214,7 @@ class DatasetReader(DatapointReader[Datapoint_co]):
         await self.directory.store.ready()
         await open_as_one(self._name, self._open_once, self._dataset.check_unchanged)
         self._dataset.warn_of_lengths()
-        await read_digests(self._dataset.columns.all_bags.values(), self._expected)
+        await read_digests(self._dataset.bags_by_file(), self._expected)
         await offload(self._check_files)
         state = self._dataset.state() if self._dataset.columns.snapshot is None else None
         if state is not None and (snapshot := await Snapshot.save(self.directory, {'': state})) is not None:

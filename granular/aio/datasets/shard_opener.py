@@ -19,7 +19,7 @@ from granular.aio.datasets.shards import check_complete, filled, listed_shards, 
 from granular.aio.paths.path import Path
 from granular.aio.reply import changed
 from granular.aio.runtime.tasks import for_each, gather
-from granular.errors import CorruptDatasetError, NotFoundError
+from granular.errors import AccessDeniedError, CorruptDatasetError, NotFoundError
 from granular.formats.layout import shard_name
 from granular.indexing import Ints
 
@@ -173,7 +173,12 @@ class ShardOpener:
 
     async def _list(self) -> list[int]:
         """Return the shards to open: without those that are being appended, nor empty folders that failed to open."""
-        return self._without_empty(await listed_shards(self._directory))
+        try:
+            return self._without_empty(await listed_shards(self._directory))
+        except AccessDeniedError as error:
+            raise AccessDeniedError(
+                f'{error}: an index, which `granular index` makes, replaces the listing of the shards'
+            ) from error
 
     def _without_empty(self, numbers: Iterable[int]) -> list[int]:
         return [number for number in numbers if number not in self._empty][: self._count]

@@ -87,8 +87,11 @@ class ShardedDatasetReader(DatapointReader[Datapoint_co]):
 
     async def _open(self) -> None:
         self._shards = await self._opener.open(self._shared, self._count)
+        if isinstance(self._shards, IndexedShards) and self._expected is not None:
+            await self._shards.open_like(self._expected.files)
         own = self._shards.own.values() if isinstance(self._shards, IndexedShards) else self._shards
-        await read_digests([bag for dataset in own for bag in dataset.columns.all_bags.values()], self._expected)
+        bags = {file: bag for shard in own for file, bag in shard.bags_by_file(f'{shard.directory.name}/').items()}
+        await read_digests(bags, self._expected)
         await offload(self._check_files)
         lengths = self._shards.lengths()
         self._stops = np.cumsum(lengths)

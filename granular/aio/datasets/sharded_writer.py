@@ -17,8 +17,8 @@ from granular.aio.datasets.writer import DatasetWriter, count_unflushed, is_unus
 from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import ending_with, ensure_open, report_no_loss
-from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores import Entry
 from granular.errors import (
@@ -168,7 +168,7 @@ class ShardedDatasetWriter(DatapointWriter):
             if self._full(writer):
                 await writer.aclose()
                 writer, resumed, finished = None, 0, finished + resumed
-        # Last, as a writer that fails to open may be opened again; without calls, so that Ctrl-C does not divide it.
+        # Last, as a writer that fails to open may be opened again.
         self._writer, self._resumed = writer, resumed
         self._next, self._found = own[-1] + self._step, finished + resumed
         self._untold = self._readable > 0
@@ -236,7 +236,7 @@ class ShardedDatasetWriter(DatapointWriter):
         if self._readable:
             await mark(self.directory, self._readable)
             self._readable = 0
-        await ensure_uninterrupted()
+        await to_loop()
         folder = self.directory / shard_name(self._next)
         writer = await self._open_shard(folder)
         if not is_unused(writer):  # a shard in columns, to which it would append
@@ -255,7 +255,7 @@ class ShardedDatasetWriter(DatapointWriter):
 
     async def _turn(self) -> None:
         """Publish the full shard."""
-        await ensure_uninterrupted()
+        await to_loop()
         # On a disk, the next shard is started first: its folder excludes other writers and shows that more follows.
         following, full = await self._begin() if self.directory.store.local else None, self._writer
         try:

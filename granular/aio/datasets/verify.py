@@ -17,7 +17,7 @@ from granular.aio.datasets.index import DatasetIndex, index_path
 from granular.aio.datasets.reader import DatasetReader, columns_of, opened_files
 from granular.aio.datasets.shards import no_dataset, shards_in
 from granular.aio.paths.file import Progress
-from granular.aio.paths.path import Path
+from granular.aio.paths.path import Path, has_optional
 from granular.aio.paths.pure import AnyPath
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.readahead import pages
@@ -102,7 +102,7 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
     functions = check_decoders(decoders)
     bytes_read = ProgressReport(progress, MiB)
     await root.store.ready()
-    if await (root / 'spec.json').exists():
+    if await has_optional(root / 'spec.json'):
         await _verify_dataset(root, report, bytes_read, functions)
         await bytes_read.finish()
         return report
@@ -131,7 +131,7 @@ async def verify(path: AnyPath, progress: Progress | None = None, decoders: Deco
 async def _verify_index(root: Path, numbers: Sequence[int], report: Report) -> None:
     """Compare the index of a sharded dataset, if there is one, with the tables of its shards."""
     path = index_path(root)
-    if not await path.exists():
+    if not await has_optional(path):
         return
 
     def add(message: str, shard: int | None = None) -> None:

@@ -8,11 +8,11 @@ from granular import formats
 from granular.aio.bags.output import BagOutput, withdraw
 from granular.aio.datasets.codec import Encoders, encode_datapoint, fields_of, keys_error
 from granular.aio.datasets.datapoint_writer import DatapointWriter
-from granular.aio.datasets.removal import explain, find_removal
 from granular.aio.datasets.rivals import find_dataset_above, find_rival, folder_of_shards
 from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
+from granular.aio.paths.removal import explain, find_removal
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather, settle, uncut
 from granular.aio.stores import ObjectWriter
@@ -171,7 +171,7 @@ class DatasetWriter(DatapointWriter):
         exclusive = self._lock is not None and self._lock.sure
         claims = set() if store.local else {name for name in entries if is_claim(name)}
         if isinstance(store, LocalStore) and exclusive:
-            await store.delete_unlocked([entries[name].key for name in temporary])
+            await store.delete_unlocked([entries[name] for name in temporary])
             temporary = set()
         if appendable:
             self._fresh = not self._described and not any(entries[name].size for name in bag_files)

@@ -1,20 +1,15 @@
 """Arguments that several data sources have: files, and masks of columns or fields."""
 
-import itertools
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Final
+from typing import Any
 
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import AnyPath, PurePath, glob_regex
-from granular.errors import InvalidArgumentError, NotFoundError, UnknownKeyError
+from granular.aio.paths.pure import AnyPath, PurePath
+from granular.errors import InvalidArgumentError, UnknownKeyError
 
 Paths = AnyPath | Sequence[AnyPath]
 Mask = Iterable[str] | Mapping[str, bool] | None
-
-# A file of several, as tfds, Beam and Hugging Face name them: the rest may be a suffix, a hash, or both.
-_NUMBERED: Final = re.compile(r'(.*)-([0-9]{1,6})-of-([0-9]{1,6})(?:-[0-9a-f]+)?(\..*)?', re.DOTALL)
 
 
 def as_paths(paths: Any) -> tuple[Path, ...]:
@@ -30,30 +25,6 @@ def as_paths(paths: Any) -> tuple[Path, ...]:
     if not as_tuple:
         raise InvalidArgumentError('expected one path or more, got none')
     return as_tuple
-
-
-def refuse_gaps(paths: Iterable[Path], name: str, pattern: str = '*') -> None:
-    """Raise ``NotFoundError`` if files that were found are named ``...-00000-of-00003``, and others of these are
-    missing in their folder, unless they do not match the pattern by which they were found; errors begin with the name.
-    """
-    groups: dict[tuple[Any, ...], dict[int, re.Match[str]]] = {}
-    for path in paths:
-        if match := _NUMBERED.fullmatch(path.name):
-            groups.setdefault((path.parent, *match.group(1, 3, 4)), {})[int(match[2])] = match
-    regex = glob_regex(pattern)
-    for files in groups.values():
-        match = next(iter(files.values()))
-        count, width = int(match[3]), len(match[2])
-        first = 1 if count in files and 0 not in files else 0
-        others = (number for number in range(first, first + count) if number not in files)
-        names = (f'{match.string[: match.start(2)]}{n:0{width}}{match.string[match.end(2) :]}' for n in others)
-        # The first few only, as there may be a million.
-        if missing := list(itertools.islice(filter(regex.fullmatch, names), 4)):
-            more = ' and more' if len(missing) > 3 else ''
-            raise NotFoundError(
-                f'{name}: has {len(files)} of {count} files: {", ".join(missing[:3])}{more} missing: copy all of them, '
-                f'or pass a list of the files to read'
-            )
 
 
 def name_of(paths: Sequence[Path]) -> str:

@@ -1,7 +1,7 @@
 """Find out the format of files, and open their reader."""
 
+import contextlib
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -13,48 +13,51 @@ from granular.aio.datasets.index import index_path
 from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader
 from granular.aio.datasets.shards import describe_unfinished, shards_of
-from granular.aio.datasources.arguments import Paths, refuse_gaps
-from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource
+from granular.aio.datasources.arguments import Paths
+from granular.aio.datasources.arrayrecord.source import ArrayRecordDataSource, files_of_parts
+from granular.aio.datasources.discovery.discover import Discovery, Files, in_folder, of_pattern
+from granular.aio.datasources.discovery.names import ENDINGS, format_of, kind_of
+from granular.aio.datasources.indexed_files import IndexedFiles, files_of
 from granular.aio.datasources.parquet.source import ParquetDataSource
 from granular.aio.datasources.tfrecord.source import TFRecordDataSource
 from granular.aio.datasources.webdataset.source import WebDatasetDataSource
-from granular.aio.paths.path import Path, is_pattern, matches_of
+from granular.aio.paths.path import Path, has_optional, is_pattern
 from granular.aio.runtime.lifecycle import ensure_open
 from granular.aio.runtime.tasks import gather
-from granular.errors import InvalidArgumentError, NotFoundError
+from granular.aio.stores import Entry
+from granular.aio.stores.local.writing import final_name
+from granular.errors import AccessDeniedError, InvalidArgumentError, NotFoundError
 from granular.formats.base import Decoder
+from granular.formats.layout import shard_name
 
 Opened = DatasetReader | ShardedDatasetReader | Any
 """A reader of a dataset; Any stands for those of other files, so that programs use a dataset without a cast."""
 
-FORMATS: Final[Mapping[str, tuple[Any, ...]]] = {
-    'parquet': (ParquetDataSource, '.parquet', '.pq'),
-    'arrayrecord': (ArrayRecordDataSource, '.arrayrecord', '.array_record'),
-    'webdataset': (WebDatasetDataSource, '.tar'),
-    'tfrecord': (TFRecordDataSource, '.tfrecord', '.tfrecords', '.tfrecord.gz', '.tfrecord.zz'),
+CLASSES: Final[Mapping[str, Any]] = {
+    'parquet': ParquetDataSource,
+    'arrayrecord': ArrayRecordDataSource,
+    'webdataset': WebDatasetDataSource,
+    'tfrecord': TFRecordDataSource,
 }
-"""The formats of files: the reader of each, and the ends of the names of its files."""
-
-CLASSES: Final = {name: reader for name, (reader, *_) in FORMATS.items()}
-ENDINGS: Final[Mapping[str, str]] = {ending: name for name, (_, *endings) in FORMATS.items() for ending in endings}
+"""The readers of files by their format, of which ``ENDINGS`` has the ends of their names."""
 
 _PACKED: Final = ('.tar.gz', '.tgz', '.tar.zst', '.tar.xz', '.tar.bz2')
+_LOOKED_AT: Final = 1000  # files of a folder with the name of a shard
 _UNPACK: Final = (
     'a compressed tar file has no random access: decompress it to .tar (gunzip), or unpack it with `granular '
     'copy-to-local`'
 )
-_SHARDED: Final = re.compile(r'-\d+-of-\d+$')  # after the suffix, as in file names of tfds and Beam
-
-
-def format_of(name: str) -> str:
-    """Return the format of a file by the end of its name, a key of ``CLASSES``; empty if it is unknown."""
-    base = _SHARDED.sub('', name)
-    return next((ENDINGS[ending] for ending in ENDINGS if base.endswith(ending)), '')
 
 
 @answering()
 async def open(  # noqa: A001
-    path: Paths, decoders: Mapping[str, Decoder | None] | None = formats.decoders, *, fs: Any = None, **options: Any
+    path: Paths,
+    decoders: Mapping[str, Decoder | None] | None = formats.decoders,
+    *,
+    format: str | None = None,
+    split: str | None = None,
+    fs: Any = None,
+    **options: Any,
 ) -> Opened:
     """Find out what is at a path, and return its reader, opened.
 
@@ -73,71 +76,123 @@ async def open(  # noqa: A001
     ``*.tfrecord``, ``*.tfrecords``                         `TFRecordDataSource`
     ======================================================  =======================
 
-    The last four are also opened from a folder that has files of one of these formats, from a pattern such as
-    ``s3://bucket/train-*.tar``, ``train-{000..127}.tar`` or ``{a,b}.tar``, and from a sequence of files; several files
-    are sorted by name, unless they are given as a sequence. What exists under a name such as ``x[1].tar`` is opened;
-    only otherwise is the name a pattern. Of names such as ``train.tfrecord-00000-of-00010`` in a folder or pattern, all
-    ten must exist.
+    The last four are also opened from a folder that has files of one of these formats, at any depth, from a pattern
+    such as ``s3://bucket/train-*.tar``, ``train-{000..127}.tar`` or ``{a,b}.tar``, and from a sequence of files;
+    several files are sorted by name, unless they are given as a sequence. What exists under a name such as ``x[1].tar``
+    is opened; only otherwise is the name a pattern. Of names such as ``train.tfrecord-00000-of-00010`` in a folder or
+    pattern, all ten must exist. A warning names files that are left out, as `Data sources` describes.
 
     Args:
       path: a file, a folder, a pattern or a sequence of files.
       decoders: the decoder of each type, or for tar files of each suffix; None for raw bytes. Records of bags,
         ArrayRecord and TFRecord files are always bytes, rows of Parquet files always values.
+      format: ``'parquet'``, ``'arrayrecord'``, ``'webdataset'`` or ``'tfrecord'``, if names do not tell, or if there
+        are files of several.
+      split: the split to read, such as ``'train'``, of a folder or pattern that has files of several.
       fs: the file system of fsspec that the path belongs to, as for :class:`granular.Path`.
       options: further arguments of the reader, such as ``cache_keys``, ``verify`` or ``columns``.
 
     Raises:
       NotFoundError: if there is nothing at the path, or nothing that has a reader, or files of several are missing.
-      InvalidArgumentError: if there are files of several formats, or the reader does not take an option.
+      InvalidArgumentError: if there are files of several formats, splits or generations, or the reader does not take an
+        option.
     """
+    if format is not None and format not in CLASSES:
+        raise InvalidArgumentError(f'format: expected one of {", ".join(CLASSES)}, got {format!r:.100}')
     if isinstance(path, list | tuple):
         files = [Path(file, fs=fs) for file in path]
-        return await _open_files(files, counted(len(files), 'file'), decoders, options)
+        _refuse_split(split, counted(len(files), 'file'))
+        return await _open_files(files, counted(len(files), 'file'), format, decoders, options)
     folder = Path(path, fs=fs)
     await folder.store.ready()
     if await is_pattern(folder):
-        files = await matches_of(folder)
-        refuse_gaps(files, f'{folder}', folder.name)
-        return await _open_files(files, f'{folder}', decoders, options)
-    if not format_of(folder.name) and folder.suffix != '.bag':
+        found = await of_pattern(folder, format or '', split)
+        refuse_packed([] if found.entries else [found.base / name for name in found.left_out])
+        if found.format not in CLASSES:
+            raise _not_one_format(found.name, [*found.paths, *(found.base / name for name in found.left_out)])
+        return await _open_found(found, decoders, options)
+    if not format_of(folder.name) and folder.suffix != '.bag' and format is None:
         # A server that lists no folders can still have a dataset.
         # A listing of ten thousand shards takes ten requests, which an index saves.
-        has_spec, has_index = await gather([(folder / 'spec.json').exists(), index_path(folder).exists()])
-        if has_spec:
-            return await _open(DatasetReader, folder, decoders, options)
-        if has_index:
-            return await _open(ShardedDatasetReader, folder, decoders, options)
+        has_spec, has_index = await gather([has_optional(folder / 'spec.json'), has_optional(index_path(folder))])
+        if has_spec or has_index:
+            _refuse_split(split, f'{folder}')
+            return await _open(DatasetReader if has_spec else ShardedDatasetReader, folder, decoders, options)
     elif not (await folder.stat()).is_dir:
-        if folder.suffix == '.bag':
+        _refuse_split(split, f'{folder}')
+        if folder.suffix == '.bag' and format is None:
             return await _open(BagReader, folder, decoders, options)
-        return await _open_files([folder], f'{folder}', decoders, options)
-    return await _open_folder(folder, decoders, options)
+        return await _open_files([folder], f'{folder}', format, decoders, options)
+    return await _open_folder(folder, format, split, decoders, options)
 
 
-async def _open_folder(folder: Path, decoders: Any, options: dict[str, Any]) -> Opened:
+def _refuse_split(split: str | None, name: str) -> None:
+    if split is not None:
+        raise InvalidArgumentError(f'split: expected a folder or a pattern of files to choose from, got {name}')
+
+
+async def _open_folder(
+    folder: Path, format: str | None, split: str | None, decoders: Any, options: dict[str, Any]
+) -> Opened:
     try:
         entries = [entry async for entry in folder.store.scan(folder.key)]
     except NotFoundError:
         if await folder.is_file():
             raise _unknown(folder) from None
         raise
-    if any(entry.name == 'spec.json' for entry in entries):
-        return await _open(DatasetReader, folder, decoders, options)
-    if shards_of(entries):
-        return await _open(ShardedDatasetReader, folder, decoders, options)
-    files = sorted(Path.of(folder.store, entry.key) for entry in entries if not entry.is_dir and format_of(entry.key))
-    if not files:
-        if not entries and await folder.is_file():  # a bucket lists no folder behind the name of an object
+    except AccessDeniedError as error:
+        raise AccessDeniedError(
+            f'{folder}: may not be listed, and has no spec.json and no index that may be read: {error}'
+        ) from error
+    if format is None:
+        is_dataset = any(entry.name == 'spec.json' for entry in entries)
+        if is_dataset or await has_shards(folder, entries):
+            _refuse_split(split, f'{folder}')
+            return await _open(DatasetReader if is_dataset else ShardedDatasetReader, folder, decoders, options)
+    if not entries:
+        if await folder.is_file():  # a bucket lists no folder behind the name of an object
             raise _unknown(folder)
-        names = sorted(entry.name for entry in entries)
-        if remedy := await remedy_of(folder, names):
-            raise NotFoundError(f'{folder}: {remedy}')
-        raise NotFoundError(
-            f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
-            f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(folder, names)}'
-        )
-    refuse_gaps(files, f'{folder}')
-    return await _open_files(files, f'{folder}', decoders, options)
+        raise _nothing(folder, [])
+    names = sorted(entry.name for entry in entries)
+    if not any(format_of(entry.name) for entry in entries) and (remedy := await remedy_of(folder, names)):
+        raise NotFoundError(f'{folder}: {remedy}')
+    found = await in_folder(folder, format or '', split)
+    if found.format not in CLASSES:
+        raise _nothing(folder, names)
+    return await _open_found(found, decoders, options)
+
+
+def _nothing(folder: Path, names: Sequence[str]) -> NotFoundError:
+    return NotFoundError(
+        f'{folder}: expected a dataset (a folder with a spec.json, or with shards such as 000000), or files whose '
+        f'names end in .bag, {", ".join(ENDINGS)}; got {_describe_folder(folder, names)}'
+    )
+
+
+def discovery_of(reader: Any) -> Discovery | None:
+    """Return what was found in the folder or pattern of an open reader; None if its files were given."""
+    files = files_of(reader) if isinstance(reader, IndexedFiles) else None
+    if isinstance(reader, ArrayRecordDataSource):
+        files = files_of_parts(reader)
+    return None if files is None else files.found
+
+
+async def has_shards(folder: Path, entries: Sequence[Entry]) -> bool:
+    """Return whether a folder has shards of a dataset, or of one that is being written, by its entries.
+
+    Folders with the names of shards that hold other files, such as images, are no shards.
+    """
+    if not (numbers := shards_of(entries)):
+        return False
+    first, is_foreign, seen = folder / shard_name(numbers[0]), False, 0
+    async with contextlib.aclosing(first.store.scan_tree(first.key)) as tree:
+        async for entry in tree:
+            if entry.name == 'spec.json' or (final_name(entry.name) or entry.name).endswith('.bag'):
+                return True
+            is_foreign, seen = is_foreign or bool(kind_of(entry.name)), seen + 1
+            if seen == _LOOKED_AT:
+                break
+    return not is_foreign
 
 
 async def remedy_of(folder: Path, names: Sequence[str]) -> str:
@@ -179,16 +234,28 @@ def _unknown(file: Path) -> NotFoundError:
     )
 
 
-async def _open_files(files: Sequence[Path], name: str, decoders: Any, options: dict[str, Any]) -> Opened:
-    kinds = {format_of(file.name) for file in files}
-    refuse_packed(files)
+async def _open_found(found: Discovery, decoders: Any, options: dict[str, Any]) -> Opened:
+    opened = await _open(CLASSES[found.format], Files.from_discovery(found), decoders, options)
+    found.warn()
+    return opened
+
+
+async def _open_files(
+    files: Sequence[Path], name: str, format: str | None, decoders: Any, options: dict[str, Any]
+) -> Opened:
+    kinds = {format or format_of(file.name) for file in files}
+    refuse_packed([] if format else files)
     if len(kinds) != 1 or '' in kinds:
-        suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
-        raise InvalidArgumentError(
-            f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list '
-            f'of such files; `granular convert` makes a dataset of images'
-        )
+        raise _not_one_format(name, files)
     return await _open(CLASSES[kinds.pop()], files, decoders, options)
+
+
+def _not_one_format(name: str, files: Sequence[Path]) -> InvalidArgumentError:
+    suffixes = ', '.join(sorted({file.suffix or 'no suffix' for file in files})) or 'none'
+    return InvalidArgumentError(
+        f'{name}: expected files of one format, of {", ".join(ENDINGS)}, got {suffixes}: pass a pattern or a list '
+        f'of such files, or format; `granular convert` makes a dataset of images'
+    )
 
 
 async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> Opened:
@@ -196,7 +263,7 @@ async def _open(cls: Any, path: Any, decoders: Any, options: dict[str, Any]) -> 
     if 'decoders' in accepted or (decoders is not None and decoders is not formats.decoders):
         options = {'decoders': decoders, **options}
     if unknown := sorted(options.keys() - accepted):
-        name = path[0] if isinstance(path, list) else path
+        name = path.name if isinstance(path, Files) else path[0] if isinstance(path, list) else path
         raise InvalidArgumentError(
             f'{cls.__name__} of {name}: unknown options {unknown}: expected some of {accepted}; options of the store, '
             f'such as config or endpoint_url, belong to granular.Path(...)'

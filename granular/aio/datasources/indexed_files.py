@@ -8,7 +8,8 @@ import numpy as np
 
 from granular._typing import Datapoint_co
 from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
-from granular.aio.datasources.arguments import Mask, Paths, as_paths, name_of, names_in
+from granular.aio.datasources.arguments import Mask, Paths, names_in
+from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.scanning import Index, forget_indices
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.data_source import OpenedDataSource
@@ -17,7 +18,7 @@ from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.aio.stores.fanout import read_all
-from granular.errors import ObjectChangedError
+from granular.errors import GranularError, ObjectChangedError
 from granular.indexing import Ints, grouped, index_of, indices_of, placed
 
 
@@ -54,18 +55,26 @@ class SequenceSource(OpenedDataSource[Datapoint_co]):
 
 
 class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
-    """A data source over files, its ``paths``, each with an index that is read once and shared with workers."""
+    """A data source over files, its ``paths``, each with an index that is read once and shared with workers.
 
-    def __init__(self, paths: Paths) -> None:
+    Those of a folder or a pattern are found when it is opened.
+    """
+
+    _format: str  # a key of ``ENDINGS``
+
+    def __init__(self, paths: Paths | Files) -> None:
         super().__init__()
-        self.paths: tuple[Path, ...] = as_paths(paths)
-        self._name = name_of(self.paths)
+        self._take(Files.of(paths))
+        self._name = self._files.name
         self._file_indices: list[Index] = []
         self._kept: list[object] = []  # what keeps the files open
         self._stops = np.zeros(0, np.int64)  # cumulative number of datapoints up to the end of each file
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.paths,), {}
+        return (self._files,), {}
+
+    def _take(self, files: Files) -> None:
+        self._files, self.paths = files, files.paths
 
     def _pickled(self) -> dict[str, Any]:
         return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
@@ -74,9 +83,17 @@ class IndexedFiles(PinnedSource[Datapoint_co], Generic[Index, Datapoint_co]):
     async def _read_file_indices(self) -> list[Index]: ...
 
     async def _open(self) -> None:
+        given = self._files
+        self._take(await given.resolved(self._format))
         self._kept = [path.store.keep_open(path.key) for path in self.paths]
         if not self._file_indices:
-            indices = await self._read_file_indices()
+            try:
+                indices = await self._read_file_indices()
+            except GranularError:
+                if self._files.found is not None or (files := await given.in_folder(self._format)) is None:
+                    raise
+                self._take(files)
+                indices = await self._read_file_indices()
             self._check_files(self._identity_of(indices))
             self._file_indices = indices
         self._stops = np.cumsum([index.length for index in self._file_indices], dtype=np.int64)
@@ -227,3 +244,7 @@ class MaskedFiles(IndexedFiles[Index, Datapoint_co]):
 
 def fields_of(files: MaskedFiles[Any, Any]) -> tuple[str, ...]:
     return files._available
+
+
+def files_of(source: IndexedFiles[Any, Any]) -> Files:
+    return source._files

@@ -10,7 +10,7 @@ import numpy as np
 from granular.aio.bags.index_cache import cache_file_of, load_tables, remove_file, save_tables
 from granular.aio.paths.path import Path
 from granular.aio.reply import Reply, stands_in
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
@@ -63,7 +63,7 @@ class HeaderScanner(abc.ABC, Generic[Index]):
 
 async def index_files(paths: Sequence[Path], kind: type[Index], scanner: type[HeaderScanner[Index]]) -> list[Index]:
     """Return the indices of files, eight files at a time."""
-    await ensure_event_loop()
+    await to_loop()
     indices: dict[int, Index] = {}
 
     async def index(number: int) -> None:

@@ -8,13 +8,14 @@ import logging
 import pickle
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from numpy.typing import ArrayLike
 
 from granular._words import counted, logger
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.threads import offload
 from granular.aio.runtime.tracebacks import RemoteError, shorten, summary, tells_all
 from granular.aio.runtime.user_functions import call_checked, call_user, refuse_deferred
 from granular.errors import ClosedError, FunctionError, GranularError, InvalidArgumentError, StoreError, WorkerError
@@ -42,13 +43,21 @@ class Failure:
     counts: bool
     handled: bool  # True if it failed before the ``on_error`` of its stream, and operations follow that
     message: str  # class and message of the error, taken where it was raised, as its ``str`` may raise anything
+    # In place of a batch: the indices of what failed in the stage that was batched. Empty in place of a datapoint.
+    batched: tuple[int, ...]
 
-    __slots__ = ('_held', 'counts', 'handled', 'index', 'message')
+    __slots__ = ('_held', 'batched', 'counts', 'handled', 'index', 'message')
 
     def __init__(
-        self, index: int, error: BaseException, counts: bool = True, handled: bool = False, message: str = ''
+        self,
+        index: int,
+        error: BaseException,
+        counts: bool = True,
+        handled: bool = False,
+        message: str = '',
+        batched: tuple[int, ...] = (),
     ) -> None:
-        self.index, self.counts, self.handled = index, counts, handled
+        self.index, self.counts, self.handled, self.batched = index, counts, handled, batched
         self.message = message or summary(error)
         self._held = [error]
 
@@ -58,8 +67,14 @@ class Failure:
 
     def at(self, index: int, counts: bool) -> 'Failure':
         """Return the failure as that of another stage, at its index there."""
-        failure = Failure(index, self.error, counts, message=self.message)
+        failure = Failure(index, self.error, counts, message=self.message, batched=self.batched)
         failure._held = self._held
+        return failure
+
+    def of_batch(self, batched: Iterable[int]) -> 'Failure':
+        """Return the failure as that of a batch, with the indices of all that failed in it."""
+        failure = self.at(self.index, self.counts)
+        failure.batched = (*self.batched, *batched)
         return failure
 
     def release(self) -> BaseException:
@@ -69,7 +84,8 @@ class Failure:
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (self.index, self.counts, self.handled, self.message, *portable(self.error))
+        told = self.index, self.counts, self.handled, self.message, self.batched
+        return _unpickled, (*told, *portable(self.error))
 
 
 def of_datapoint(error: Exception) -> bool:
@@ -82,9 +98,50 @@ def of_function(error: BaseException) -> bool:
     return not isinstance(error, StoreError | MemoryError | ClosedError)
 
 
+class Handler:
+    """Replaces the datapoints that fail in a batch, or leaves them out, while the batch is fetched again.
+
+    Args:
+      errors: the policy, which is not to raise.
+      failure: the one in place of the batch.
+
+    Attributes:
+      known: the indices that failed before, and are read apart from the others.
+      failed: index and message of those that failed.
+    """
+
+    def __init__(self, errors: 'Errors', failure: Failure) -> None:
+        self._errors = errors
+        self.known: tuple[int, ...] = failure.batched
+        self.failed: list[tuple[int, str]] = []
+
+    async def replaced(self, failure: Failure) -> Any:
+        """Return the replacement of a datapoint; None to leave it out."""
+        if ends_program(failure.error):
+            raise failure.release()
+        replacement = await offload(self._errors.resolve, failure)
+        if failure.counts:
+            self.failed.append((failure.index, failure.message))
+        failure.release()
+        return replacement
+
+    async def fetch(self, source: Any, index: int) -> Any:
+        """Return the element of a source at an index, with the failed datapoints of its batches replaced."""
+        await to_loop()
+        before = handling.set(self)
+        try:
+            return (await fetch_capturing(source, [index]))[0]
+        finally:
+            handling.reset(before)
+
+
+handling: contextvars.ContextVar[Handler | None] = contextvars.ContextVar('handling', default=None)
+"""What replaces the datapoints that fail in batches; None to return a ``Failure`` in place of a batch."""
+
+
 async def fetch_capturing(source: Any, indices: ArrayLike) -> list[Any]:
     """Fetch datapoints from a source, with a ``Failure`` in place of each that fails."""
-    await ensure_event_loop()  # in whose context the variable is set
+    await to_loop()  # in whose context the variable is set
     before = capturing.set(True)
     try:
         datapoints: list[Any] = await source.fetch(indices)
@@ -140,8 +197,16 @@ def remote(pickled: Sequence[bytes], text: str) -> BaseException:
     return first
 
 
-def _unpickled(index: int, counts: bool, handled: bool, message: str, pickled: Sequence[bytes], text: str) -> Failure:
-    return Failure(index, remote(pickled, text), counts, handled, message)
+def _unpickled(
+    index: int,
+    counts: bool,
+    handled: bool,
+    message: str,
+    batched: tuple[int, ...],
+    pickled: Sequence[bytes],
+    text: str,
+) -> Failure:
+    return Failure(index, remote(pickled, text), counts, handled, message, batched)
 
 
 class Errors:

@@ -10,9 +10,10 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from granular._words import logger
 from granular.aio.execution.failures import capturing
-from granular.aio.runtime.loops import StartedCoroutine, ensure_event_loop, running_loop
+from granular.aio.runtime.immediate import Rest, running_loop, to_loop
+from granular.aio.runtime.pools import CORES, Threads, current
 from granular.aio.runtime.tasks import end_tasks, outcome, result_of, start_task
-from granular.aio.runtime.threads import CORES, Threads, Timer, current, start_inline
+from granular.aio.runtime.threads import Timer, start_inline
 from granular.aio.runtime.user_functions import mark_computing
 from granular.errors import ClosedError, GranularError
 from granular.metrics import counters
@@ -68,7 +69,7 @@ class Prefetch(Generic[T]):
       compute: computes the item for a position and a count.
       stride: the step from one position to the next.
       weight: the number of datapoints in an item of one position.
-      workers: the number of threads that decode and transform.
+      workers: the number of threads that decode and transform; with 1, functions are called one at a time.
       kind: the consumer, for metrics and the names of threads.
       captures: True if failures are returned as ``Failure``.
     """
@@ -140,16 +141,16 @@ class Prefetch(Generic[T]):
 
         ``asked`` is the time of the request, by ``time.perf_counter``, if it was made before this call.
         """
-        asked = time.perf_counter() if asked is None else asked  # before the switch to a loop that may be busy
-        item = self.take_ready(asked)
+        self._ask(time.perf_counter() if asked is None else asked)  # before the switch to a loop that may be busy
+        item: Any = self._take_ready() if running_loop() is None else NOT_READY
         if item is NOT_READY:
-            await ensure_event_loop()
+            await to_loop()
             item = await self._take_next()
-            self._give(item)
+        self._give(item)
         return item
 
-    def take_ready(self, asked: float) -> Any:
-        """Return what ``take`` returns; ``NOT_READY`` if it must wait, or if this thread has a running loop."""
+    def _ask(self, asked: float) -> None:
+        """Count the time since the last item was returned, which its consumer spent."""
         returned = self._returned
         if returned is None:
             self._asked = max(self._asked, asked)
@@ -160,10 +161,6 @@ class Prefetch(Generic[T]):
             self._consumer_times.observe(spent)
             self.consumer_cpu += self._consumer_clock.elapsed()
             self._returned = None
-        item: Any = self._take_ready() if running_loop() is None else NOT_READY
-        if item is not NOT_READY:
-            self._give(item)
-        return item
 
     def judge_interpreter(self) -> None:
         """Log if the interpreter, which runs one thread at a time, is shared by two that need it all the time."""
@@ -246,20 +243,16 @@ class Prefetch(Generic[T]):
         if self._items and not self._closed:
             self.begin()
 
-    def received(self, seconds: float | None = None) -> None:
-        """Add the time that the last item took to reach a consumer in another thread, which may wake up late.
-
-        By default, it is the time since ``take`` returned the item; ``seconds`` if not ``take`` alone returned items.
-        """
+    def received(self, seconds: float) -> None:
+        """Add the time that the last item took to reach a consumer in another thread, which may wake up late."""
         returned = self._returned
         if returned is None or not self._arriving:
             return
         self._consumer_clock.elapsed()
-        late = time.perf_counter() - returned if seconds is None else seconds
-        self.waited += late
-        self._wait_times.sum += late
+        self.waited += seconds
+        self._wait_times.sum += seconds
         if self._returned == returned:  # otherwise another thread has requested an item since
-            self._returned, self._arriving = returned + late, False
+            self._returned, self._arriving = returned + seconds, False
 
     async def _wait(self, item: _Item[T]) -> T | None:
         """Return the value of an item; None if it was cancelled because the position was changed."""
@@ -299,7 +292,7 @@ class Prefetch(Generic[T]):
     async def seek(self, position: int) -> None:
         """Continue from another position; items computed ahead are discarded."""
         if self._items:
-            await ensure_event_loop()  # tasks may only be accessed there
+            await to_loop()  # tasks may only be accessed there
         self.drop()
         self._frontier = position
 
@@ -327,12 +320,12 @@ class Prefetch(Generic[T]):
         capturing.set(self._captures)  # in the context of this task alone, as is the next mark
         mark_computing(self.token)
         with self.using_pool():
-            if self._waits:
+            if self._waits or self._workers == 1:  # the thread of the lane would be a second one
                 return await self._compute(position, count)
             if self._lane is None:
                 self._lane = Threads(self._width, f'granular-{self._kind}-lane')
             started = await start_inline(lambda: self._timed(position, count), self._lane)
-            if not isinstance(started, StartedCoroutine):
+            if not isinstance(started, Rest):
                 return started
             self._waits, self.cheap = True, False
             return await started
@@ -354,7 +347,7 @@ class Prefetch(Generic[T]):
         """Cancel the items in progress and shut down the threads. Further calls do nothing."""
         self._closed = True
         if self._items:
-            await ensure_event_loop()
+            await to_loop()
             self._frontier, tasks = self.position, [item.task for item in self._items if item.task is not None]
             self._items.clear()
             await end_tasks(tasks)

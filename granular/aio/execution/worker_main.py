@@ -20,6 +20,7 @@ import numpy as np
 from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import capturing, portable
 from granular.aio.runtime.forking import after_fork
+from granular.aio.runtime.replied import Server, inherit_replies
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.user_functions import CONTROL, await_user, function_error
 from granular.errors import WorkerError
@@ -59,7 +60,9 @@ class Task(Protocol):
 _Outcome = tuple[BaseException | None, Any]
 
 
-def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int, int], started: int) -> None:
+def work(
+    pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int, int], started: int, servers: list[Server]
+) -> None:
     """Compute requested items, until the parent stops the worker or ends.
 
     Args:
@@ -68,11 +71,13 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
       sizes: the sizes of the task's arrays, in a file whose descriptor comes first.
       place: the number of this worker, and the number of workers.
       started: the number of workers that the parent has started before.
+      servers: the servers that have replied to the parent.
     """
+    inherit_replies(servers)
     _leave_signals()
     after_fork(pipe.close)  # while a child held it, the parent would wait for the rest of what this process was sending
-    from granular.aio.runtime import threads
-    from granular.aio.runtime.bridge import bridge
+    from granular.aio.runtime import pools
+    from granular.aio.runtime.portal import portal
 
     task: Task | None = None
     failed: BaseException | None = None
@@ -103,8 +108,8 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
             os._exit(1)
 
     # Copying takes too long for the loop. The thread starts before there is work: later, it might be refused.
-    threads.fix_depth()
-    threads.start_thread(threading.Thread(target=reply, name='granular-reply', daemon=True))
+    pools.fix_depth()
+    pools.start_thread(threading.Thread(target=reply, name='granular-reply', daemon=True))
     while True:
         try:
             request = pipe.recv()
@@ -120,11 +125,11 @@ def work(pipe: Connection, payload: Any, sizes: Sequence[int], place: tuple[int,
         elif task is None:
             outbox.reply(number, failed, None)
         else:
-            future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), bridge.loop())
+            future = running[number] = asyncio.run_coroutine_threadsafe(_attempt(task, position), portal.loop())
             future.add_done_callback(lambda future, number=number: done.put((number, future)))  # type: ignore[misc]
     for future in list(running.values()):
         future.cancel()
-    bridge.stop()
+    portal.stop()
     _flush()
     os._exit(0)  # threads of user functions are not awaited
 

@@ -22,9 +22,11 @@ from granular.aio.execution import shared_memory
 from granular.aio.execution.failures import remote
 from granular.aio.execution.worker_main import Report, Stage, Task, work
 from granular.aio.runtime.forking import after_fork, fork_turn, inherited
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.pools import exiting, expect_exit, start_thread
+from granular.aio.runtime.replied import replied_servers
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import exiting, expect_exit, offload_whole, start_thread
+from granular.aio.runtime.threads import offload_whole
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.errors import ClosedError, GranularError, InvalidArgumentError, WorkerError
@@ -85,7 +87,7 @@ class Workers:
         Raise ``InvalidArgumentError`` if the task does not pickle, and ``WorkerError`` if the process dies, or the item
         or its error cannot be transferred.
         """
-        await ensure_event_loop()
+        await to_loop()
         number = next(self._turns) % self._count
         if not self._started or (not self._closed and self._workers[number].dead):
             async with self._starting:
@@ -161,7 +163,7 @@ class Workers:
     async def aclose(self) -> None:
         """End all processes, and wait for them."""
         self._closed = True
-        await ensure_event_loop()
+        await to_loop()
         async with self._starting:
             workers, self._workers = self._workers, []
             for worker in workers:
@@ -253,7 +255,7 @@ class _Worker:
             _ends[self.pipe] = os.fstat(self.pipe.fileno())
         self._process = context.Process(
             target=work,
-            args=(other_end, payload, sizes, (number, count), next(_started)),
+            args=(other_end, payload, sizes, (number, count), next(_started), replied_servers()),
             name=f'granular-worker-{number}',
             daemon=True,
         )

@@ -20,8 +20,8 @@ from granular.aio.pipeline.nodes.adapters import convert, takes_mask
 from granular.aio.pipeline.nodes.elements import selected
 from granular.aio.pipeline.nodes.indices import check_finite
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import call_or_await, map_threads
 from granular.aio.runtime.user_functions import await_user
@@ -93,10 +93,10 @@ class FieldDataset(Elementless, Nested, abc.ABC):
         return self._inherited(name)
 
     def _load_by(self, name: str, *args: Any) -> Any:
-        return run(getattr(fields_of(self), name)(*args))
+        return run(getattr(fields_of(self), name)(*args), immediate=True)
 
     def _load_all(self, field: str) -> Any:
-        return run(fields_of(self)._load_all(field))
+        return run(fields_of(self)._load_all(field), immediate=True)
 
     def __repr__(self) -> str:
         return f'{type(self).__qualname__}()'
@@ -296,7 +296,7 @@ class Methods(Adapter):
 
         if not inspect.iscoroutinefunction(method):
             return await map_threads(call, len(numbers))
-        await ensure_event_loop()
+        await to_loop()
         return await gather([wait(i) for i in range(len(numbers))])
 
     def user_functions(self) -> tuple[Any, ...]:

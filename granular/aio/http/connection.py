@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from granular.aio.http.messages import Chunks, Head, Origin, ProtocolError, Target, parse, shown
+from granular.aio.runtime.replied import note_reply
 from granular.config import KiB
 from granular.metrics import Histogram
 
@@ -327,6 +328,8 @@ class Connection(asyncio.BufferedProtocol):
         previous, self._previous = self._previous, (raw, exchange.target.path, exchange.bodiless)
         if previous[0] == raw and previous != self._previous and exchange.request.startswith(_SAFE):
             raise StaleError('the same reply came twice')
+        if not self._used:
+            note_reply(self.origin.server)
         if exchange.others:
             exchange.drop(but=self)  # the first connection to reply wins
         seconds = self.moved - self.sent

@@ -43,8 +43,10 @@ _OUTAGE: Final = 20  # refusals one after the other, from which on the store is 
 _FEW: Final = 3  # refusals from which nothing is concluded about the store
 _SILENCE: Final = 5.0  # seconds without an answer in which only the pauses of each request slow it down
 _PROBING: Final = 0.5  # requests a second to a store that answers none
+_BURST_RATE: Final = 6.0  # requests a second that are sent at least in the first seconds of refusals: it may be a burst
+_BURST_TIME: Final = 20.0  # seconds of refusals from which on they are none, and without refusals until the next burst
 _UNLIMITED: Final = 1e5  # requests a second from which on there is no limit
-_BURST: Final = 0.05  # seconds whose requests may be sent at once
+_AT_ONCE: Final = 0.05  # seconds whose requests may be sent at once
 
 
 class Waiting(Protocol):
@@ -243,7 +245,7 @@ class Limit:
                 self.capacity = min(_START, self._goal)
             if self._refused < normal + _SURE * math.sqrt(normal):
                 return True  # it may be chance, and the pauses of the requests are enough
-        seconds = max(_BURST, now - self._second) + (_PAUSE if self._answered_before else 0.0)
+        seconds = max(_AT_ONCE, now - self._second) + (_PAUSE if self._answered_before else 0.0)
         if self._pace is None:
             self._pace = Pace(now, answers / seconds if seconds >= _PAUSE else 0.0)
         self._pace.refused(now, answers, self._refused, seconds)
@@ -294,7 +296,8 @@ class Pace:
     Each refusal takes a part of the rate, in a second no more than a fifth of it; if most requests are refused, the
     rate of answers is left. The rate grows by some percent a second, and by more the longer no request was refused, but
     only while the store answers. Once it has refused everything for a while, the rate is halved each second, down to
-    ``_PROBING``; its answers bring it back, doubling it each second. After an outage, however short, the rate doubles
+    ``_PROBING``, or in the first 20 seconds of refusals, which may be a burst, to that of the equal share of a thousand
+    hosts; its answers bring it back, doubling it each second. After an outage, however short, the rate doubles
     each second up to half of the former one. At first, the rate of the last second or two may be known.
     """
 
@@ -307,10 +310,12 @@ class Pace:
         self._row = 0  # refusals since the last answer
         self._known = known  # the rate at the last answer, but for the answers after an outage
         self._former = 0.0  # the rate up to which it doubles
+        self._began = self._refused = now  # times of the first refusal of a burst, and of the last one
         self._tokens, self._filled = 0.0, now
 
     def rate(self, now: float) -> float:
-        return max(_PROBING, min(self._ramp, self._increased(now)))
+        least = _BURST_RATE if now - self._began < _BURST_TIME else _PROBING
+        return max(least, min(self._ramp, self._increased(now)))
 
     def _increased(self, now: float) -> float:
         seconds = min(_PAUSE, now - self._answered)
@@ -323,6 +328,9 @@ class Pace:
 
     def refused(self, now: float, answers: int, refusals: int, seconds: float) -> None:
         """Reduce the rate for a refusal, given the answers and refusals of the last seconds."""
+        if now - self._refused > _BURST_TIME:
+            self._began = now
+        self._refused = now
         rate = self.rate(now)
         self._row += 1
         if self._row >= _OUTAGE:
@@ -359,7 +367,7 @@ class Pace:
     def take(self, now: float) -> float:
         """Take the permission for a request; returns the seconds until there is one, or 0 if it is taken."""
         rate = self.rate(now)
-        self._tokens = min(max(1.0, rate * _BURST), self._tokens + (now - self._filled) * rate)
+        self._tokens = min(max(1.0, rate * _AT_ONCE), self._tokens + (now - self._filled) * rate)
         self._filled = now
         if self._tokens < 0.999:  # not 1: the time until then may be less than the clock resolves
             return (1 - self._tokens) / rate

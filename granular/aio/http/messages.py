@@ -3,20 +3,22 @@
 import contextlib
 import datetime
 import email.utils
-import itertools
 import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from granular._redact import hidden
+from granular.aio.http.addresses import encoded
 from granular.aio.http.proxies import Proxy, basic_authorization, proxy_of
+from granular.aio.runtime.replied import Server
 from granular.config import KiB
 from granular.errors import InvalidArgumentError
 
 _PUBLIC: Final = ('accept', 'accept-language', 'user-agent')  # headers that hold no secret, sent to any host
 _LONGEST_LINE: Final = 4096  # bytes of a chunk's size and extensions
 _LONGEST_TRAILER: Final = 64 * KiB
+_AUTHORITY: Final = re.compile(r'((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[^/?#]*)?)(.*)', re.DOTALL)
 _CHUNK: Final = re.compile(rb'([0-9a-fA-F]{1,16})[ \t]*(?:;.*)?', re.DOTALL)
 
 
@@ -35,6 +37,11 @@ class Origin(NamedTuple):
     def __str__(self) -> str:
         way = '' if self.proxy is None else f' through the proxy {self.proxy.host}:{self.proxy.port}'
         return f'{self.host}:{self.port}{way}'
+
+    @property
+    def server(self) -> Server:
+        """The server by which the process remembers whether it has replied."""
+        return self.secure, self.host, self.port, None if self.proxy is None else (self.proxy.host, self.proxy.port)
 
     @property
     def peer(self) -> tuple[str, int]:
@@ -82,10 +89,11 @@ class Target(NamedTuple):
         lines = ''.join(f'{name}: {value}\r\n' for name, value in sent.items())
         if proxy is not None and not secure:
             path, lines = f'http://{authority}{path}', lines + proxy.line
-        for text in (path, *itertools.chain.from_iterable(sent.items())):
-            if not text.isascii() or any(c in text for c in '\r\n\0'):
+        for name, value in (('address', path), *sent.items()):
+            if not (name + value).isascii() or any(char in name + value for char in '\r\n\0'):
+                part = name if name == 'address' else f'header {shown(name)}'
                 raise InvalidArgumentError(
-                    f'{authority[:200]}: an address or a header has characters that HTTP has not'
+                    f'{authority[:200]}: the {part} has characters that are not allowed in HTTP, such as a newline'
                 )
         get = f'GET {path} HTTP/1.1\r\n{lines}'
         return cls(Origin(secure, host, port, proxy), url, path, headers, lines.encode(), get.encode())
@@ -100,7 +108,7 @@ class Target(NamedTuple):
         It must not lead from TLS to plain HTTP, which others can read and change.
         """
         try:
-            target = Target.of(urllib.parse.urljoin(self.url, location), {})
+            target = Target.of(urllib.parse.urljoin(self.url, _encoded(location)), {})
         except ValueError:  # from urljoin, and InvalidArgumentError
             raise ProtocolError(f'a redirection to {shown(location)}, which is not a URL') from None
         if target.origin == self.origin:
@@ -108,6 +116,12 @@ class Target(NamedTuple):
         if self.origin.secure and not target.origin.secure:
             raise ProtocolError(f'a redirection from https to {hidden(target.url)}')
         return Target.of(target.url, {k: v for k, v in self.headers.items() if k.lower() in _PUBLIC})
+
+
+def _encoded(location: str) -> str:
+    """Return an address in a header as it is sent, given its bytes as Latin-1, and without a fragment."""
+    host, rest = _AUTHORITY.match(location).groups()  # type: ignore[union-attr]
+    return host + encoded(rest.partition('#')[0].encode('latin-1'))
 
 
 class Head(NamedTuple):

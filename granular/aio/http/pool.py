@@ -18,6 +18,7 @@ from granular.aio.http.messages import Head, Origin
 from granular.aio.http.proxies import open_tunnel
 from granular.aio.http.tls import context_of
 from granular.aio.http.tls_layer import RECEIVED, TlsLayer
+from granular.aio.runtime.replied import has_replied
 from granular.aio.runtime.tasks import has_failed, result_of, was_cancelled
 from granular.aio.runtime.threads import offload
 from granular.config import IOConfig
@@ -35,14 +36,9 @@ _KNOWN: Final = 64  # replies after which the store's latency is known
 _SLOW: Final = 0.05  # seconds after which a reply is slow, at the least
 _MOST_HEDGES: Final = 16.0
 
-_MOST_REACHED: Final = 4096
 _NO_NAME: Final = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 T = TypeVar('T')
-
-_reached: Final[dict[Origin, None]] = {}
-"""Servers to which this process has connected, the last ``_MOST_REACHED`` of them: their failures are temporary."""
-
 
 _Buffers = tuple[bytearray, memoryview]
 _buffers: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Buffers]] = weakref.WeakKeyDictionary()
@@ -57,7 +53,7 @@ class UnreachableError(ConnectionError):
     """A server to which no connection could be established, or whose name could not be resolved."""
 
     def __init__(self, origin: Origin, reason: str, nameless: bool = False) -> None:
-        self.known = origin in _reached  # True if this process was connected to it before
+        self.known = has_replied(origin.server)  # True if it has replied to this process before
         self.nameless = nameless  # True if its name does not exist
         super().__init__(reason if self.known else f'{reason}: check its address, such as endpoint_url')
 
@@ -93,6 +89,7 @@ class Pool:
         self._ticking: asyncio.TimerHandle | None = None
         self._closed = False
         self._empty = asyncio.Event()
+        self._last: Origin | None = None  # the server of the last request that needed a coroutine
 
     async def exchange(self, exchange: Exchange) -> Head:
         """Send a request and receive its reply.
@@ -102,7 +99,7 @@ class Pool:
           OSError: if the connection breaks, stalls or cannot be established: ``UnreachableError``, ``PoolClosedError``,
             ``TimeoutError``, ``ssl.SSLCertVerificationError`` and others.
         """
-        origin = exchange.target.origin
+        origin = self._last = exchange.target.origin
         connection = self.take(origin) or await self._connect(origin)
         while True:
             exchange.future = self._loop.create_future()
@@ -114,6 +111,10 @@ class Pool:
             except asyncio.CancelledError:
                 exchange.drop()
                 raise
+
+    def has_replied(self) -> bool:
+        """Return whether the server of the last request has ever replied."""
+        return self._last is not None and has_replied(self._last.server)
 
     def throttled(self) -> None:
         """Record a throttled request: one less is hedged."""
@@ -213,7 +214,7 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 return await self._shared(self._addresses(origin))
         except OSError as error:
-            if isinstance(error, PoolClosedError) or (isinstance(error, TimeoutError) and origin in _reached):
+            if isinstance(error, PoolClosedError) or (isinstance(error, TimeoutError) and has_replied(origin.server)):
                 raise
             detail = error.strerror or str(error) or f'no answer within {self._config.connect_timeout:g} s'
             reason = f'the host name {origin.peer[0][:80]!r} cannot be resolved ({detail})'
@@ -248,10 +249,6 @@ class Pool:
         if self._closed:
             connection.transport.abort()
             raise PoolClosedError
-        _reached.pop(connection.origin, None)
-        _reached[connection.origin] = None
-        if len(_reached) > _MOST_REACHED:
-            del _reached[next(iter(_reached))]
         # Over TLS, the first data may be session tickets.
         if not connection.origin.secure and (connection.transport.is_closing() or not connection.is_silent()):
             connection.transport.abort()

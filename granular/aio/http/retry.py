@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import html
 import logging
 import math
 import random
@@ -30,6 +31,7 @@ from granular.errors import (
     StoreError,
     StoreTimeoutError,
 )
+from granular.formats.base import parse_json
 from granular.metrics import StoreMetrics
 
 T = TypeVar('T')
@@ -40,11 +42,20 @@ _EXPIRED: Final = frozenset(('ExpiredToken', 'ExpiredTokenException', 'TokenRefr
 _DAMAGED: Final = frozenset(
     ('BadDigest', 'IncompleteBody', 'RequestTimeout', 'XAmzContentChecksumMismatch', 'ClientDisconnected')
 )
+_ARCHIVED: Final = frozenset(('InvalidObjectState', 'BlobArchived'))
+_MESSAGE: Final = re.compile(rb'<Message>([^<]*)</Message>')
+_LONGEST: Final = 400  # characters of a message of the store
 _WARN_FROM: Final = 3  # the attempt from which on failures are logged as warnings
 _RATE_LIMIT: Final = re.compile(r';\s*r=0\s*;\s*t=(\d{1,9})')  # draft-ietf-httpapi-ratelimit-headers: used up
 _THROTTLED: Final = 0.5  # maximum seconds before the first retry after throttling
 _COST: Final = 5.0  # tokens of the retry budget for a retry
 _COST_AFTER_TIMEOUT: Final = 10.0
+_PATIENT: Final = 10  # attempts from which on the time alone bounds an outage: the default
+_DOUBTFUL: Final = 3  # failures in a row before a store is asked whether it answers
+_ASKED_EVERY: Final = 2.0  # seconds
+_ASKED_FOR: Final = 5.0  # seconds
+_OUTAGE_WAIT: Final = 4.0  # maximum seconds between two attempts while the store answers no request
+_NEVER_REPLIED: Final = 2.0  # times connect_timeout, for which a server is tried that has never replied
 _ATTEMPTS_OF_NO_NAME: Final = 2  # for a host name that does not exist: the first answer of a resolver may be wrong
 
 RecoverableKind = Literal['expired', 'region', 'skewed']
@@ -83,8 +94,18 @@ class RetryableError(Exception):
 class Traffic:
     """Shared by all requests to a store: the limit, the retry budget, and the pauses of throttled requests."""
 
-    def __init__(self, config: IOConfig, metrics: StoreMetrics, on_throttling: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: IOConfig,
+        metrics: StoreMetrics,
+        on_throttling: Callable[[], None],
+        has_replied: Callable[[], bool],
+        ask: Callable[[], Awaitable[bool]],
+    ) -> None:
         self.config, self.metrics, self.on_throttling = config, metrics, on_throttling
+        self.has_replied, self._ask = has_replied, ask
+        self.answered = -math.inf  # time of the last answer that is not the failure of the store
+        self._asked = -math.inf
         self.limit = Limit(config.concurrency, config.memory)
         self.budget = Budget()
         self.pauses = Pauses()
@@ -92,11 +113,28 @@ class Traffic:
     def succeeded(self, now: float, tokens: float = 1.0) -> None:
         """Record that an operation succeeded: return tokens to the retry budget, and wake a throttled request."""
         self.metrics.ok += 1
+        self.answered = now
         self.limit.succeeded(now)
         if self.budget.spent:
             self.budget.give(tokens)
         if self.pauses.waiting:
             self.pauses.succeeded()
+
+    async def answers(self, since: float) -> bool:
+        """Return whether the store has answered a request since a time, or answers one that went well before.
+
+        That is sent every few seconds, for all requests that fail.
+        """
+        now = time.monotonic()
+        if self.answered <= since and now - self._asked > _ASKED_EVERY:
+            self._asked = now
+            try:
+                async with asyncio.timeout(_ASKED_FOR):
+                    if await self._ask():
+                        self.answered = time.monotonic()
+            except (OSError, ProtocolError) as error:
+                logger.debug('the store does not answer: %s', error)
+        return self.answered > since
 
 
 class _Failure(NamedTuple):
@@ -110,6 +148,7 @@ class _Failure(NamedTuple):
     after: float = 0.0  # seconds that the store asks to wait
     throttled: bool = False  # True if the store throttles
     patience: float = math.inf  # seconds from the first attempt after which the operation fails
+    outage: bool = False  # True if it may be one of the whole store
 
 
 class Attempts:
@@ -120,11 +159,15 @@ class Attempts:
     renewal came at the minimum rate. So the number of such attempts is bounded by the size of the download, and a
     download that gains next to nothing ends. The time begins again if the process was stopped during an attempt, as
     suspended jobs are.
+
+    While the store answers no request at all, an attempt that fails does not count, so that the time alone bounds an
+    outage; unless the settings permit fewer attempts than they do by default.
     """
 
     def __init__(self, traffic: Traffic, recover: Recover, name: str, download: Download | None = None) -> None:
         self._traffic, self._recover, self._name, self._download = traffic, recover, name, download
-        self._count = 0  # attempts since the last one that made progress
+        self._count = 0  # attempts since the last one that made progress, without those of an outage
+        self._row = 0  # all attempts since then
         self._sent = 0  # all attempts
         self._bad_replies = 0
         self._started = self._renewed = self._began = time.monotonic()  # of the operation, its time, the last attempt
@@ -172,22 +215,31 @@ class Attempts:
         outcome, metrics = _outcome(error), self._traffic.metrics
         metrics.failed(outcome)
         self._count += 1
+        self._row += 1
         self._sent += 1
         if isinstance(error, RecoverableError):
+            self._traffic.answered = time.monotonic()
             if error.kind in self._recovered or not await self._recover(error.kind, error.detail):
                 return error.error
             self._recovered.add(error.kind)
             metrics.retried(outcome)
             return None
-        now = self._failed = time.monotonic()
+        before, now = self._failed, time.monotonic()
+        self._failed = now
         failure, config = self._judge(error), self._traffic.config
         if failure is None:
+            self._traffic.answered = now
             return error
         silence = config.connect_timeout + config.first_byte_timeout + config.read_timeout
         if now - self._began > max(config.retry_time, silence):
             self._started = self._renewed = now
         progress = self._record_progress(now)
-        wait = max(failure.after, jittered(failure.backoff, config.backoff_cap, self._count))
+        cap = config.backoff_cap
+        if failure.outage and await self._is_outage(before):
+            self._count -= 1
+            cap = min(cap, _OUTAGE_WAIT)
+            now = time.monotonic()
+        wait = max(failure.after, jittered(failure.backoff, cap, self._row))
         left = min(config.retry_time - (now - self._renewed), failure.patience - (now - self._started))
         if self._count >= failure.attempts or wait > left:
             return self._given_up(failure)
@@ -196,11 +248,22 @@ class Attempts:
         level = logging.INFO if self._count < _WARN_FROM else logging.WARNING
         logger.log(level, 'attempt %d failed, retrying in %.2f s: %s', self._sent, wait, failure.error)
         if progress:
-            self._count = 0  # take no token: an attempt that makes progress does not burden a failing store
+            self._count = self._row = 0  # take no token: an attempt that makes progress does not burden a failing store
         elif not await self._take_tokens(failure, left):
             return self._given_up(failure, ': too many fail')
         await self._wait(failure, wait)
         return None
+
+    async def _is_outage(self, before: float | None) -> bool:
+        """Return whether the store has answered no request since the attempt before failed, at a time.
+
+        The first failures of an operation are those of an outage: only then is the store asked whether it answers.
+        """
+        if self._traffic.config.attempts < _PATIENT:
+            return False
+        if self._row <= _DOUBTFUL or before is None:
+            return self._traffic.answered <= (self._began if before is None else before)
+        return not await self._traffic.answers(before)
 
     def _judge(self, error: Exception) -> _Failure | None:
         """Return what a failed attempt means; None for a permanent error."""
@@ -220,24 +283,36 @@ class Attempts:
                     if self._download is not None:
                         self._download.hedged = False
                 if not error.throttled or not self._traffic.limit.throttled(time.monotonic()):
-                    return _Failure(error.error, None, *plain, after)
+                    return _Failure(error.error, None, *plain, after, outage=_is_of_server(error))
                 backoff = max(config.backoff, _THROTTLED)
-                return _Failure(error.error, None, config.attempts, _COST, backoff, after, throttled=True)
+                return _Failure(
+                    error.error, None, config.attempts, _COST, backoff, after, True, outage=_is_of_server(error)
+                )
             case GranularError():
                 return None
-            case ssl.SSLCertVerificationError() | PoolClosedError():
+            case ssl.SSLCertVerificationError():
+                remedy = 'if its authority is that of a company or proxy, pass its file as tls_verify='
+                raise StoreError(f'{name}: {error}: {remedy}') from error
+            case PoolClosedError():
                 raise StoreError(f'{name}: {error}') from error
             case TimeoutError():
                 timeout = StoreTimeoutError(f'{name}: no answer: {str(error) or type(error).__name__}')
-                return _Failure(timeout, error, config.attempts, _COST_AFTER_TIMEOUT, config.backoff)
+                known = self._traffic.has_replied()
+                return _Failure(timeout, error, config.attempts, _COST_AFTER_TIMEOUT, config.backoff, outage=known)
             case UnreachableError():
                 # A server to which nothing was ever connected is rarely one that restarts: its address is wrong.
-                patience = math.inf if error.known else config.connect_timeout
+                patience = math.inf if error.known else _NEVER_REPLIED * config.connect_timeout
                 attempts = _ATTEMPTS_OF_NO_NAME if error.nameless and not error.known else config.attempts
                 unreachable = StoreError(f'{name}: {error}')
-                return _Failure(unreachable, error.__cause__, attempts, *plain[1:], patience=patience)
+                return _Failure(
+                    unreachable, error.__cause__, attempts, *plain[1:], patience=patience, outage=error.known
+                )
             case OSError():
-                return _Failure(StoreError(f'{name}: {_kind(error)}: {error}'), error, *plain)
+                known = self._traffic.has_replied()
+                return _Failure(
+                    StoreError(f'{name}: {_kind(error)}: {error}'), error, *plain, outage=known,
+                    patience=math.inf if known else _NEVER_REPLIED * config.connect_timeout,
+                )  # fmt: skip
         return None
 
     def _after_bad_reply(self) -> int:
@@ -251,7 +326,8 @@ class Attempts:
         gained = 0 if self._download is None else self._download.gained()
         if not gained:
             return False
-        self._count = 1
+        self._count = self._row = 1
+        self._traffic.answered = now
         self._gained += gained
         if self._gained >= self._traffic.config.min_rate * (now - self._renewed):
             self._renewed, self._gained = now, 0
@@ -317,6 +393,26 @@ def code_of(body: bytes | bytearray) -> str:
     return '' if match is None else match[1].decode()
 
 
+def explanation_of(body: bytes | bytearray) -> str:
+    """Return the code and the message of an error document of S3, Azure or GCS; empty if there is none."""
+    if (match := _MESSAGE.search(body)) is not None:
+        message = html.unescape(match[1].decode(errors='replace'))
+    else:
+        message = _json_message(body)
+    return ' '.join(hidden(': '.join(filter(None, (code_of(body)[:80], message)))).split())[:_LONGEST]
+
+
+def _json_message(body: bytes | bytearray) -> str:
+    try:
+        document = parse_json(bytes(body)) if body.lstrip()[:1] == b'{' else {}
+    except ValueError:
+        return ''
+    match document:
+        case {'error': {'message': str(message)}} | {'error': str(message)}:
+            return message
+    return ''
+
+
 def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
     """Return the error for a reply that is neither a success nor about ranges."""
     refused = _refusal(head, body, name)
@@ -327,19 +423,17 @@ def refusal(head: Head, body: bytes | bytearray, name: str) -> Exception:
 
 def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | RecoverableError | RetryableError:
     status = head.status
-    detail = hidden(code_of(body)[:80] or _text(body) or _text(head.reason.encode()))
+    code = code_of(body)
+    detail = explanation_of(body) or _text(body) or _text(head.reason.encode())
     if status in (404, 410) and 'NoSuchBucket' in detail:
         return no_such_bucket(name, f'status {status}')
     if status in (404, 410):
         return NotFoundError(f'{name}: no such object (status {status})')
-    if status in (401, 403) or detail in _EXPIRED:
-        denied = AccessDeniedError(
-            f'{name}: access denied (status {status}, {detail}): check the credentials and their rights, '
-            f'or pass anon=True for a public bucket'
-        )
-        if detail == 'RequestTimeTooSkewed':
+    if status in (401, 403) or code in _EXPIRED:
+        denied = AccessDeniedError(f'{name}: access denied (status {status}, {detail}): {_remedy(code, detail)}')
+        if code == 'RequestTimeTooSkewed':
             return RecoverableError(denied, 'skewed', head.headers.get('date', ''))
-        return RecoverableError(denied, 'expired') if status == 401 or detail in _EXPIRED else denied
+        return RecoverableError(denied, 'expired') if status == 401 or code in _EXPIRED else denied
     if status == 407:
         return AccessDeniedError(
             f'{name}: the proxy denied access (status 407, {detail}): check the user in HTTP_PROXY'
@@ -351,9 +445,22 @@ def _refusal(head: Head, body: bytes | bytearray, name: str) -> GranularError | 
         moved = f'{name}: the bucket is in region {region} (status {status}, {detail}): pass region={region!r}'
         return RecoverableError(StoreError(moved), 'region', region)
     error = StoreError(f'{name}: status {status}, {detail}')
-    if status not in _RETRIED and detail not in _DAMAGED:
+    if status not in _RETRIED and code not in _DAMAGED:
         return error
     return RetryableError(error, throttled=status in (429, 503), after=_retry_after(head))
+
+
+def _remedy(code: str, detail: str) -> str:
+    """Return what to do where access is denied, by the code of the store and its message."""
+    if code in _ARCHIVED:
+        return 'it is archived: restore it first, as with `aws s3api restore-object`'
+    if 'not authorized to perform' in detail:  # the message names the user and the right that is missing
+        return 'give the credentials this right'
+    return 'check the credentials and their rights, or pass anon=True for a public bucket'
+
+
+def _is_of_server(error: RetryableError) -> bool:
+    return 500 <= (error.error.status or 0) < 600
 
 
 def _kind(error: Exception) -> str:

@@ -1,7 +1,6 @@
 """TLS verification settings of connections to stores."""
 
 import ssl
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,14 +24,11 @@ def verify_of(root: str, options: Mapping[str, Any]) -> bool | str:
         raise InvalidArgumentError(f'{root}: pass tls_verify= to say which certificates are trusted, not client_kwargs')
     if verify is False and root not in _warned:
         _warned.add(root)
-        level, frame = 1, sys._getframe()
-        while frame.f_back is not None and frame.f_globals.get('__name__', '').startswith('granular.'):
-            level, frame = level + 1, frame.f_back
         warnings.warn(
             f'{root}: tls_verify=False: certificates are not verified, so that anyone between may read and change '
             f'what is read and written, and the credentials sent with it',
             RuntimeWarning,
-            stacklevel=level,  # of the user's code
+            stacklevel=2,
         )
     return verify
 
@@ -42,7 +38,9 @@ def context_of(verify: bool | str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=None if isinstance(verify, bool) else verify)
     except OSError as error:
-        raise InvalidArgumentError(f'tls_verify={verify!r}: cannot be read as a CA bundle: {error}') from error
+        raise InvalidArgumentError(
+            f'{verify!r} (tls_verify=, AWS_CA_BUNDLE or ca_bundle of a profile): cannot be read as a CA bundle: {error}'
+        ) from error
     context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: a write would have to wait for a read
     if verify is False:
         context.check_hostname = False

@@ -92,7 +92,8 @@ class Transport:
         self.versions: Versions = Versions(version_header, bucket)
         self._metrics = metrics = counters.store(root)
         self.pool: Pool = Pool(config, metrics, tls_verify)
-        self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled)
+        self.traffic: Traffic = Traffic(config, metrics, self.pool.throttled, self.pool.has_replied, self._ask)
+        self.answered: Target | None = None  # the last object that was read
         self._verifier = Verifier(self._send, self.versions)
 
     async def aclose(self) -> None:
@@ -141,6 +142,7 @@ class Transport:
         attempts = Attempts(self.traffic, provider.recover, download.name, download)
         reply = await attempts.run(attempt, download.weight, has_slot)
         self._metrics.bytes += len(download.content(reply))
+        self.answered = download.target
         download.data, download.version = reply.data, reply.version
         return reply
 
@@ -182,6 +184,18 @@ class Transport:
             return check(Answer(head, bytes(collector.collected), target.url))
 
         return await Attempts(self.traffic, recover, name).run(attempt, min(limit, MiB))
+
+    async def _ask(self) -> bool:
+        """Request a byte of the last object that was read; return whether the store replies, and not by its failure."""
+        if self.answered is None:
+            return False
+        collector = _Collector('', Outgoing(self.answered, 'GET'), 1)
+        collector.target = self.answered
+        collector.request = self.answered.request('GET', 'Range: bytes=0-0\r\n')
+        try:
+            return (await self.pool.exchange(collector)).status < 500
+        except BadReplyError:  # such as the whole object, of a server without ranges
+            return True
 
     async def _send(self, target: Target, download: Download) -> Head:
         """Send the request of a download that verifies another one; return the head of the reply."""

@@ -8,7 +8,7 @@ from granular._other_names import answering
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.position import EARLIER, check_plain, same_position
-from granular.aio.pipeline.transforms import ShardOptions, as_shard
+from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.errors import NotFoundError, StateError
 from granular.formats.checksums import crc32c
 

@@ -51,11 +51,13 @@ class Counts(NamedTuple):
 class Assembly:
     """Loads batches of so many datapoints from a source, in this process or in a worker process.
 
-    If it ``recycles`` memory of batches, JAX must not use that as it is.
+    A batch of step ``n`` begins ``offset`` datapoints behind it. If memory is recycled, JAX must not use it as it is.
     """
 
-    def __init__(self, source: Source, size: int, spec: Spec, on_error: OnError, recycles: bool) -> None:
-        self._source, self._size, self._spec, self._errors = source, size, spec, Errors(on_error, 'step')
+    def __init__(self, source: Source, size: int, offset: int, on_error: OnError, recycles: bool) -> None:
+        self._source, self._size, self._offset = source, size, offset
+        self._errors = Errors(on_error, 'step')
+        self.spec: Spec = {}  # set before the first batch
         self._new: Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]] = np.empty if recycles else memory_for
         # True if the source returns a ``Failure`` for a datapoint that fails instead of raising.
         self.captures: bool = not self._errors.raises
@@ -65,30 +67,31 @@ class Assembly:
         """Return the stages of the source, in a fixed order."""
         return all_stages(self._source)
 
-    async def compute(self, first: int) -> LoadedBatch:
+    async def compute(self, step: int, _: int) -> LoadedBatch:
+        first = step + self._offset
         datapoints = await self._source.fetch(np.arange(first, first + self._size))
         if self._is_small() and not any(type(datapoint) is Failure for datapoint in datapoints):
             return self._assemble(datapoints, first)
         return await offload(self._assemble, datapoints, first)
 
     def _is_small(self) -> bool:
-        size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._spec.values())
-        return self._size * size <= _IN_PLACE and self._size * len(self._spec) <= _VALUES_IN_PLACE
+        size = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.spec.values())
+        return self._size * size <= _IN_PLACE and self._size * len(self.spec) <= _VALUES_IN_PLACE
 
     def _assemble(self, datapoints: list[Any], first: int) -> LoadedBatch:
         failed: list[tuple[int, str]] = []
         if not self._errors.raises:
             datapoints = self._resolved(datapoints, first, failed)
         for i, datapoint in enumerate(datapoints):
-            if type(datapoint) is not dict or datapoint.keys() != self._spec.keys():
-                check_keys(datapoint, first + i, self._spec)
+            if type(datapoint) is not dict or datapoint.keys() != self.spec.keys():
+                check_keys(datapoint, first + i, self.spec)
         out = None
         if len(datapoints) == self._size:
             with contextlib.suppress(IndexError):  # another thread may take the last one
                 out = self.recycled.popleft()
         if out is None:
-            out = {key: self._new((len(datapoints), *shape), dtype) for key, (dtype, shape) in self._spec.items()}
-        for key, (dtype, shape) in self._spec.items():
+            out = {key: self._new((len(datapoints), *shape), dtype) for key, (dtype, shape) in self.spec.items()}
+        for key, (dtype, shape) in self.spec.items():
             if dtype.kind in _TEXT and not dtype.itemsize:
                 texts: list[str | bytes] = []
                 for i, datapoint in enumerate(datapoints):
@@ -115,7 +118,7 @@ class Assembly:
         for step, datapoint in enumerate(datapoints, first):
             if type(datapoint) is not Failure:
                 try:
-                    check(datapoint, step, self._spec)
+                    check(datapoint, step, self.spec)
                 except DatapointError as error:
                     datapoint = Failure(step, error)
             if type(datapoint) is Failure:
@@ -127,7 +130,7 @@ class Assembly:
                 failure = datapoint.at(step, datapoint.counts)
                 datapoint = self._errors.resolve(failure)
                 if datapoint is not None:
-                    check(datapoint, step, self._spec)
+                    check(datapoint, step, self.spec)
                 failure.release()
             if datapoint is not None:
                 out.append(datapoint)

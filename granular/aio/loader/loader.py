@@ -1,22 +1,25 @@
 """The Loader: batches in order, prefetched, resumable at any step."""
 
 import abc
-import contextlib
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 from granular._other_names import answering
+from granular._words import logger
 from granular.aio.execution.failures import OnError
 from granular.aio.execution.prefetch import END
 from granular.aio.loader.collate import DROPPED, Batch, Spec
-from granular.aio.loader.running import RunningLoader
+from granular.aio.loader.running import Loading, RunningLoader
 from granular.aio.pipeline.describe import block_orders, check_fingerprint, fingerprint, refuse_state
 from granular.aio.pipeline.nodes.adapters import convert
+from granular.aio.pipeline.nodes.indices import recurring
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import VERSION, check_plain, version_of
 from granular.aio.runtime.lifecycle import copied
-from granular.errors import ClosedError, InvalidArgumentError, StateError
+from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import MOST_WORKERS, check_integer
+
+_WITH_EPOCHS: Final = 3  # the first version of states whose steps count over epochs
 
 
 class LoaderHandle(abc.ABC):
@@ -26,34 +29,75 @@ class LoaderHandle(abc.ABC):
     __copy__ = copied
 
     def __len__(self) -> int:
-        """Return the number of batches of a finite source, of this shard and from the first one on.
+        """Return the number of batches of an epoch of a finite source, for this shard.
 
         Raises:
           TypeError: if the source is endless.
           InvalidArgumentError: if the source has too few datapoints for one batch.
         """
-        if (batches := self._core.batches) is None:
+        if (batches := self._core.flow.batches) is None:
             raise TypeError(f'{type(self).__name__} has no length: its source is endless')
         return batches
 
     def __repr__(self) -> str:
-        return f'<{type(self).__name__}: batches of {self._core.batch} from {self._core.source.describe()}>'
+        return f'<{type(self).__name__}: batches of {self._core.flow.batch} from {self._core.flow.source.describe()}>'
 
     def __bool__(self) -> bool:
         return True
 
     @property
     def consumed(self) -> int:
-        """Number of steps of the source before the next batch, over all shards: the ``'step'`` of ``save``."""
+        """Number of steps of the source before the next batch, over all shards and epochs: the ``'step'`` of ``save``.
+
+        Batch ``k`` of an epoch, over all shards, is at step ``epoch * len(source) + k * batch``.
+        """
         return self._core.position
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0 on: after the last batch of an epoch, the next one.
+
+        That of an endless source is always 0.
+        """
+        return self._core.epoch
+
+    @property
+    def batch_sampler(self) -> 'EpochSampler':
+        """An object with the loader's ``set_epoch``, where Lightning and others look for one: they call it before each
+        epoch.
+        """
+        return EpochSampler(self)
+
+    @abc.abstractmethod
+    def set_epoch(self, epoch: int) -> Any:
+        """Let the next loop be an epoch of a finite source: from its first batch on, or from the loaded state on.
+
+        ::
+
+            for epoch in range(loader.epoch, 3):
+                loader.set_epoch(epoch)
+                async for batch in loader:
+                    train_step(batch)
+
+        The loop resumes a state that was loaded if the state is in this epoch, also after a look at the first batch.
+        Without it, each loop is the next epoch. The loops of an endless source continue each other: it has one epoch.
+
+        Args:
+          epoch: the number of the epoch, from 0 on. The order of an epoch depends only on it and the seed.
+        """
 
     def save(self) -> dict[str, Any]:
         """Return the state: plain JSON, the position of the next batch, independent of prefetched batches.
 
-        ``'step'``, ``'seed'``, the stages of the source as ``'pipeline'``, and the ``'version'`` of the state.
+        ``'step'``, ``'seed'``, the stages of the source as ``'pipeline'``, the ``'length'`` of an epoch if it is known,
+        and the ``'version'`` of the state. After the last batch of an epoch, the next batch is the first one of the
+        next epoch.
         """
-        source = self._core.source
-        return {'version': VERSION, 'step': self.consumed, 'seed': source.seed, 'pipeline': fingerprint(source)}
+        source, epochs = self._core.flow.source, self._core.flow.epochs_if_open()
+        length = {} if epochs is None else {'length': epochs.length}
+        return {
+            'version': VERSION, 'step': self.consumed, **length, 'seed': source.seed, 'pipeline': fingerprint(source)
+        }  # fmt: skip
 
     @abc.abstractmethod
     def load(self, state: Mapping[str, Any], strict: bool = True) -> Any:
@@ -69,14 +113,14 @@ class LoaderHandle(abc.ABC):
 
         Raises:
           StateError: if this is not a state, or belongs to a different source, or was saved with a batch size that does
-            not divide its step; the message names the differences.
+            not divide its place in the epoch; the message names the differences.
         """
 
     state_dict = save
 
     def fingerprint(self) -> list[str]:
         """Return one line per stage; a state fits every loader with the same lines."""
-        return [*fingerprint(self._core.source), f'Loader(batch={self._core.batch})']
+        return [*fingerprint(self._core.flow.source), f'Loader(batch={self._core.flow.batch})']
 
     def stats(self) -> dict[str, float]:
         """Return counters of what was loaded, throughput, waiting times, and read-ahead.
@@ -89,21 +133,21 @@ class LoaderHandle(abc.ABC):
         If the two threads computed together almost all of the time, the Python interpreter is the limit, which runs one
         thread at a time: load in worker processes (``mp``). The log says so after 200 batches.
         """
-        core = self._core
-        ahead = core.ahead
+        flow = self._core.flow
+        ahead = flow.ahead
         ready, in_flight = ahead.counts()
         times = {'wait_seconds': ahead.waited, 'consumer_seconds': ahead.consumed}
         seconds = max(sum(times.values()), 1e-9)
         times |= {'consumer_cpu_seconds': ahead.consumer_cpu, 'loop_cpu_seconds': ahead.loop_cpu}
-        counts = core.counts
+        counts = flow.counts
         rates = {'batches_per_second': counts.batches / seconds, 'bytes_per_second': counts.bytes / seconds}
         read_ahead = {'ready': ready, 'in_flight': in_flight}
-        return {**counts._asdict(), **rates, **times, **read_ahead, 'errors': core.errors.count}
+        return {**counts._asdict(), **rates, **times, **read_ahead, 'errors': flow.errors.count}
 
     @property
     def errors(self) -> list[tuple[int, str]]:
         """Step and message of failed datapoints, the last 1,000."""
-        return list(self._core.errors.recent)
+        return list(self._core.flow.errors.recent)
 
 
 def running_part(loader: LoaderHandle) -> RunningLoader:
@@ -113,7 +157,23 @@ def running_part(loader: LoaderHandle) -> RunningLoader:
 def remaining_batches(loader: LoaderHandle) -> int | None:
     """Return the number of batches that follow; None if the source is endless."""
     core = loader._core
-    return None if core.length is None else core.turns.rounds(core.position, core.length)
+    return None if (epochs := core.flow.epochs) is None else epochs.rounds(core.position)
+
+
+class EpochSampler:
+    """Tells a loader its epochs: what Lightning looks for as the sampler of a loader."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    @property
+    def sampler(self) -> 'EpochSampler':
+        """This object, as the sampler of batches is that of elements."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Call ``set_epoch`` of the loader."""
+        self._loader.set_epoch(epoch)
 
 
 class Loader(LoaderHandle):
@@ -127,9 +187,10 @@ class Loader(LoaderHandle):
                 train_step(batch['image'], batch['label'])  # arrays of shape (64, ...)
 
     Batch ``k`` of shard ``s`` contains the source's steps from ``(k * num_shards + s) * batch`` on. Over an endless
-    source (``Epochs``, ``Sample``) it never ends; over a finite source it ends with the last step that gives every
-    shard a full batch, and has a length. Iterated again after its end, it begins again; one that resumed from a state
-    first finishes its epoch.
+    source (``Epochs``, ``Sample``) it never ends. Over a finite source one loop is one epoch, which ends with the last
+    step that gives every shard a full batch: ``iter`` begins the next one, unless nothing was taken since the last
+    ``iter``, ``load`` or ``set_epoch``, or the last loop failed. A loop that is left is not continued. Each epoch of a
+    ``shuffle`` has another order. Threads that share a loader share one iterator of it.
 
     Memory is bounded by ``prefetch + 1`` batches and the data in flight for them.
 
@@ -201,14 +262,13 @@ class Loader(LoaderHandle):
             mp = start_context(mp)
         num_shards = check_integer('num_shards', num_shards, 1)
         shard_id = check_integer('shard_id', shard_id, 0, num_shards - 1)
-        self.source: Source = convert(source)
+        self.source: Source = recurring(convert(source)).keep_selections()
         if self.source.sparse and on_error == 'raise':
             raise InvalidArgumentError(DROPPED)
         self.batch, self.prefetch, self.workers = batch, prefetch, workers
         self.shard_id, self.num_shards, self.recycle_after = shard_id, num_shards, recycle_after
-        self._core = RunningLoader(
-            self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error
-        )
+        flow = Loading(self.source, batch, prefetch, workers, recycle_after, shard_id, num_shards, mp, on_error)
+        self._core = RunningLoader(flow)
         self._core.close_with(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -220,23 +280,31 @@ class Loader(LoaderHandle):
         step = state.get('step') if isinstance(state, Mapping) else None
         if type(step) is not int or not 0 <= step < 1 << 63:
             raise StateError(f'expected a state such as {self.save()}, got {state!r:.200}')
-        if step % self.batch:
-            raise StateError(
-                f'the state was saved with another batch size: its step {step} is not a multiple of this '
-                f"loader's {self.batch} datapoints per batch"
-            )
-        version_of(state)
+        length = state.get('length')
+        if length is not None and (type(length) is not int or not 1 <= length < 1 << 63):
+            raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
+        version = version_of(state)
         self._check_source(state, strict)
         self._core.check()
-        with contextlib.suppress(ClosedError):  # a reader that is not open yet
-            if (length := self._core.length) is not None and step > length:
-                raise StateError(f'the state is at step {step}, {self.source.describe()} has {length} datapoints')
-        self._core.seek(step)
+        epochs = self._core.flow.epochs_if_open()
+        own = length if epochs is None else epochs.length
+        epoch, place = divmod(step, length or own or 1 << 63)
+        if place % self.batch:
+            raise StateError(
+                f'the state was saved with another batch size: its step {place}{" of an epoch" if own else ""} is not '
+                f"a multiple of this loader's {self.batch} datapoints per batch"
+            )
+        described = self._core.flow.source.describe()
+        if own is not None and (place > own or (epoch and 'version' in state and version < _WITH_EPOCHS)):
+            raise StateError(f'the state is at step {step}, {described} has {own} datapoints')
+        if own is not None and version < _WITH_EPOCHS:
+            logger.info('%s: the state of an earlier release is taken for one of epoch %s', described, epoch)
+        self._core.load(epoch * (own or 0) + place)
 
     def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:
         """Check that a state belongs to this source."""
         seed = state.get('seed', self.source.seed)
-        if seed != self.source.seed:
+        if seed != self.source.seed and (self.source.seed or 'pipeline' not in state):  # the stages have seeds, too
             refuse_state(f'the state was saved with seed {seed}, this source has {self.source.seed}', strict)
         if 'pipeline' in state:
             check_fingerprint(state['pipeline'], fingerprint(self.source), strict)
@@ -250,17 +318,20 @@ class Loader(LoaderHandle):
 
     load_state_dict = load
 
+    def set_epoch(self, epoch: int) -> None:
+        self._core.set_epoch(check_integer('epoch', epoch, 0))
+
     async def spec(self) -> Spec:
         """Return the dtype and shape of each key of a datapoint, determined from the first datapoint."""
         return await self._core.spec()
 
     def __aiter__(self) -> Self:
-        self._core.begin_epoch()
+        self._core.begin_loop()
         return self
 
     async def __anext__(self) -> Batch:
         batch = await self._core.take()
-        self._core.received()
+        self._core.received(batch)
         if batch is END:
             raise StopAsyncIteration
         return cast(Batch, batch)

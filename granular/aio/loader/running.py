@@ -1,20 +1,24 @@
-"""The running part of a Loader: its batches are loaded ahead, and each reaches one thread."""
+"""The running part of a Loader: its batches are loaded ahead, and each reaches one consumer."""
 
 import collections
 import contextlib
 import sys
-import threading
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from granular.aio.execution.failures import Errors, Failure, OnError, fetch_capturing
-from granular.aio.execution.prefetch import END, NOT_READY, Prefetch
+from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.loader.collate import Assembly, Batch, Counts, LoadedBatch, Spec, spec_of
+from granular.aio.pipeline.cursor import Cursor
+from granular.aio.pipeline.epochs import Epochs, Loops
+from granular.aio.pipeline.nodes.indices import ENDLESS
 from granular.aio.pipeline.nodes.source import Source, length_of
-from granular.aio.pipeline.position import Turns
-from granular.aio.runtime.lifecycle import Running
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.user_functions import await_user
+from granular.aio.pipeline.position import FREE, Terms, Turns
+from granular.aio.pipeline.shards import warn_of_no_shard
+from granular.aio.pipeline.streams.flow import Flow
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.lifecycle import Computing
 from granular.errors import ClosedError, DatapointError, GranularError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -24,8 +28,8 @@ _JUDGED: Final = 200  # batches after which the share of the interpreter is judg
 _TRIED: Final = 100  # datapoints tried for the spec if failed ones are skipped
 
 
-class RunningLoader(Running):
-    """The running part of a loader. It holds no reference to the Loader, so that a dropped Loader can be closed."""
+class Loading(Flow):
+    """The batches of a source, loaded ahead into memory that is used again. The state is the step of the next one."""
 
     def __init__(
         self,
@@ -39,42 +43,40 @@ class RunningLoader(Running):
         mp: Any,
         on_error: OnError,
     ) -> None:
-        super().__init__()
-        self.source, self.batch, self._workers, self._mp = source, batch, workers, mp
+        self.source, self.batch = source, batch
         self._recycle_after = recycle_after
         self._recycles = bool(recycle_after) and mp is None  # worker processes have memory of their own
         self.turns = Turns(shard_id, num_shards, batch, whole=True)
         self._length: int | None = None
-        self._start = 0  # the step from which shards take turns
-        self._ended = False  # True once the consumer was told the end of the epoch
-        # The last batch, until it was received: where it begins, the thread to which it is on its way (0 for none), and
-        # whether it is to come again, because it failed or did not reach its thread.
-        self._before, self._recipient, self._astray = 0, 0, False
-        self._processes: Workers | None = None
+        self.goal: int | None = 0  # the step at which the next batch is to be read, None for the one after the last
+        self._stops = False  # True once the end of the epoch of the next batch is known
+        self._assembly = Assembly(source, batch, self.turns.offset, on_error, self._recycles)
+        compute: Callable[..., Coroutine[Any, Any, LoadedBatch]] = self._assembly.compute
+        self._processes = None if mp is None else _processes(self._assembly, min(workers, prefetch + 1), mp)
+        if self._processes is not None:
+            compute = self._processes.compute
         self.ahead: Prefetch[LoadedBatch] = Prefetch(
-            self._load_batch, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
+            compute, self.turns.stride, batch, workers, 'loader', on_error != 'raise'
         )
-        self.ahead.depth, self.ahead.token = prefetch, self.token
-        self._assembly: Assembly | None = None
+        self.ahead.depth = prefetch
         self._returned: collections.deque[Batch] = collections.deque()
-        self._spec: Spec | None = None
+        self._last: Batch | None = None  # unless it did not reach its consumer
         self.errors = Errors(on_error, 'step')
         self._reported = -1  # where the last batch begins of which failures were reported
         self.counts = Counts()
         self._counted = self.counts  # before the last batch
-        self._last: Batch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         with contextlib.suppress(GranularError):  # it is raised by the iteration
             self.length  # noqa: B018 - where it is unpickled, a reader is not open yet
-        return super().__getstate__()
+        return self.__dict__
 
     @property
     def length(self) -> int | None:
         """The number of datapoints; None if the source is endless."""
         if self._length is None and not self.source.endless:
             self._length = length_of(self.source)
-        return self._length
+        return None if self._length is None or self._length >= ENDLESS else self._length
 
     @property
     def batches(self) -> int | None:
@@ -91,41 +93,31 @@ class RunningLoader(Running):
         return turns.rounds(0, length)
 
     @property
-    def position(self) -> int:
-        """The step of the first batch that was not received."""
-        return self._before if self._astray or self._recipient else self.ahead.position
+    def epochs(self) -> Epochs | None:
+        """The epochs of the source; None if it is endless."""
+        return None if (length := self.length) is None else Epochs(length, self.turns)
 
-    def seek(self, step: int) -> None:
-        """Continue from a step of the source, from which shards take turns: shard ``i`` takes the ``i``-th batch."""
-        self.ahead.drop()
-        self.ahead.position = self._start = step
-        self._ended, self._recipient, self._astray, self._reported = False, 0, False, -1
-        if self.ahead.stop is not None:
-            self._set_stop()
+    def epochs_if_open(self) -> Epochs | None:
+        """Return the epochs of the source; None also while it is not open."""
+        with contextlib.suppress(ClosedError):
+            return self.epochs
+        return None
 
-    def begin_epoch(self) -> None:
-        """Continue from the first step, if the last iteration came to its end."""
-        if self._ended:
-            self.seek(0)  # nothing is prefetched, which could only be dropped on the loop
+    @property
+    def known_epochs(self) -> Epochs | None:
+        """The epochs of the source, if its length was asked for."""
+        return None if self._length is None else self.epochs
 
-    def _set_stop(self) -> None:
-        """Let a source end where a shard would get no whole batch: an endless one where steps exceed 63 bits."""
-        length = sys.maxsize if self.batches is None or self.length is None else self.length
-        self.ahead.stop = self.turns.stop(self._start, length)
+    def settled(self, step: int) -> int:
+        """Return the step of the next whole batch of all shards, in this epoch or the next one."""
+        epochs = self.known_epochs
+        return step if epochs is None or epochs.length < self.turns.stride else epochs.settled(step)
 
     async def spec(self) -> Spec:
-        if self._spec is None:
-            await ensure_event_loop()
-            async with self.turn():
-                self.check()
-                return await self.compute(self._learned_spec())
-        return self._spec
-
-    async def _learned_spec(self) -> Spec:
-        if self._spec is None:
+        if not self._assembly.spec:
             with self.ahead.using_pool():
-                self._spec = await self._first_spec()
-        return self._spec
+                self._assembly.spec = await Computing(self._first_spec(), self.ahead.token)
+        return self._assembly.spec
 
     async def _first_spec(self) -> Spec:
         """Return the spec of the first datapoint; unless failures are raised, of the first one that has a spec."""
@@ -142,111 +134,91 @@ class RunningLoader(Running):
                 break
         raise datapoint.release()
 
-    async def take(self) -> Any:
-        """Return the next batch, or ``END``; concurrent calls wait for each other.
+    def bind(self, token: object) -> None:
+        self.ahead.token = token
 
-        Call ``received`` right before the batch is handed to the consumer: otherwise the thread gets it again.
-        """
-        asked, recipient = time.perf_counter(), threading.get_ident()
-        async with self.turn():
-            self.check()
-            if self._assembly is None or self._astray or self._recipient == recipient:
-                await ensure_event_loop()  # to begin, or to go back
-                self._return(recipient)
-            if self._loop is None:
-                await self.settle()
-            self._before, self._counted = self.ahead.position, self.counts
-            self._astray, self._recipient = True, recipient
-            if self._recycles:
-                self._recycle()
-            loaded = NOT_READY if self._assembly is None else self.ahead.take_ready(asked)
-            if loaded is NOT_READY:
-                loaded = await await_user(self.compute(self._next(asked)))
-            batch = self._counted_batch(loaded)
-            self._ended = batch is END
-            if self._ended:
-                self._recipient = 0
-            self._astray = False
-            return batch
+    def received(self, seconds: float) -> None:
+        self.ahead.received(seconds)
 
-    def _return(self, recipient: int) -> None:
-        """Go back to the last batch, if it failed or did not reach this thread."""
-        if self._astray or self._recipient == recipient:
-            if self.ahead.position != self._before:
-                self.ahead.drop()
-                self.ahead.position = self._before
-            self.counts, self._last = self._counted, None
-            self._astray, self._recipient = False, 0
+    def mark(self) -> int:
+        return self.ahead.position if self.goal is None else self.goal
 
-    def received(self) -> None:
-        """Note that the batch that this thread took reaches its consumer, without a further call."""
-        this = threading.get_ident()
-        if self._recipient == this:  # otherwise another thread has taken a batch since
-            self._recipient = 0
+    state = mark
 
-    def is_expected(self) -> bool:
-        """Return whether the last batch has not reached this thread yet, which asked for it."""
-        return self._recipient == threading.get_ident()
+    async def restore(self, state: int, terms: Terms = FREE) -> None:
+        self.forget()
+        if self.goal is None:
+            await self._seek(state)
 
-    def take_back(self) -> None:
-        """Let a batch that did not reach this thread come again, unless another one was taken or a state loaded."""
-        if self._recipient == threading.get_ident():
-            self._astray = True
+    def read_from(self, step: int) -> None:
+        """Let the next batch be that of a step, from which shards take turns."""
+        self.goal, self._reported = step, -1
 
-    async def _next(self, asked: float) -> Any:
-        if self._assembly is None:
-            self._set_stop()
-            if self.ahead.stop is not None and self.ahead.position >= self.ahead.stop:
-                return END
-            spec = await self._learned_spec()
-            self._assembly = Assembly(self.source, self.batch, spec, self.errors.on_error, self._recycles)
-            if self._mp is not None:
-                from granular.aio.execution.workers import Workers
+    def forget(self) -> None:
+        """Forget the last batch, which failed or did not reach its consumer."""
+        self.counts, self._last = self._counted, None
 
-                count = min(self._workers, self.ahead.depth + 1)  # others would wait for their turn without work
-                self._processes = Workers(self._assembly, count, self._mp)
-        return await self.ahead.take(asked)
-
-    def _counted_batch(self, loaded: Any) -> Any:
-        """Return the batch of what was loaded, counted, or ``END``."""
+    async def next(self) -> Any:
+        asked = time.perf_counter()
+        self._recycle()
+        self._counted = self.counts
+        loaded: Any = None
+        while loaded is None or self.goal is not None:  # which may be set meanwhile
+            if self.goal is not None:
+                await to_loop()  # tasks may only be touched on their loop
+                await self._seek(self.settled(self.goal))
+                self.goal, self._stops = None, False
+            begin = self.ahead.position
+            if not self._stops:
+                await self._begin(begin)
+            try:
+                loaded = await self.ahead.take(asked)
+            except Exception as error:
+                if self.goal is None:
+                    first = begin + self.turns.offset
+                    error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
+                    raise
         if loaded is END:
             self.errors.summarise()
             return END
         batch, rows, size, failed = loaded
-        if failed and self._before != self._reported:  # not again for one that comes again
+        if failed and begin != self._reported:  # not again for one that comes again
             self.errors.report(failed)
-            self._reported = self._before
+            self._reported = begin
         batches, datapoints, nbytes = self.counts
         self.counts = Counts(batches + 1, datapoints + rows, nbytes + size)
         if self._recycles and all(len(array) == self.batch for array in batch.values()):
             self._last = batch.copy()  # the consumer may change its own
-        if batches + 1 == _JUDGED and self._mp is None:
+        if batches + 1 == _JUDGED and self._processes is None:
             self.ahead.judge_interpreter()
         return batch
 
+    async def _seek(self, step: int) -> None:
+        if self.ahead.position != step:  # otherwise what is loaded ahead is kept
+            await self.ahead.seek(step)
+
+    async def _begin(self, step: int) -> None:
+        """Determine where a loop from a step on ends, and what its batches are."""
+        if self.turns.count == 1:
+            warn_of_no_shard(f'a Loader of {self.source.describe()}', 'pass shard_id=rank, num_shards=number of ranks')
+        if self.batches is None or (epochs := self.epochs) is None:
+            self.ahead.stop = self.turns.stop(step, sys.maxsize)  # where steps exceed 63 bits
+        else:
+            self.ahead.stop = epochs.stop(step)
+        await self.spec()
+        self._stops = True
+
     def _recycle(self) -> None:
         """Let the memory of an earlier batch be used again, as one more was received."""
-        last, self._last = self._last, None  # first: an interrupt may come after the call, and a state be loaded then
+        last, self._last = self._last, None
         if last is None:
             return
         self._returned.append(last)
-        if len(self._returned) > self._recycle_after and self._assembly is not None:
+        if len(self._returned) > self._recycle_after:
             self._assembly.recycled.append(self._returned.popleft())
 
-    async def _load_batch(self, step: int, _: int) -> LoadedBatch:
-        first = step + self.turns.offset
-        task = self._processes or self._assembly
-        if task is None:
-            raise ClosedError('the loader is closed')
-        try:
-            loaded: LoadedBatch = await task.compute(first)
-        except Exception as error:
-            error.add_note(f'in the batch of the steps {first} to {first + self.batch - 1} of the Loader')
-            raise
-        return loaded
-
-    async def _close(self) -> None:
-        await ensure_event_loop()
+    async def aclose(self) -> None:
+        await to_loop()
         try:
             await self.ahead.aclose()
             await self.source.release()
@@ -254,5 +226,84 @@ class RunningLoader(Running):
             self.errors.summarise()
             if self._processes is not None:
                 await self._processes.aclose()
-        self._assembly = None
+        self._assembly.recycled.clear()
         self._returned.clear()
+
+
+def _processes(assembly: Assembly, count: int, mp: Any) -> 'Workers':
+    from granular.aio.execution.workers import Workers
+
+    return Workers(assembly, count, mp)
+
+
+class RunningLoader(Cursor):
+    """The position of a Loader, over all its loops.
+
+    It holds no reference to the Loader, so that a dropped Loader can be closed.
+    """
+
+    flow: Loading
+    _before: int
+
+    def __init__(self, flow: Loading) -> None:
+        super().__init__(flow)
+        self.loops = Loops()
+        self.driven = False  # True if what drives it tells its loops what was handed out, which is behind what it took
+        self._before = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch; 0 if the source is endless."""
+        step = self.position
+        return 0 if not step or (epochs := self.flow.epochs) is None else epochs.epoch_of(step)
+
+    @property
+    def position(self) -> int:
+        """The step of the first batch that its consumer did not receive."""
+        return self._before if not self.driven and self._in_move() else self.loops.step
+
+    @property
+    def reading(self) -> int:
+        """The step of the first batch that was not taken from here."""
+        return self.flow.settled(self._before if self.flow.goal is None and self._in_move() else self.flow.mark())
+
+    def load(self, step: int) -> None:
+        """Continue from the step of a state: shard ``i`` takes the ``i``-th batch from there on."""
+        self._go(self.loops.load(self.flow.settled(step)))
+
+    def begin_loop(self) -> None:
+        """Begin a loop, in the next epoch if the last one left this one."""
+        self._go(self.loops.begin(self.flow.known_epochs))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop begin an epoch of a finite source."""
+        if (epochs := self.flow.epochs) is not None:
+            self._go(self.loops.set_epoch(epoch, epochs))
+
+    def _go(self, loops: Loops) -> None:
+        self.loops = loops
+        self.flow.read_from(loops.step)
+        if self._in_move():  # another batch follows than the last one, which failed or is on its way
+            self.flow.forget()
+        self._astray = self._expected = False
+
+    def received(self, element: Any) -> None:
+        super().received(element)
+        if self.driven:
+            return
+        loops = self._last = self.loops
+        self.loops = loops.end() if element is END else loops.give(self.flow.settled(self.flow.mark()))
+
+    def _failed(self) -> None:
+        if not self.driven:
+            self.loops = self.loops.fail()
+
+    def _take_back(self, *_: object) -> None:
+        super()._take_back()
+        if self._last is not None:
+            self.loops = self._last
+
+    async def spec(self) -> Spec:
+        async with self.turn():
+            self.check()
+            return await self.flow.spec()

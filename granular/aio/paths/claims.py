@@ -19,7 +19,6 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.runtime.background import background
 from granular.aio.runtime.lifecycle import ending_with
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.aio.stores import Entry
 from granular.errors import AlreadyExistsError, BadReplyError, GranularError, NotFoundError
@@ -96,7 +95,6 @@ class Claim:
 
     async def _keep_fresh(self) -> None:
         """Start to renew the claim, unless it is being renewed under a loop that still runs."""
-        await ensure_event_loop()
         if self._renewing is None or self._renewing.done():
             self._renewing = background(_renew_regularly(weakref.ref(self)))
 

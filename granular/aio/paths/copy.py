@@ -6,10 +6,12 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Final
 
+from granular._words import logger
 from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.claims import Claim, is_claim
 from granular.aio.paths.file import File, Progress
-from granular.aio.paths.pure import PurePath
+from granular.aio.paths.pure import PurePath, relative_name
+from granular.aio.paths.removal import find_removal, is_mark
 from granular.aio.runtime.progress import ProgressReport
 from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
@@ -94,6 +96,7 @@ class FolderCopy:
                 self._refuse_other_shards(parent, copied)  # of shards that were finished since they were listed
             await self._check_held()
             await for_each(self._specs, self._copy_spec, _PARALLEL)
+            await self._check_removal()
         for held in (self._specs, self._listed, self._compared, self._claims):
             held.clear()
         return following
@@ -120,6 +123,22 @@ class FolderCopy:
                 folders = {name.rpartition('/')[0] for name in keys if name.startswith(head)}
                 if rest := {f'{folder}/refs.bag' for folder in folders} & present - keys:
                     raise self._mixing_error(relative_name(self._target, min(rest)))
+
+    async def _check_removal(self) -> None:
+        """Withdraw a dataset in a bucket if `granular clean`, which may not have seen its spec, removes files of it."""
+        store = self._target.store
+        for key in () if store.local else self._claims:
+            present: dict[str, list[Entry]] = {}
+            async for entry in store.scan_tree(key):
+                present.setdefault(entry.key.rpartition('/')[0], []).append(entry)
+            dataset = PurePath.of(store, key)
+            for entry in self._specs:
+                if (spec := self.target_of(entry)).is_relative_to(dataset):
+                    names = [other.name for other in self._listed[self._folder_of(entry).key].values()]
+                    folder = spec.parent
+                    if reason := await find_removal(folder, names, present.get(folder.key, [])):
+                        await store.delete([spec.key])
+                        raise ObjectChangedError(f'{folder}: {reason}: copy it again', path=f'{folder}')
 
     async def _list(self, folder: PurePath, prefix: str) -> None:
         """Note the files of the target in a folder, whose names have a prefix, in place of those noted before."""
@@ -159,10 +178,7 @@ class FolderCopy:
         return claim
 
     async def lock(self, dataset: PurePath, store: LocalStore) -> None:
-        """Lock the folder of a dataset, and that above it if it is a shard."""
-        if shard_number(dataset.name) is not None:
-            self._held.callback((await store.lock_folder(dataset.parent.key, shared=True)).release)
-        self._held.callback((await store.lock_folder(dataset.key)).release)
+        self._held.enter_context(await store.lock_dataset(dataset.key))
 
     async def _refuse_other_kind(self, prefix: str, has_shards: bool) -> None:
         """Raise an error if the target has a dataset without shards where the source has shards, or the reverse."""
@@ -182,26 +198,40 @@ class FolderCopy:
         if entry.is_dir:
             if self._invalid_name(entry) is None:  # otherwise the files in it are rejected, with their full names
                 await self.make_folder(self.target_of(entry))
+                if entry.size:
+                    await self._copy_mark(entry)
             return
-        folder, _, name = entry.key.rpartition('/')
-        if is_claim(name):
+        name = entry.name
+        if is_claim(name) or is_mark(name):
             return
         if _is_of_dataset(name):
-            self._listed.setdefault(folder, {})[entry.key] = entry
+            self._listed.setdefault(self._folder_of(entry).key, {})[entry.key] = entry
         if name == 'spec.json':
             self._specs.append(entry)
         elif name != INDEX or not self._target.store.local:  # an index names versions, which copies on a disk lack
             await self.copy_file(entry)
 
+    def _folder_of(self, entry: Entry) -> PurePath:
+        return PurePath.of(self._source.store, entry.key).parent
+
+    async def _copy_mark(self, entry: Entry) -> None:
+        """Copy an object that has bytes and a name that ends in a slash; on a disk, no folder has bytes."""
+        target = self.target_of(entry)
+        source = PurePath.of(self._source.store, f'{entry.key}/')
+        if target.store.has_folders:
+            logger.warning('%s: not copied: its name is that of a folder, and it holds %d bytes', source, entry.size)
+        else:
+            await _copy(source, PurePath.of(target.store, f'{target.key}/'), entry.size, None, self._report)
+
     async def _copy_spec(self, entry: Entry) -> None:
         """Complete the copy of a dataset, unless the dataset was replaced or appended to meanwhile."""
-        folder = PurePath.of(self._source.store, entry.key).parent
-        listed = self._listed.pop(entry.key.rpartition('/')[0])
+        folder = self._folder_of(entry)
+        listed = self._listed[folder.key]
         current = {other.key: other async for other in folder.store.scan(folder.key)}
         if different := [key for key, other in listed.items() if current.get(key) != other]:
             raise ObjectChangedError(
                 f'{folder}: {len(different)} of {len(listed)} files changed while they were copied, such as '
-                f'{different[0].rpartition("/")[2]}: copy it again',
+                f'{PurePath.of(folder.store, different[0]).name}: copy it again',
                 path=f'{folder}',
             )
         await self.copy_file(entry)
@@ -213,7 +243,7 @@ class FolderCopy:
             await self.make_folder(target.parent)
             for key in self._leftovers.pop(name, ()):
                 if not await self._has(relative_name(self._target, key)):
-                    await store.delete_unlocked([key])
+                    await store.delete_unlocked([Entry(key, False)])
         source = PurePath.of(self._source.store, entry.key)
         # Some stores list no sizes.
         size = entry.size or (await source.store.stat(source.key)).size
@@ -316,18 +346,10 @@ async def is_within(inner: PurePath, outer: PurePath) -> bool:
     return os.path.commonpath([left, right]) == right
 
 
-def relative_name(folder: PurePath, key: str) -> str:
-    if folder.key in ('', '.'):
-        return key
-    head = folder.key.rstrip('/') + '/'
-    if not key.startswith(head):
-        raise StoreError(f'{folder}: expected entries of this folder in its listing, got {key!r}', path=f'{folder}')
-    return key[len(head) :]
-
-
 def _join(folder: PurePath, name: str) -> PurePath:
-    head = '' if folder.key in ('', '.') else folder.key.rstrip('/') + '/'
-    return PurePath.of(folder.store, head + name)
+    path, query = folder.store.split_query(folder.key)
+    head = '' if path in ('', '.') else path.rstrip('/') + '/'
+    return PurePath.of(folder.store, head + folder.store.keyed(name) + query)
 
 
 async def _copy(
@@ -415,16 +437,23 @@ async def _transfer(source: PurePath, info: ContentInfo, file: File, digests: Di
     for start in range(0, info.size, _CHUNK):
         reply = await source.store.read(source.key, start, min(start + _CHUNK, info.size), version)
         version = reply.version
+        if reply.size != info.size:
+            raise _changed(source, info.size, reply.size)
         await offload(digests.add, reply.data)
         await file.write(reply.data)
         await report.add(len(reply.data))
     # Files without versions can change while they are read.
     if before is not None and ((after := await source.store.stat(source.key)) != before or after.size != info.size):
-        raise ObjectChangedError(
-            f'{source}: changed while it was copied, from {info.size} bytes to {after.size}: copy it again',
-            path=f'{source}',
-        )
+        raise _changed(source, info.size, after.size)
     digests.compare(info.digests, info.size, f'{source}')
+
+
+def _changed(source: PurePath, before: int, after: int) -> ObjectChangedError:
+    return ObjectChangedError(
+        f'{source}: changed while it was copied, or its server states wrong sizes, from {before} bytes to {after}: '
+        f'copy it again',
+        path=f'{source}',
+    )
 
 
 async def _check_written(target: PurePath, writer: ObjectWriter, size: int, kind: str, digests: Digests) -> None:

@@ -9,7 +9,6 @@ from granular.aio.paths.pure import PurePath
 from granular.aio.reply import Reply
 from granular.aio.runtime.forking import each_after_fork
 from granular.aio.runtime.lock import Lock
-from granular.aio.runtime.loops import ensure_uninterrupted
 from granular.aio.stores import ObjectWriter
 from granular.errors import ClosedError, InvalidArgumentError, ObjectChangedError, OutOfRangeError, UnsupportedError
 
@@ -114,7 +113,6 @@ class File:
         Raises:
           ClosedError: if a write failed before; then nothing appears.
         """
-        await self._ensure_uninterrupted()
         async with self._turns.turn():
             if (writer := self._end()) is None:
                 return
@@ -128,14 +126,9 @@ class File:
 
     async def abort(self) -> None:
         """Close the file and discard what was written."""
-        await self._ensure_uninterrupted()
         if (writer := self._end()) is not None:
             async with self._turns.turn():  # a write that is in progress could begin an upload afterwards
                 await writer.abort()
-
-    async def _ensure_uninterrupted(self) -> None:
-        if self._writer is not None and not self._closed:
-            await ensure_uninterrupted()
 
     def _end(self) -> ObjectWriter | None:
         """Close the file. Return the writer of what is to be published or discarded."""

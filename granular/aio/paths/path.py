@@ -1,6 +1,7 @@
 """Paths of files and folders on a disk, in a bucket or on a server, and their I/O."""
 
 import itertools
+import os
 import re
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Self
@@ -13,6 +14,8 @@ from granular.aio.stores import Entry, Stat, Store, check_text, ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.fanout import read_all
 from granular.errors import (
+    AccessDeniedError,
+    AlreadyExistsError,
     BucketNotFoundError,
     DecodeError,
     InvalidArgumentError,
@@ -140,6 +143,38 @@ class Path(PurePath):
             return File(self, 0, await self._store.open_writer(self._key))
         raise InvalidArgumentError(f"{self}: expected mode 'rb' or 'wb', got {mode!r}")
 
+    async def touch(self, exist_ok: bool = True) -> None:
+        """Create an empty file, unless the file exists. Then a disk sets the time of its last change to now.
+
+        Raises:
+          AlreadyExistsError: if the file exists and ``exist_ok`` is false.
+        """
+        if exist_ok and await self.exists():
+            await self._store.touch(self._key)
+            return
+        try:
+            await self._store.write(self._key, b'', new=True)
+        except AlreadyExistsError:
+            if not exist_ok:
+                raise
+
+    async def rename(self, target: 'PurePath | str | os.PathLike[str]') -> Self:
+        """Rename a file or folder on a disk, and return its new path. A file that has the new name is replaced.
+
+        Raises:
+          UnsupportedError: for any other store, in which a file would have to be copied and removed.
+        """
+        new = type(self)(target)
+        if not new.store.local:
+            raise UnsupportedError(
+                f'{self}: cannot be renamed to {new}: copy it with Path.copy, and remove it with unlink or rmtree',
+                path=f'{self}',
+            )
+        await self._store.rename(self._key, new.key)
+        return type(self).of(self._store, new.key)
+
+    replace = rename
+
     async def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Create a folder, or the bucket for a bucket's root. In a bucket, folders need no creation: keys imply them.
 
@@ -221,8 +256,8 @@ class Path(PurePath):
             raise InvalidArgumentError(f'{self}: expected a relative pattern, got {pattern!r}')
         if not self._store.local:
             check_text(pattern)
-        async for key in _expand(self._store, self._key, parts):
-            yield type(self).of(self._store, key)
+        async for entry in _expand(self._store, self._key, parts):
+            yield type(self).of(self._store, entry.key)
 
     async def rglob(self, pattern: str) -> AsyncIterator[Self]:
         """Yield the paths in this folder that match a pattern, at any depth."""
@@ -251,30 +286,43 @@ class Path(PurePath):
         return type(self).of(self._store, f'{self._key}/')
 
 
+async def has_optional(path: Path) -> bool:
+    """Return whether an optional file exists; False if the store denies access to it, as it may to missing files."""
+    try:
+        return await path.exists()
+    except AccessDeniedError:
+        if AccessDeniedError not in path.store.absent:
+            raise
+        return False
+
+
 async def is_pattern(path: Path) -> bool:
     """Return whether a component of a path has a wildcard or braces, and no file or folder has this name."""
-    return _has_pattern(path.key) and not await path.exists()
+    return _has_pattern(_without_query(path)) and not await path.exists()
 
 
-async def matches_of(pattern: Path) -> list[Path]:
-    """Return the paths that match a path, sorted; folders that exist under their names are no patterns.
-    ``{000..002}`` stands for three numbers, and ``{a,b}`` for two alternatives.
+async def matches_of(pattern: Path) -> tuple[Path, list[Entry]]:
+    """Return the folder above the first wildcard of a path, and the files and folders in it that match, sorted.
+
+    Folders that exist under their names are no patterns. ``{000..002}`` stands for three numbers, and ``{a,b}`` for two
+    alternatives.
 
     Raises:
       NotFoundError: if there is none, or none for a number or an alternative; it names others in the folder.
     """
     folder, names = pattern.parent, pattern.name
-    while _has_pattern(folder.key) and not await folder.exists():
+    while _has_pattern(_without_query(folder)) and not await folder.exists():
         folder, names = folder.parent, f'{folder.name}/{names}'
-    paths: set[Path] = set()
+    entries: dict[str, Entry] = {}
     for name in expand_braces(names):
-        matches = [path async for path in folder.glob(name)]
+        parts = [part for part in name.split('/') if part]
+        matches = [entry async for entry in _expand(folder.store, folder.key, parts)]
         if not matches:
             missing = '' if name == names else f' {name}'
             beside = await _beside(folder, names.partition('/')[0])
             raise NotFoundError(f'{pattern}:{missing} matches no files{beside}')
-        paths.update(matches)
-    return sorted(paths)
+        entries.update((entry.key, entry) for entry in matches)
+    return folder, [entries[key] for key in sorted(entries)]
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -317,6 +365,10 @@ async def _beside(folder: Path, pattern: str) -> str:
     return ': the folder has none'
 
 
+def _without_query(path: PurePath) -> str:
+    return path.store.split_query(path.key)[0]
+
+
 def _has_pattern(text: str) -> bool:
     return _has_wildcard(text) or _BRACES.search(text) is not None
 
@@ -325,29 +377,30 @@ def _has_wildcard(name: str) -> bool:
     return any(char in name for char in '*?[')
 
 
-async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[str]:
-    """Yield the keys under a key that match the components of a pattern."""
+async def _expand(store: Store, key: str, parts: list[str]) -> AsyncIterator[Entry]:
+    """Yield the files and folders under a key that match the components of a pattern."""
     head, rest = parts[0], parts[1:]
     if head == '**':
         regex = _tree_regex(parts)
-        start = 0 if key in ('', '.') else len(key.rstrip('/')) + 1
+        folder = store.named(key)
+        start = 0 if folder in ('', '.') else len(folder.rstrip('/')) + 1
         async for entry in _existing(store.scan_tree(key)):
-            if regex.fullmatch(entry.key, start):
-                yield entry.key
+            if regex.fullmatch(store.named(entry.key), start):
+                yield entry
     elif _has_wildcard(head):
         regex = glob_regex(head)
         async for entry in _existing(store.scan(key, re.split(r'[*?[]', head, maxsplit=1)[0])):
             if not regex.fullmatch(entry.name):
                 continue
             if not rest:
-                yield entry.key
+                yield entry
             elif entry.is_dir:
                 async for match in _expand(store, entry.key, rest):
                     yield match
     else:
         child = Path.of(store, key) / head
-        if not rest and await child.exists():
-            yield child.key
+        if not rest and (stat := await store.find(child.key)) is not None:
+            yield Entry(child.key, stat.is_dir, stat.size, stat.modified)
         elif rest:
             async for match in _expand(store, child.key, rest):
                 yield match

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 from granular.aio.stores import Store, check_text, local_key, resolve
 from granular.config import IOConfig
-from granular.errors import InvalidArgumentError
+from granular.errors import InvalidArgumentError, StoreError
 
 
 class ForeignPath(Protocol):
@@ -120,22 +120,39 @@ class PurePath:
         if tail.startswith('/'):
             raise InvalidArgumentError(f'{self}: expected a relative path to join, got {tail!r}')
         check_text(tail)
-        tail = tail.rstrip('/')
-        return type(self).of(self._store, f'{self._key}/{tail}' if self._key and tail else self._key or tail)
+        path, query = self._store.split_query(self._key)
+        tail = self._store.keyed(tail.rstrip('/'))
+        return type(self).of(self._store, (f'{path}/{tail}' if path and tail else path or tail) + query)
+
+    def joinpath(self, *others: str | os.PathLike[str]) -> Self:
+        """Return this path joined with others, as by ``/``."""
+        path = self
+        for other in others:
+            path = path / other
+        return path
+
+    def is_absolute(self) -> bool:
+        """Return whether the path does not depend on the current folder, as an address never does."""
+        return not self._store.local or self._key.startswith('/')
+
+    def absolute(self) -> Self:
+        """Return the absolute path; links and ``..`` stay."""
+        return self if self.is_absolute() else type(self).of(self._store, local_key(f'{os.getcwd()}/{self._key}'))
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The components: the root (``/``, ``s3://bucket``), then each name."""
         root = ('/' if self._key.startswith('/') else '') if self._store.local else self._store.root
-        names = [] if self._key == '.' else [name for name in self._key.split('/') if name or not self._store.local]
-        return (root, *filter(None, names)) if root else tuple(filter(None, names))
+        names = [] if self._key == '.' else filter(None, self._store.named(self._key).split('/'))
+        return (root, *names) if root else tuple(names)
 
     @property
     def name(self) -> str:
         """The last component; for a bucket its name."""
-        if self._key in ('', '.', '/'):
+        path = self._store.named(self._key)
+        if path in ('', '.', '/'):
             return '' if self._store.local else self._store.root.rpartition('/')[2]
-        return self._key.rpartition('/')[2]
+        return path.rpartition('/')[2]
 
     @property
     def stem(self) -> str:
@@ -149,12 +166,19 @@ class PurePath:
         return dot + end if stem.strip('.') and end else ''
 
     @property
+    def suffixes(self) -> list[str]:
+        """All suffixes of the name, as in pathlib: those of ``a.tar.gz`` are ``.tar`` and ``.gz``."""
+        name = self.name
+        return [] if name.endswith('.') else [f'.{end}' for end in name.lstrip('.').split('.')[1:]]
+
+    @property
     def parent(self) -> Self:
         """The folder of this path; a root is its own parent."""
-        head = self._key.rpartition('/')[0]
+        path, query = self._store.split_query(self._key)
+        head = path.rpartition('/')[0]
         if self._store.local:
-            head = head or ('/' if self._key.startswith('/') else '.')
-        return type(self).of(self._store, head)
+            head = head or ('/' if path.startswith('/') else '.')
+        return type(self).of(self._store, head + query)
 
     @property
     def parents(self) -> tuple[Self, ...]:
@@ -168,14 +192,18 @@ class PurePath:
 
     def with_name(self, name: str) -> Self:
         """Return this path with another name."""
-        if check_str(name, self) in ('', '.') or '/' in name or not self._key.strip('./'):
+        path, query = self._store.split_query(self._key)
+        if check_str(name, self) in ('', '.') or '/' in name or not path.strip('./'):
             raise InvalidArgumentError(f'{self}: cannot be named {name!r}')
-        key = self._key[: len(self._key) - len(self.name)] + name
+        head, slash, _ = path.rpartition('/')
         if self._store.local:
-            key = local_key(key)
-        else:
-            check_text(name)
-        return type(self).of(self._store, key)
+            return type(self).of(self._store, local_key(head + slash + name))
+        check_text(name)
+        return type(self).of(self._store, head + slash + self._store.keyed(name) + query)
+
+    def with_stem(self, stem: str) -> Self:
+        """Return this path with another name before the same suffix."""
+        return self.with_name(check_str(stem, self) + self.suffix)
 
     def with_suffix(self, suffix: str) -> Self:
         """Return this path with another suffix; ``''`` removes it."""
@@ -190,14 +218,15 @@ class PurePath:
           InvalidArgumentError: if this path is not under the other.
         """
         base = other if isinstance(other, PurePath) else type(self)(other, config=self._store.config)
-        if str(self) == str(base):
+        path, above = (item._store.split_query(str(item))[0] for item in (self, base))
+        if path == above:
             return pathlib.PurePosixPath()
-        head = str(base).rstrip('/') + '/'
-        if str(base) == '.' and not self._key.startswith('/'):
+        head = above.rstrip('/') + '/'
+        if above == '.' and not self._key.startswith('/'):
             head = ''
-        if not str(self).startswith(head):
+        if not path.startswith(head):
             raise InvalidArgumentError(f'{self}: is not in {base}')
-        return pathlib.PurePosixPath(str(self)[len(head) :])
+        return pathlib.PurePosixPath(self._store.named(path[len(head) :]))
 
     def is_relative_to(self, other: 'PurePath | str') -> bool:
         """Return whether this path equals another or is under it."""
@@ -210,7 +239,7 @@ class PurePath:
     def match(self, pattern: str) -> bool:
         """Return whether the last components match those of a pattern, or all components for an absolute pattern."""
         patterns = [part for part in check_str(pattern, self).split('/') if part]
-        names = [part for part in self._key.split('/') if part]
+        names = [part for part in self._store.named(self._key).split('/') if part]
         if not patterns:
             raise InvalidArgumentError(f'{self}: expected a pattern, got {pattern!r}')
         if len(patterns) > len(names) or (pattern.startswith('/') and len(patterns) != len(names)):
@@ -222,12 +251,24 @@ class PurePath:
         return str(self)
 
     def as_uri(self) -> str:
-        """Return the address as a percent-encoded URI, with ``file://`` for a local path."""
+        """Return the address that leads to this path in any program: ``Path(path.as_uri())`` is the same path.
+
+        Local paths and those on the web are percent-encoded. No program decodes addresses of object stores.
+        """
         if self._store.local:
             return 'file://' + urllib.parse.quote(os.fsencode(os.path.abspath(self._key)))
-        root = self._store.address('')
-        path, mark, query = str(self)[len(root) :].partition('?' if root.startswith('http') else '\0')
-        return root + urllib.parse.quote(path) + mark + query
+        return str(self)
+
+
+def relative_name(folder: PurePath, key: str) -> str:
+    """Return the names of a key in a folder, relative to it."""
+    path = folder.store.split_query(folder.key)[0]
+    if path in ('', '.'):
+        return folder.store.named(key)
+    head = path.rstrip('/') + '/'
+    if not key.startswith(head):
+        raise StoreError(f'{folder}: expected entries of this folder in its listing, got {key!r}', path=f'{folder}')
+    return folder.store.named(key[len(head) :])
 
 
 @lru_cache(maxsize=256)

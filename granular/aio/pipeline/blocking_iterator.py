@@ -2,20 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Self
 
 from granular._typing import Element_co
-from granular.aio.execution.prefetch import END
-from granular.aio.pipeline.iterator import Cursor, CursorHandle
+from granular.aio.execution.hand_over import exclusively
+from granular.aio.pipeline.iterator import CursorHandle, StreamCursor
 from granular.aio.pipeline.streams.flow import sum_stats
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.runtime.bridge import run, run_close
 from granular.aio.runtime.lifecycle import Closing
-from granular.aio.runtime.nesting import refuse_within
-from granular.aio.runtime.user_functions import computing
+from granular.aio.runtime.portal import run, run_close
 from granular.errors import InvalidArgumentError
-
-_computing: Final = computing.get
 
 
 class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
@@ -53,36 +49,21 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         return self
 
     def __next__(self) -> Element_co:
-        element: Element_co
-        if not _computing():  # otherwise a function may be using the iterator that calls it
-            for element in self._cursor.page:
-                return element
-        cursor = self._cursor
-        if cursor.is_expected() and not _computing():
-            refuse_within(self._next_code, self)
-        try:
-            element = run(cursor.take())
-            cursor.received()
-        except BaseException:
-            cursor.take_back()
-            raise
-        if element is END:
-            raise StopIteration
-        return element
-
-    _next_code: ClassVar = __next__.__code__
+        # Not `next`: an interrupt that comes where a function in C returns would keep its result from this one.
+        return self._cursor.__next__()  # type: ignore[no-any-return]
 
     def set_state(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        refuse_within(self._next_code, self)
-        run(self._cursor.restore(state, strict))
+        exclusively(self._cursor, lambda: run(self._cursor.restore(state, strict)))
 
     def set_next_index(self, index: int) -> None:
-        run(self._cursor_for('set_next_index').seek(index))
+        cursor = self._cursor_for('set_next_index')
+        exclusively(cursor, lambda: run(cursor.seek(index)))
 
     def set_prefetch_buffer_size(self, buffer_size: int) -> None:
-        run(self._cursor_for('set_prefetch_buffer_size').set_prefetch(buffer_size))
+        cursor = self._cursor_for('set_prefetch_buffer_size')
+        exclusively(cursor, lambda: run(cursor.set_prefetch(buffer_size)))
 
-    def _cursor_for(self, method: str) -> Cursor:
+    def _cursor_for(self, method: str) -> StreamCursor:
         if not self._runs:
             raise InvalidArgumentError(f'{type(self).__name__} does not override {method}')
         return self._cursor
@@ -114,7 +95,7 @@ class DatasetIterator(CursorHandle, Closing, Iterator[Element_co]):
         for parent in self._parents:
             parent.start_prefetch()
         if self._runs:
-            run(self._cursor.start_prefetch())
+            exclusively(self._cursor, lambda: run(self._cursor.start_prefetch()))
 
     def close(self) -> None:
         """Close the iterator: stop its tasks, threads and processes. Closing twice is allowed."""

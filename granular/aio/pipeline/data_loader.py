@@ -13,20 +13,18 @@ from granular.aio.pipeline.nodes.elements import Element
 from granular.aio.pipeline.nodes.indices import Wrapped
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.samplers import IndexSampler, RecordMetadata, Sampled
+from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions, as_shard
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
-    RANK_ARGUMENTS,
     Batch,
     MultiprocessingOptions,
     ReadOptions,
-    ShardOptions,
     Transformation,
     as_read_options,
-    as_shard,
     operation_of,
 )
-from granular.aio.runtime.threads import CORES
+from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import InvalidArgumentError
 from granular.indexing import MOST_WORKERS, check_integer
@@ -131,7 +129,8 @@ class DataLoader:
         own = getattr(sampler, 'shard_options', None) or getattr(sampler, '_shard_options', None)  # ours, or Grain's
         own = None if own is None else as_shard(own)
         shard = as_shard(own if shard_options is None else shard_options)
-        if own is not None and (own.shard_index, own.shard_count) != (shard.shard_index, shard.shard_count):
+        given = own is not None and shard_options is not None  # otherwise no rank is asked for yet
+        if own and given and (own.shard_index, own.shard_count) != (shard.shard_index, shard.shard_count):
             raise InvalidArgumentError(f'the sampler has the shard {own}, the loader {shard}: pass it once')
         count = CORES if worker_count is None else check_integer('worker_count', worker_count, 0, MOST_WORKERS)
         buffer = max(1, check_integer('worker_buffer_size', worker_buffer_size, 0))

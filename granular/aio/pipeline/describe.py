@@ -17,14 +17,16 @@ _DETAILS: Final = (  # which lines of earlier releases do not have, the latest f
     re.compile(r', \d+ bytes$'),
     re.compile(r' of \d+(, \d+ bytes)?$|, CRC32C [0-9a-f]{8}(?=\)?$)'),
 )
+_UNNAMED: Final = re.compile(r' *(prefetch|seed)\(')  # stages without a state, which states of earlier releases have
+_UNUSED_SEED: Final = re.compile(r'seed=\d+, (?=Sequential\(\))')
 _SHOWN: Final = 5  # stages that differ, in a message
 
 
 def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[int, str, str]]:
     """Return depth, description and length of a stage and of all stages before it.
 
-    With ``names``, for states, a mix by name stands for all of its stages, and data sources have their lengths, and
-    their bytes if they are files.
+    With ``names``, for states, a mix by name stands for all of its stages, those without a state are left out, and data
+    sources have their lengths, and their bytes if they are files.
     """
     stage = getattr(stage, 'untraced', stage)
     if names and getattr(stage, 'named', False):
@@ -33,6 +35,8 @@ def iter_stages(stage: Any, depth: int = 0, names: bool = False) -> list[tuple[i
     out = [row for parent in stage.parents for row in iter_stages(parent, below, names)]
     description, length = stage.describe(), _length(stage)
     if getattr(stage, 'unlisted', False) and description == stage.parents[0].describe():
+        return out
+    if names and getattr(stage, 'stateless', False):
         return out
     if names and length and length != _INFINITE and getattr(stage, 'measures_root', False):
         description += f' of {length.replace(",", "")}'
@@ -72,16 +76,17 @@ def fingerprint(stage: Any) -> list[str]:
 
 
 def resizable_stages(stage: Any) -> int:
-    """Return the number of last stages of a stream whose sizes of batches and buffers no state depends on."""
+    """Return the number of last stages of a stream, in its fingerprint, whose sizes of batches no state depends on."""
     count = 0
     while getattr(stage := getattr(stage, 'untraced', stage), 'transparent', False):
-        count, stage = count + (not getattr(stage, 'unlisted', False)), stage.parents[0]
+        listed = not (getattr(stage, 'unlisted', False) or getattr(stage, 'stateless', False))
+        count, stage = count + listed, stage.parents[0]
     return count
 
 
-def _without_size(line: str, resizable: bool) -> str:
-    """Return a line without the size that a state does not depend on: of read-ahead, or also of the last batches."""
-    return re.sub(r'^( *prefetch|batch)\(\d+' if resizable else r'^( *prefetch)\(\d+', r'\1(', line)
+def _without_size(line: str) -> str:
+    """Return the line of one of the last stages without the size of batches, which a state does not depend on."""
+    return re.sub(r'^batch\(\d+', 'batch(', line)
 
 
 def _differ_in_detail_only(saved: str, current: str) -> bool:
@@ -95,17 +100,18 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
 
     Args:
       strict: False to log a warning instead of raising a ``StateError``, which names the stages that differ.
-      resizable: number of last stages whose sizes of batches may differ. Those of read-ahead may differ anywhere.
+      resizable: number of last stages whose sizes of batches may differ.
     """
     if state_lines is None or state_lines == own_lines:
         return
     if not isinstance(state_lines, list | tuple):
         raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
-    saved, current = [str(line) for line in state_lines], list(own_lines)
+    listed = [line for line in map(str, state_lines) if not _UNNAMED.match(line)]
+    saved, current = [_UNUSED_SEED.sub('seed=0, ', line) for line in listed], list(own_lines)
     if len(saved) == len(current):
         for i, (was, now) in enumerate(zip(saved, current, strict=True)):
-            last = i >= len(current) - resizable
-            if _without_size(was, last) == _without_size(now, last) or _differ_in_detail_only(was, now):
+            resized = i >= len(current) - resizable and _without_size(was) == _without_size(now)
+            if resized or _differ_in_detail_only(was, now):
                 saved[i] = now
     differences = []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, saved, current, autojunk=False).get_opcodes():
@@ -126,10 +132,12 @@ def check_size(saved: Any, size: int, files: str, strict: bool) -> None:
         refuse_state(f'{files}: {size} bytes, the state was saved with {saved!r:.100}', strict)
 
 
-def refuse_state(difference: str, strict: bool) -> None:
+def refuse_state(
+    difference: str, strict: bool, remedy: str = 'if both give the same elements, pass strict=False'
+) -> None:
     """Raise a ``StateError`` for a state that was saved with something else, or only log it unless ``strict``."""
     if strict:
-        raise StateError(f'{difference}: if both give the same elements, pass strict=False')
+        raise StateError(f'{difference}: {remedy}')
     logger.warning('%s: loaded nevertheless, as strict=False was passed', difference)
 
 

@@ -11,12 +11,15 @@ from granular._typing import Element_co
 from granular.aio.pipeline import blocking_iterator, iterator
 from granular.aio.pipeline.describe import format_pipeline
 from granular.aio.pipeline.nodes import indices as nodes
+from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.combinations import proportions
+from granular.aio.pipeline.nodes.source import Node
+from granular.aio.pipeline.shards import ShardOptions, warn_of_no_shard
 from granular.aio.pipeline.streams.batches import BatchOf, Rebatching
 from granular.aio.pipeline.streams.element_functions import ElementFunction, FlatMapping
 from granular.aio.pipeline.streams.interleaving import Interleaved, InterleavedSource, InterleaveSettings
 from granular.aio.pipeline.streams.mixing import Mixed, NamedMix, Zipped
-from granular.aio.pipeline.streams.packing import Packing
+from granular.aio.pipeline.streams.packing import Packed
 from granular.aio.pipeline.streams.packing_options import Recipe, Strategy
 from granular.aio.pipeline.streams.prefetching import Prefetched
 from granular.aio.pipeline.streams.repeating import Caching, Limited, Repeated
@@ -39,11 +42,10 @@ from granular.aio.pipeline.transforms import (
     MultiprocessingOptions,
     Predicate,
     RandomFunction,
-    ShardOptions,
     Transformation,
 )
-from granular.aio.runtime.loops import running_loop
-from granular.aio.runtime.threads import CORES
+from granular.aio.runtime.immediate import running_loop
+from granular.aio.runtime.pools import CORES
 from granular.aio.runtime.user_functions import method_of, name_of
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer, check_seed
@@ -112,7 +114,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
 
         Args:
           datasets: streams or MapDatasets, or a dict of these by name.
-          weights: numbers above 0, with any sum, or a dict of these by name; equal by default.
+          weights: numbers from 0 on, with any sum, or a dict of these by name; equal by default. A stream of weight 0
+            is not read, and keeps its place in states.
         """
         if isinstance(datasets, Mapping):
             if not all(isinstance(name, str) for name in datasets):  # as JSON has them, of which states are made
@@ -163,7 +166,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         if isinstance(datasets, list | tuple):
             stage = Interleaved(_streams(datasets), settings)
         else:
-            stage = InterleavedSource(nodes.Wrapped(datasets), settings, _stream)
+            source = convert(datasets)  # a MapDataset has epochs of its own
+            stage = InterleavedSource(source if isinstance(source, Node) else nodes.Wrapped(source), settings, _stream)
         if not len(stage):
             raise InvalidArgumentError('expected one dataset or more, got none')
         return cls._of(stage)
@@ -201,7 +205,11 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     def random_map(
         self, transform: RandomFunction[Element_co, T], *, seed: int | Sequence[int] | None = None
     ) -> 'IterDataset[T]':
-        """Apply a function to each element and a random generator, which depends only on seed and element number."""
+        """Apply a function to each element and a random generator.
+
+        The random numbers depend only on seed and element number, and on the epoch where ``set_epoch`` of an
+        ``IterableDataset`` tells one.
+        """
         seed = nodes.seed_of(seed, self._stream, 'random_map')
         return IterDataset(ElementFunction(self._stream, 'random_map', transform, seed))
 
@@ -270,7 +278,8 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
     def window_shuffle(self, window_size: int, seed: int) -> Self:
         """Shuffle the elements within each window of ``window_size`` consecutive elements.
 
-        The order of a window depends on its number and on the seed, an integer from 0 to 2**32 - 1.
+        The order of a window depends on its number and on the seed, an integer from 0 to 2**32 - 1, and on the epoch
+        where ``set_epoch`` of an ``IterableDataset`` tells one.
         """
         window_size = check_integer('window_size', window_size, 1)
         seed = check_integer('seed', seed, 0, MAX_SEED)
@@ -291,6 +300,7 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         alignment: int | Mapping[str, Any] | None = None,
         padding: Any = None,
         bos: Any = None,
+        bos_parts: bool = True,
         shard_options: ShardOptions | None = None,
     ) -> 'IterDataset[dict[str, Any]]':
         """Pack sequences into rows of fixed lengths.
@@ -318,14 +328,17 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
           max_segments: maximum number of sequences in a row.
           split_long: True to cut a sequence that is longer than a row, instead of raising an error.
           shuffle_bins: True to shuffle the rows that are open together.
-          seed: the order of shuffled rows depends on the seed and the number of earlier rows, as in Google Grain.
+          seed: the order of shuffled rows depends on the seed and the number of earlier rows, as in Google Grain, and
+            on the epoch where ``set_epoch`` of an ``IterableDataset`` tells one.
           alignment: sequences start at multiples of this integer. Like ``padding`` and ``bos``, one value for all
             features, or a mapping from features to values.
           padding: the value of positions without a sequence, 0 by default.
           bos: value that replaces the first one of each sequence, and of each part of a sequence; not in meta features,
             unless they are named.
+          bos_parts: False to replace the first value of each sequence alone, and keep those of its later parts.
           shard_options: yield each ``shard_count``-th row only. Every process then reads all sequences, rows are the
-            same for any number of processes, and so are states. Without it, shard the reading, by
+            same for any number of processes, and so are states. With ``drop_remainder``, a process returns a row once
+            each of them has one, so that all return equally many. Without ``shard_options``, shard the reading, by
             ``to_iter_dataset(shard_options=...)``: each process then packs the sequences that it reads.
 
         Raises:
@@ -334,10 +347,9 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
         """
         recipe = Recipe(
             length, strategy, num_packing_bins, meta_features, max_segments, split_long, shuffle_bins, seed, alignment,
-            padding, bos, shard_options,
+            padding, bos, bos_parts, shard_options,
         )  # fmt: skip
-        shards = recipe.shard.shard_count
-        return IterDataset(Staged(self._stream, recipe.description, Packing, recipe, shards=shards))
+        return IterDataset(Packed(self._stream, recipe))
 
     @answering(**dict.fromkeys(('n', 'size', 'prefetch_factor', 'num_batches'), 'buffer_size'))
     def prefetch(self, buffer_size: int = 2) -> Self:
@@ -428,10 +440,18 @@ class IterDataset(Unindexed, Chain, Generic[Element_co]):
                 'a stream of granular.aio: use `async for`, as `for` would block the event loop of this thread; '
                 'granular.MapDataset makes streams for `for`'
             )
+        self._warn_of_no_shard()
         return blocking_iterator.DatasetIterator(self._stream)
 
     def __aiter__(self) -> iterator.DatasetIterator[Element_co]:
+        self._warn_of_no_shard()
         return iterator.DatasetIterator(self._stream)
+
+    def _warn_of_no_shard(self) -> None:
+        if self._stream.hosts == 1:
+            warn_of_no_shard(
+                f'a stream ({self._stream.describe()})', 'call to_iter_dataset(shard_options=ShardByTorchRank())'
+            )
 
     def __str__(self) -> str:
         return format_pipeline(self._stream)

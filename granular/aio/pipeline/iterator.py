@@ -1,135 +1,31 @@
 """A position in a running stream, and the asynchronous iterator over it."""
 
 import abc
-import itertools
-import threading
-import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
 from granular._typing import Element_co
 from granular._words import counted
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.position import VERSION, check_plain, restoring, version_of
-from granular.aio.pipeline.streams.flow import Flow, restore_checked
+from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
-from granular.aio.runtime.lifecycle import Running, copied
-from granular.aio.runtime.user_functions import await_user
+from granular.aio.runtime.lifecycle import copied
 from granular.errors import InvalidArgumentError, OutOfRangeError, StateError
 from granular.indexing import check_integer
 
 
-class Cursor(Running):
-    """The position in a stream: returns its elements one after another, and the state from which the next one follows.
-
-    If an element fails, its error is raised and the state stays before it: the next call tries the element again. So
-    does the next call of a thread that an interrupt (Ctrl-C) kept from receiving an element. An interrupt of the main
-    thread comes where a function begins, or where a call returns: what must not be divided makes no calls.
-    """
-
-    # The next elements that need no operation: each is removed by taking it, in one step of C code, which neither
-    # another thread nor Ctrl-C can divide. Empty during an operation, and in a forked child.
-    page: Iterable[Any] = ()
+class StreamCursor(Cursor):
+    """The position in a stream."""
 
     def __init__(self, stream: Stream) -> None:
-        super().__init__()
         self._stream = stream
         trace = trace_of(stream)
-        self.flow = stream.flow() if trace is None else traced(stream, trace.debug).flow()
+        super().__init__(stream.flow() if trace is None else traced(stream, trace.debug).flow())
         self._fingerprint = fingerprint(stream)
-        self.flow.bind(self.token)
-        self._calls_functions = _calls_functions(self.flow)
-        self._moves = 0  # operations begun: each computes an element or restores a state
-        self._before: Any = None  # the mark before the last of them
-        self._astray = False  # True if the flow must go back to it: the last operation is unfinished, or it failed
-        self._recipient = 0  # the thread to which the last element is on its way; 0 if it was received
-        self._count = 0
-        self._count_before = 0  # before the last operation
-        self._ready: list[Any] = []  # the elements of the page
-        self._shown = 0  # their number when they were shown
-        self._next_page: Iterable[Any] = ()  # shown once the element before it was received
-        self._left = 0, 0.0  # the thread and the time in which the last element was returned
-
-    async def take(self) -> Any:
-        """Return the next element, or ``END``; call ``received`` right before it is handed to the consumer."""
-        recipient = threading.get_ident()
-        async with self.turn():
-            self.check()
-            try:
-                await self._begin_move(recipient)
-                step = self.flow.next()
-                element = await await_user(self.compute(step) if self._calls_functions else step)
-                if self.closed:  # meanwhile: a stage may have taken a closed one before it for one that ended or begins
-                    self.check()
-                self._count += element is not END
-                self._astray = False
-            finally:
-                if self._loop is None:
-                    await self.settle()
-            self._next_page = self._new_page()
-            self._left = threading.get_ident(), time.perf_counter()
-            return element
-
-    def received(self) -> None:
-        """Let the elements after the one that this thread took be taken, which reaches its consumer without a call.
-
-        The time since ``take`` returned in another thread, from which the consumer woke up, counts as waiting.
-        """
-        thread, left = self._left
-        this = threading.get_ident()
-        if thread != this:
-            self.flow.received(time.perf_counter() - left)
-        if self._recipient == this:  # otherwise another thread has taken an element since
-            self.page, self._recipient = self._next_page, 0
-
-    def is_expected(self) -> bool:
-        """Return whether the last element has not reached this thread yet, which asked for it."""
-        return self._recipient == threading.get_ident()
-
-    def take_back(self) -> None:
-        """Let an element that did not reach this thread come again, unless another thread has taken one since."""
-        this = threading.get_ident()
-        if self._recipient == this:
-            self._astray = True
-
-    def _new_page(self) -> Iterable[Any]:
-        """Return the elements that are ready, to be taken without an operation."""
-        ready = self.flow.ready()
-        page = map(list.pop, itertools.repeat(ready, len(ready))) if ready else ()
-        shown = len(ready)
-        self._ready, self._shown = ready, shown
-        return page
-
-    def forked(self) -> None:
-        super().forked()
-        self.hide()
-
-    def hide(self) -> None:
-        """Let elements be taken by operations only, and count those that were taken without one."""
-        self.page = ()
-        left = len(self._ready)
-        self._count += self._shown - left
-        self._shown = left
-
-    async def _begin(self, recipient: int) -> None:
-        """Begin an operation for a thread, before the last element unless it was received."""
-        if self._loop is None:
-            await self.settle()  # before there are tasks, which only their loop may end
-        if self._recipient == recipient:
-            self._astray = True
-        self._recipient = 0
-        self.hide()
-        if self._astray:  # the last move failed: go back so late that neither errors nor cancellations prevent it
-            await self.flow.restore(self._before)
-            self._count, self._astray = self._count_before, False
-
-    async def _begin_move(self, recipient: int) -> None:
-        await self._begin(recipient)
-        self._before, self._count_before = self.flow.mark(), self._count
-        self._astray, self._recipient = True, recipient
-        self._moves += 1
 
     def get_state(self) -> dict[str, Any]:
         """Return the state from which the next element follows: plain JSON with indices, not data.
@@ -146,10 +42,6 @@ class Cursor(Running):
                 continue  # another thread has changed what was looked at
             if moves == self._moves:
                 return {'version': VERSION, 'state': state, 'pipeline': self._fingerprint}
-
-    def _in_move(self) -> bool:
-        """Return whether the last element was not received."""
-        return self._astray or self._recipient != 0
 
     def next_index(self) -> int:
         return self._stream.index_of(self.get_state()['state'])
@@ -168,34 +60,33 @@ class Cursor(Running):
             raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
         terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread
         strict = strict and terms.strict
-        recipient = threading.get_ident()
         async with self.turn():
             self.check()
             try:
                 check_fingerprint(state.get('pipeline'), self._fingerprint, strict, resizable_stages(self._stream))
                 self.flow.set_strict(strict)
-                await self._begin_move(recipient)
+                await self._go_back()
+                self._move()
                 await restore_checked(self.flow, state['state'], terms)
-                self._astray, self._recipient = False, 0
+                self._astray = self._expected = False
             finally:
                 await self.settle()
 
     async def set_prefetch(self, size: int) -> None:
         size = check_integer('buffer_size', size, 0)
-        recipient = threading.get_ident()
         async with self.turn():
             self.check()
-            await self._begin(recipient)
+            await self._go_back()
             if not await self.flow.set_prefetch(size):
                 raise InvalidArgumentError('the stream computes no elements ahead: add prefetch() to it')
-            self.page = self._new_page()
+            self._page = self._ready = self.flow.ready()
+            self._shown = len(self._page)
 
     async def start_prefetch(self) -> None:
-        recipient = threading.get_ident()
         async with self.turn():
             self.check()
             try:
-                await self._begin(recipient)
+                await self._go_back()
                 await self.compute(self.flow.begin())
             finally:
                 await self.settle()
@@ -203,23 +94,8 @@ class Cursor(Running):
     def describe(self) -> str:
         return f'{self._stream.describe()}: {counted(self.elements(), "element")}'
 
-    def elements(self) -> int:
-        return self._count_before if self._in_move() else self._count + self._shown - len(self._ready)
-
     def stats(self) -> dict[str, float]:
         return {'elements': self.elements(), **self.flow.stats()}
-
-    async def aclose(self) -> None:
-        self.hide()
-        self._ready, self._shown, self._next_page = [], 0, ()
-        await super().aclose()
-
-    async def _close(self) -> None:
-        await self.flow.aclose()
-
-
-def _calls_functions(flow: Flow) -> bool:
-    return flow.calls_functions or any(map(_calls_functions, flow.parents))
 
 
 class CursorHandle(abc.ABC):
@@ -228,7 +104,7 @@ class CursorHandle(abc.ABC):
     def __init__(self, parents: Any = ()) -> None:
         if not isinstance(parents, Stream):
             raise InvalidArgumentError('iterate a stream; subclasses are those of the sync API')
-        self._cursor = Cursor(parents)
+        self._cursor = StreamCursor(parents)
         self._cursor.close_with(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -239,10 +115,10 @@ class CursorHandle(abc.ABC):
     __copy__ = copied
 
     def __repr__(self) -> str:
-        cursor: Cursor | None = getattr(self, '_cursor', None)  # none of a subclass
+        cursor: StreamCursor | None = getattr(self, '_cursor', None)  # none of a subclass
         return super().__repr__() if cursor is None else f'<{type(self).__name__} of {cursor.describe()}>'
 
-    def _cursor_for(self, method: str) -> Cursor:
+    def _cursor_for(self, method: str) -> StreamCursor:
         """Return the cursor; of a subclass without one, raise an error that names the method."""
         return self._cursor
 
@@ -352,7 +228,7 @@ class DatasetIterator(CursorHandle, AsyncIterator[Element_co]):
     async def __anext__(self) -> Element_co:
         element: Element_co
         element = await self._cursor.take()
-        self._cursor.received()
+        self._cursor.received(element)
         if element is END:
             raise StopAsyncIteration
         return element

@@ -21,6 +21,7 @@ from granular.aio.pipeline.nodes import indices as nodes
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
 from granular.aio.pipeline.nodes.source import AnySource, Source
 from granular.aio.pipeline.nodes.stacking import warn_of_no_batch
+from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions
 from granular.aio.pipeline.streams.read import Read
 from granular.aio.pipeline.transforms import (
     BATCH_ARGUMENTS,
@@ -28,7 +29,6 @@ from granular.aio.pipeline.transforms import (
     FUNCTION_ARGUMENTS,
     MAP_ARGUMENTS,
     MIX_ARGUMENTS,
-    RANK_ARGUMENTS,
     WINDOW_ARGUMENTS,
     Chain,
     FlatMapFunction,
@@ -37,7 +37,6 @@ from granular.aio.pipeline.transforms import (
     Predicate,
     RandomFunction,
     ReadOptions,
-    ShardOptions,
     Transformation,
     range_between,
 )
@@ -124,8 +123,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
 
         Args:
           datasets: datasets to mix, each shuffled or repeated first where needed.
-          weights: numbers above 0, with any sum; equal by default. As in Grain, they are rounded down to integers, the
-            smallest of which is 100: the mix may end a few elements early, such as after 9 of 3 and 7 with [0.3, 0.7].
+          weights: numbers from 0 on, with any sum; equal by default. As in Grain, they are rounded down to integers,
+            the smallest of which is 100: the mix may end a few elements early, such as after 9 of 3 and 7 with
+            [0.3, 0.7]. A dataset of weight 0 is not read.
         """
         return cls._of(combinations.Proportional(_nodes(datasets), weights))
 
@@ -216,13 +216,16 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         Args:
           num_epochs: number of epochs, 1 or more.
           min_size: minimum number of elements, instead of ``num_epochs``; rounded up to whole epochs.
-          reseed_each_epoch: True if random operations differ from epoch to epoch.
+          reseed_each_epoch: True if random operations differ from epoch to epoch. A selection behind ``shuffle`` then
+            has other elements in each epoch, as in Google Grain, and a warning is logged: slice before shuffle.
         """
         if min_size is not None:
             num_epochs = repetitions_of(len(self), num_epochs, min_size)
         if num_epochs is None and not len(self._node):
             shown = self._node.describe()
             raise InvalidArgumentError(f'repeat: the dataset is empty, and so would be its endless repetition: {shown}')
+        if reseed_each_epoch and num_epochs != 1:
+            selection.warn_of_other_elements(self._node)
         return self._of(nodes.Repeat(self._node, num_epochs, reseed_each_epoch))
 
     @abc.abstractmethod
@@ -270,7 +273,9 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
     def random_map(self, transform: RandomFunction[Any, Any], *, seed: int | Sequence[int] | None = None) -> Any:
         """Apply a function to each element and a random generator: ``transform(element, rng)``.
 
-        The random numbers depend only on seed and index.
+        The random numbers depend only on seed and index. An index from the length on belongs to a later epoch, and has
+        other numbers; a map-style ``DataLoader`` of torch asks for the same indices in each of its epochs, and so gets
+        the same numbers: pass it ``repeat()``, or an ``IterableDataset`` with ``set_epoch``.
         """
         return self._of(elements.RandomMap(self._node, transform, nodes.seed_of(seed, self._node, 'random_map')))
 
@@ -347,7 +352,8 @@ class MapOperations(Chain, abc.ABC, Generic[Element_co]):
         Args:
           read_options: limits of the read-ahead.
           allow_nones: True to return None for filtered elements instead of skipping them.
-          shard_options: the shard of this process, which gets every ``shard_count``-th element from ``shard_index`` on.
+          shard_options: the shard of this process, which gets every ``shard_count``-th element from ``shard_index`` on;
+            of a mix, it gets one of each ``shard_count`` elements, so that every process has the weights of the mix.
             The state of such a stream fits any number of shards.
           on_error: policy for an element that fails: 'raise', 'skip', or a function of index and error that returns a
             replacement, returns None to skip the element, or raises. Store errors are always raised, and so are those

@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from granular._words import counted, logger
-from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.pipeline.nodes.patterns import Shares
+from granular.aio.pipeline.shards import ShardOptions
 from granular.errors import StateError
+from granular.indexing import Ints
 
-VERSION: Final = 2
-"""The version of the states that are saved. Those of version 1 have no number."""
+VERSION: Final = 3
+"""The version of the states that are saved. Those of version 1 have no number; up to 2, those of a Loader no epoch."""
 
 
 def version_of(state: Mapping[str, Any]) -> int:
@@ -62,10 +64,11 @@ def same_position(one: Any, other: Any, strict: bool = True, reread: bool = Fals
 
     Their pipelines may be described differently, as they may have other paths on another machine; so may the number of
     the host, what a cache has read beyond its place, and the bytes of files that follow. One of them may not know yet
-    how many hosts there are, or the bytes of its files, and one of an earlier release names neither streams that wait
-    nor mixes that ended. Hosts that share rows may stand in different packs. Unless ``strict``, files may have
-    different bytes. If they are ``reread``, equally many elements behind one position, streams of an ``interleave`` may
-    have begun in one of them that wait in the other, as they have given no element.
+    how many hosts there are, or the bytes of its files, and one of an earlier release names neither streams that wait,
+    nor mixes that ended, nor the documents of a pack, and describes no streams that are made later. Hosts that share
+    rows may stand in different packs. Unless ``strict``, files may have different bytes. If they are ``reread``,
+    equally many elements behind one position, streams of an ``interleave`` may have begun in one of them that wait in
+    the other, as they have given no element.
     """
     same = partial(same_position, strict=strict, reread=reread)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
@@ -75,13 +78,14 @@ def same_position(one: Any, other: Any, strict: bool = True, reread: bool = Fals
         if _reads_beyond(one) or _reads_beyond(other):
             left.pop('cached', None)
             right.pop('cached', None)
-        for key in ('hosts', 'bytes', 'next_bytes', 'mixes'):
+        for key in ('hosts', 'bytes', 'next_bytes', 'mixes', 'documents', 'streams'):
             if not (key in left and key in right) or key == 'next_bytes' or (key == 'bytes' and not strict):
                 left.pop(key, None)
                 right.pop(key, None)
         if reread and left.keys() & right.keys() >= _OF_INTERLEAVE:
             begun = left['parents'].keys() & right['parents'].keys()
             for part in (left, right):
+                part.pop('streams', None)
                 part['parents'] = {number: part['parents'][number] for number in begun}
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -121,13 +125,13 @@ FITS: Final[Mapping[str, Fit]] = {
     'to_iter_dataset, on_error': Fit(in_step=False, remedy='choose the elements that do not fail by slice(indices)'),
     'map': Fit(),
     'filter': Fit(in_step=False, remedy=_CHOOSE),
-    'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset'),
+    'flat_map': Fit(False, 'the rest of an element', remedy='call flat_map of the MapDataset, with allow_nones=True'),
     'batch': Fit(),
     'rebatch': Fit(False, 'the rest of a batch', remedy='call batch instead'),
     'window_shuffle': Fit(True, 'a window', remedy='call window_shuffle of the MapDataset, or save between windows'),
     'window_shuffle, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
     'pack': Fit(False, 'sequences', remedy='pack(..., shard_options=) instead of to_iter_dataset(shard_options=)'),
-    'cache': Fit(True, 'an epoch', remedy='save between two epochs'),
+    'cache': Fit(True, 'an epoch', remedy='repeat without cache'),
     'repeat': Fit(),
     'repeat, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
     'limit': Fit(),
@@ -136,7 +140,7 @@ FITS: Final[Mapping[str, Fit]] = {
     'mix': Fit(),
     'interleave': Fit(),
     'interleave, shards of unequal length': Fit(in_step=False, remedy='shard with drop_remainder=True'),
-    'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map, filter or flat_map instead'),
+    'subclass of IterDataset': Fit(False, 'elements', weights=False, remedy='use map instead'),
 }
 """What the states of each stage fit, by the name of the operation."""
 
@@ -206,6 +210,10 @@ class Turns:
         """Return the turns of the shards of a stream."""
         return cls(shard.shard_index, shard.shard_count, 1, shard.drop_remainder)
 
+    def taken(self, rounds: Ints) -> Ints:
+        """Return the first element of this host in rounds, given the position that each begins at."""
+        return rounds + self.offset
+
     def stop(self, start: int, length: int) -> int:
         """Return the position at which this host ends, if hosts take turns from another one on."""
         if self.whole:
@@ -239,6 +247,39 @@ class Turns:
             raise StateError(
                 f'{terms.stage}: the state is of host {host} of {hosts}, this is host {self.index}: hosts do not '
                 f'advance equally through this stage: load the state of this host'
+            )
+        return at
+
+
+class EvenTurns(Turns):
+    """Turns in which each host gets its share of every dataset of a mix; see ``Shares``.
+
+    Args:
+      shares: those of this host; their pattern is that of the whole.
+      length: number of elements. In a last round that is not complete, hosts take turns in their order.
+    """
+
+    def __init__(self, index: int, count: int, whole: bool, shares: Shares, length: int) -> None:
+        super().__init__(index, count, whole=whole)
+        self._shares, self._length = shares, length
+
+    def taken(self, rounds: Ints) -> Ints:
+        complete = rounds <= self._length - self.stride
+        taken = super().taken(rounds)
+        taken[complete] = self._shares.taken(rounds[complete])
+        return taken
+
+    def state(self, at: Any, own: bool) -> Any:
+        return {**super().state(at, own), 'even': True}
+
+    def at(self, state: Any, terms: Terms) -> Any:
+        at = super().at(state, terms)
+        # Other hosts may stand in other rounds, or this one gives out elements of earlier rounds once more.
+        own = at is not state and state.get('hosts') == self.count
+        if own and not state.get('even') and (terms.held or not terms.in_step):
+            raise StateError(
+                f'{terms.stage}: an earlier release saved the state, in which hosts had other elements of a mix: '
+                f'continue with that release, or from the start of an epoch'
             )
         return at
 

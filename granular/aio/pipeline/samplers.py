@@ -13,8 +13,10 @@ from numpy.typing import ArrayLike
 from granular._other_names import answering
 from granular.aio.pipeline.nodes.identities import identity_of
 from granular.aio.pipeline.nodes.indices import ENDLESS, shuffled
+from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.nodes.source import Node, Source
-from granular.aio.pipeline.transforms import RANK_ARGUMENTS, ShardOptions, as_shard
+from granular.aio.pipeline.position import EvenTurns
+from granular.aio.pipeline.shards import RANK_ARGUMENTS, ShardOptions, as_shard
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -75,18 +77,26 @@ class IndexSampler:
         self.num_epochs: int | None = None if num_epochs is None else check_integer('num_epochs', num_epochs, 1)
         self.seed: int | None = None if seed is None else check_integer('seed', seed, 0, MAX_SEED)
         self.shard_options: ShardOptions = as_shard(shard_options)
-        self._start, self._stop = self.shard_options.split(self.num_records)
 
     def __repr__(self) -> str:
+        return self.described(self.shard_options)
+
+    def described(self, shard: ShardOptions) -> str:
         return (
-            f'IndexSampler(num_records={self.num_records}, shard_options={self.shard_options!r}, '
-            f'shuffle={self.shuffle}, num_epochs={self.num_epochs}, seed={self.seed})'
+            f'IndexSampler(num_records={self.num_records}, shard_options={shard!r}, shuffle={self.shuffle}, '
+            f'num_epochs={self.num_epochs}, seed={self.seed})'
         )
+
+    @property
+    def _part(self) -> tuple[int, int]:
+        """The start and end of this shard."""
+        return self.shard_options.split(self.num_records)
 
     @property
     def shard_length(self) -> int:
         """Number of indices of this shard."""
-        length = self._stop - self._start
+        start, stop = self._part
+        length = stop - start
         return ENDLESS if self.num_epochs is None and length else min(ENDLESS, length * (self.num_epochs or 0))
 
     def __len__(self) -> int:
@@ -94,10 +104,11 @@ class IndexSampler:
 
     def record_keys(self, positions: Ints) -> Ints:
         """Return the indices in the data source for positions in this shard, counted from 0."""
-        length = max(1, self._stop - self._start)
+        start, stop = self._part
+        length = max(1, stop - start)
         if self.shuffle and self.seed is not None:
             positions = shuffled(positions, length, Index(), self.seed)
-        return positions % length + self._start
+        return positions % length + start
 
     def __getitem__(self, index: int) -> RecordMetadata:
         index = check_index(index, type(self).__name__)
@@ -114,6 +125,8 @@ class IndexSampler:
 
 class SequentialSampler(IndexSampler):
     """Datapoints in order, for one epoch; index ``i`` is datapoint ``i`` for any number of shards.
+
+    Shards take the datapoints in turn; in a ``DataLoader`` over a mix, each gets the weights of the mix.
 
     ::
 
@@ -152,6 +165,8 @@ def _count_indices(sampler: Any) -> int:
 class Sampled(Node):
     """The datapoints that a sampler chooses for a shard, each paired with its metadata."""
 
+    passes_epochs = False
+
     def __init__(self, source: Source, sampler: Any, shard: ShardOptions) -> None:
         super().__init__(source)
         self._sampler, self._shard = sampler, shard
@@ -160,7 +175,7 @@ class Sampled(Node):
                 raise InvalidArgumentError(
                     f'the sampler has num_records={sampler.num_records}, and the data source {len(source)} datapoints'
                 )
-            self._length = sampler.shard_length
+            self._length: int | None = None
             return
         if not hasattr(sampler, '__getitem__'):
             raise InvalidArgumentError(f'{type(sampler).__name__} is not a sampler: define __getitem__ and __len__')
@@ -168,6 +183,16 @@ class Sampled(Node):
         self._length = -(-(count - shard.shard_index) // shard.shard_count)
         if self._length:
             self._check(shard.shard_index, call_user(sampler.__getitem__, shard.shard_index))
+
+    @functools.cached_property
+    def _turns(self) -> EvenTurns | None:
+        """The turns of the shards of a sequential sampler over a mix."""
+        sampler, pattern = self._sampler, self.parents[0].pattern()
+        if not isinstance(sampler, SequentialSampler) or pattern is None or sampler.shard_options.shard_count == 1:
+            return None
+        own = sampler.shard_options
+        shares = Shares(own.shard_index, own.shard_count, pattern, self.parents[0].owners)
+        return EvenTurns(own.shard_index, own.shard_count, own.drop_remainder, shares, sampler.num_records)
 
     def _check(self, number: int, entry: Any) -> None:
         key, length = getattr(entry, 'record_key', None), len(self.parents[0])
@@ -188,7 +213,7 @@ class Sampled(Node):
         return entries
 
     def __len__(self) -> int:
-        return self._length
+        return self._sampler.shard_length if self._length is None else self._length
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         positions = np.asarray(indices, np.int64)
@@ -196,7 +221,11 @@ class Sampled(Node):
         sampler = self._sampler
         metadata: list[Any]
         if isinstance(sampler, IndexSampler):
-            keys = sampler.record_keys(positions)
+            if self._turns is None:
+                keys = sampler.record_keys(positions)
+            else:
+                keys = await offload(self._turns.taken, positions * self._turns.count)
+                numbers = keys.tolist()
             datapoints: Sequence[Any] = await self.parents[0].fetch(keys)
             metadata = [RecordMetadata(number, key) for number, key in zip(numbers, keys.tolist(), strict=True)]
         else:
@@ -206,8 +235,13 @@ class Sampled(Node):
 
     def describe(self) -> str:
         shard = self._shard
-        if isinstance(self._sampler, IndexSampler) or shard.shard_count == 1:
-            return self._description  # which names the shard
+        if isinstance(self._sampler, IndexSampler):  # which names its shard, by numbers where they are known
+            own = self._sampler.shard_options
+            with contextlib.suppress(InvalidArgumentError):
+                own = ShardOptions(own.shard_index, own.shard_count, own.drop_remainder)
+            return self._sampler.described(own)
+        if shard.shard_count == 1:
+            return self._description
         return f'{self._description}, shard {shard.shard_index} of {shard.shard_count}'
 
     @functools.cached_property

@@ -119,7 +119,7 @@ def _spec_of_element(element: Any) -> Any:
 
 
 def _leaf(leaf: Any) -> ShapeDtypeStruct:
-    if hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
+    if not isinstance(leaf, type) and hasattr(leaf, 'shape') and hasattr(leaf, 'dtype'):
         return ShapeDtypeStruct(tuple(leaf.shape), leaf.dtype)
     if isinstance(leaf, bool | int | float | complex):
         return ShapeDtypeStruct((), np.asarray(leaf).dtype)

@@ -2,13 +2,11 @@
 
 import abc
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar, cast
 
 import numpy as np
 
-from granular._lazy import import_extra
 from granular._other_names import answering
 from granular._typing import In_contra, Out_co
 from granular.errors import InvalidArgumentError
@@ -17,7 +15,7 @@ from granular.indexing import MOST_WORKERS, check_integer, index_of
 
 In = TypeVar('In')
 Out = TypeVar('Out')
-Options = TypeVar('Options', 'ShardOptions', 'ReadOptions')
+Options = TypeVar('Options')
 _START_METHODS: Final = ('spawn', 'forkserver', 'fork')
 
 # Names of other libraries, each with what to write instead.
@@ -44,10 +42,6 @@ MAP_ARGUMENTS: Final = {
     'on_error': "on_error='skip' to to_iter_dataset",
     'fn_kwargs': 'functools.partial(function, ...)',
 }
-RANK_ARGUMENTS: Final = dict.fromkeys(
-    ('rank', 'world_size', 'num_replicas', 'shard_index', 'shard_count'),
-    'shard_options=granular.ShardOptions(rank, world_size), or granular.ShardByTorchRank()',
-)
 _OF_ITERATORS: Final = dict.fromkeys(
     ('get_state', 'set_state', 'state_dict', 'load_state_dict', 'set_next_index', 'stats', 'errors', 'close'),
     'it belongs to an iterator: `with iter(stream) as iterator`',
@@ -190,10 +184,10 @@ class ReadOptions:
         stream = dataset.to_iter_dataset(options)
 
     Args:
-      num_threads: threads that decode and transform. Reads need no threads.
+      num_threads: threads that decode and transform; with 1, one datapoint at a time. Reads need no threads.
       prefetch_buffer_size: maximum number of elements to read ahead; with 0, only one or two elements.
-      memory: maximum number of bytes of elements to read ahead, estimated from the elements read so far; at least one
-        chunk is read ahead.
+      memory: maximum number of bytes of elements to read ahead, and of datapoints that are decoded for them at a time,
+        estimated from those so far; at least one element is read ahead.
     """
 
     num_threads: int = 16
@@ -283,105 +277,17 @@ def divided(options: MultiprocessingOptions, parts: int) -> MultiprocessingOptio
     return dataclasses.replace(options, num_workers=max(1, options.num_workers // max(1, parts)))
 
 
-@answering(
-    **dict.fromkeys(('rank', 'index', 'shard_id', 'process_index'), 'shard_index'),
-    **dict.fromkeys(('world_size', 'num_replicas', 'num_shards', 'process_count'), 'shard_count'),
-    drop_last='drop_remainder',
-)
-@dataclasses.dataclass(frozen=True)
-class ShardOptions:
-    """The part of the data that belongs to this process.
-
-    ::
-
-        shard = granular.ShardOptions(shard_index=3, shard_count=8)  # the fourth of eight processes
-
-    Args:
-      shard_index: number of this part, from 0 on.
-      shard_count: number of parts.
-      drop_remainder: True to make all parts equally long and drop the remainder.
-    """
-
-    shard_index: int
-    shard_count: int
-    drop_remainder: bool = False
-
-    def __post_init__(self) -> None:
-        count = check_integer('shard_count', self.shard_count, 1)
-        index = check_integer('shard_index', self.shard_index, 0, count - 1)
-        object.__setattr__(self, 'shard_count', count)
-        object.__setattr__(self, 'shard_index', index)
-
-    def split(self, records: int) -> tuple[int, int]:
-        """Return start and end of this shard if shards are contiguous; the first shards share the remainder."""
-        each, over = divmod(records, self.shard_count)
-        over = 0 if self.drop_remainder else over
-        start = each * self.shard_index + min(self.shard_index, over)
-        return start, start + each + (self.shard_index < over)
-
-
-class NoSharding(ShardOptions):
-    """The whole data, without shards.
-
-    ::
-
-        sampler = granular.SequentialSampler(1000, granular.NoSharding())
-    """
-
-    def __init__(self) -> None:
-        super().__init__(0, 1)
-
-
-class ShardByJaxProcess(ShardOptions):
-    """The :class:`ShardOptions` of this JAX process.
-
-    ::
-
-        stream = dataset.to_iter_dataset(shard_options=granular.ShardByJaxProcess())
-    """
-
-    @answering()
-    def __init__(self, drop_remainder: bool = False) -> None:
-        jax = import_extra('jax', 'jax', 'ShardByJaxProcess needs jax')
-        super().__init__(jax.process_index(), jax.process_count(), drop_remainder)
-
-
-class ShardByTorchRank(ShardOptions):
-    """The :class:`ShardOptions` of this rank of ``torch.distributed``; of one part in a program without process groups.
-
-    ::
-
-        stream = dataset.to_iter_dataset(shard_options=granular.ShardByTorchRank(drop_remainder=True))
-    """
-
-    @answering()
-    def __init__(self, drop_remainder: bool = False) -> None:
-        group = import_extra('torch.distributed', 'torch', 'ShardByTorchRank needs torch')
-        ready = group.is_available() and group.is_initialized()
-        if not ready and os.environ.get('WORLD_SIZE', '1') != '1':  # of torchrun: each rank would read everything
-            raise InvalidArgumentError(
-                f'ShardByTorchRank: this is one of {os.environ["WORLD_SIZE"]} processes (WORLD_SIZE), but no process '
-                f'group is initialized: call torch.distributed.init_process_group() first'
-            )
-        rank, size = (group.get_rank(), group.get_world_size()) if ready else (0, 1)
-        super().__init__(rank, size, drop_remainder)
-
-
-def as_shard(options: Any) -> ShardOptions:
-    """Return the argument ``shard_options``; None stands for the whole data. Options of Grain are converted."""
-    return _as_options('shard_options', NoSharding() if options is None else options, ShardOptions)
-
-
 def as_read_options(options: Any) -> ReadOptions:
     """Return the argument ``read_options``; None stands for the defaults. Options of Grain are converted."""
-    return _as_options('read_options', ReadOptions() if options is None else options, ReadOptions)
+    return options_of('read_options', ReadOptions() if options is None else options, ReadOptions)
 
 
-def _as_options(name: str, options: Any, kind: type[Options]) -> Options:
+def options_of(name: str, options: Any, kind: type[Options]) -> Options:
+    """Return options as those of a class of granular, of which Grain's have the fields."""
     if isinstance(options, kind):
         return options
     try:
-        return kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(kind)})
+        return kind(**{field.name: getattr(options, field.name) for field in dataclasses.fields(cast(Any, kind))})
     except AttributeError:
         raise InvalidArgumentError(f'{name}: expected a granular.{kind.__name__}, got {options!r:.100}') from None
 

@@ -1,1 +1,1 @@
-"""Event loops, the bridge from threads to them, thread pools, and lifecycles."""
+"""Event loops, the portal from threads to them, thread pools, and lifecycles."""

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from granular.aio.runtime.threads import CORES
+from granular.aio.runtime.pools import CORES
 from granular.errors import StoreError
 
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize

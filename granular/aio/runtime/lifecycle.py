@@ -13,14 +13,14 @@ from typing import Any, Final, Self, TypeVar
 from granular._lazy import at_exit
 from granular._other_names import Answering
 from granular._words import logger
-from granular.aio.runtime.bridge import bridge
 from granular.aio.runtime.forking import each_after_fork
+from granular.aio.runtime.immediate import Rest, running_loop, to_loop
 from granular.aio.runtime.lock import Lock, Turn
 from granular.aio.runtime.loop_resources import Closable, scope
-from granular.aio.runtime.loops import StartedCoroutine, ensure_uninterrupted, running_loop
+from granular.aio.runtime.portal import portal
 from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.tracebacks import shorten
-from granular.aio.runtime.user_functions import computing
+from granular.aio.runtime.user_functions import computing, refuse_own_use
 from granular.errors import ClosedError, GranularError, UnsupportedError
 
 T = TypeVar('T')
@@ -168,18 +168,16 @@ class Publishing(AsyncResource):
 
     async def _ensure_open(self) -> None:
         if self._state != 'open':
-            await ensure_uninterrupted()
+            await to_loop()
         await super()._ensure_open()
 
     async def aclose(self) -> None:
         if self._state == 'inherited':
             self._check_open()
-        await ensure_uninterrupted()
         async with self._turns.turn():
             await super().aclose()
 
     async def abort(self) -> None:
-        await ensure_uninterrupted()
         async with self._turns.turn():
             await uncut(super().abort())  # else a second cancellation would leave files locked
 
@@ -188,7 +186,7 @@ class Publishing(AsyncResource):
         """Describe what is lost if it is never closed; empty if nothing was appended."""
 
     def __del__(self) -> None:
-        if self._state == 'open':  # Python ignores an interrupt in here, so a closed one does no more
+        if self._state == 'open':
             self._report_loss()
 
     def _report_loss(self) -> None:
@@ -257,23 +255,19 @@ class Running(abc.ABC):
 
     def turn(self) -> Turn:
         """Return the turn of an operation, in the order of the requests, taken by ``async with``."""
-        if self.token in computing.get():
-            raise GranularError(
-                'an iterator was used by a function that computes its elements, which would wait for itself: '
-                'use another iterator there'
-            )
+        refuse_own_use(self.token)
         return Turn(self._lock)
 
-    def compute(self, coro: Coroutine[Any, Any, T]) -> StartedCoroutine[T]:
+    def compute(self, coro: Coroutine[Any, Any, T]) -> Rest[T]:
         """Return a coroutine that calls functions of this iterator, to be awaited in any context."""
-        return _Computing(coro, self.token)
+        return Computing(coro, self.token)
 
     def _is_elsewhere(self) -> bool:
         """Return whether it is bound to another loop than that on which this thread would wait."""
         if (own := self._loop) is None:
             return False
         loop = running_loop()
-        return loop is not own if loop is not None else not bridge.runs(own)
+        return loop is not own if loop is not None else not portal.runs(own)
 
     def check(self) -> None:
         """Raise an error if it is closed, or bound to another loop than that on which this thread would wait."""
@@ -313,7 +307,7 @@ class Running(abc.ABC):
         """End its tasks, threads and processes; closing it again does nothing."""
         self.closed = True
         if self._finalizer is not None:
-            self._finalizer.detach()  # Python ignores an interrupt in a finalizer
+            self._finalizer.detach()
         if self._inherited or (self._loop is not None and self._loop.is_closed()):  # which has closed it
             return
         if self._is_elsewhere():
@@ -333,20 +327,21 @@ def copied(handle: T) -> T:
 _running: Final[weakref.WeakSet[Running]] = each_after_fork(lambda running: running.forked())
 
 
-class _Computing(StartedCoroutine[T]):
+class Computing(Rest[T]):
     """A coroutine that computes elements of an iterator.
 
     Its context is marked for each of its steps alone, as it may begin on one thread and resume on a loop.
     """
 
     def __init__(self, coro: Coroutine[Any, Any, T], token: object) -> None:
-        self._coro, self._token = coro, token
+        super().__init__(coro)
+        self._token = token
 
     def _step(self, value: Any, error: BaseException | None) -> Any:
         outer = computing.get()
         try:
             computing.set((*outer, self._token))  # in here, as an interrupt may come right after it
-            return self._coro.send(value) if error is None else self._coro.throw(error)
+            return super()._step(value, error)
         finally:
             computing.set(outer)
             del error  # whose traceback refers to this frame

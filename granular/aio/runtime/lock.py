@@ -4,13 +4,11 @@ import asyncio
 import collections
 import contextlib
 import inspect
-import threading
-from collections.abc import Coroutine
 from typing import Any, Final, Self
 
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import ensure_event_loop, running_loop, stepped
-from granular.aio.runtime.nesting import nested_call, nested_calls
+from granular.aio.runtime.immediate import running_loop, to_loop
+from granular.aio.runtime.nesting import Root, calls, here, nested_call
 
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for a lost wake-up
 _generation: Final = [0]  # forks between the first process and this one
@@ -37,20 +35,21 @@ class Lock:
 class Turn:
     """A coroutine's turn in the queue of a lock; the first in the queue holds the lock."""
 
-    __slots__ = ('_coro', '_generation', '_lock', '_loop', '_thread', '_wake_up')
+    __slots__ = ('_generation', '_lock', '_loop', '_root', '_wake_up')
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._generation = _generation[0]
-        self._coro: Coroutine[Any, Any, Any] | None = None  # the one that takes the turn, if it runs without a loop
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0  # that which called it without a loop
+        self._root: Root | None = None  # the coroutine of the blocking call that takes the turn, if one does
         self._wake_up: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
         queue, self._loop = self._lock.queue, running_loop()
         if self._loop is None:
-            self._coro, self._thread = stepped.coro, threading.get_ident()
+            self._root = here.coro
+        elif roots := calls.get():
+            self._root = roots[-1]
         queue.append(self)
         if queue[0] is not self:
             try:
@@ -64,16 +63,17 @@ class Turn:
         self._leave()
 
     async def _wait(self, queue: 'collections.deque[Turn]') -> None:
-        if self._thread and nested_calls() and any(turn._thread == self._thread for turn in [*queue][:-1]):
+        beneath = here.beneath if self._loop is None else calls.get()[:-1]
+        if beneath and any(turn._root in beneath for turn in [*queue]):
             raise nested_call()
-        await ensure_event_loop()
+        await to_loop()
         self._loop = asyncio.get_running_loop()
         while True:
             self._wake_up = self._loop.create_future()
             self._wake_first()
             if queue[0] is self:
                 return
-            # A wake-up is lost if an interrupt comes between leaving and waking, so check now and then.
+            # An interrupt between leaving and waking loses a wake-up, so check now and then.
             await asyncio.wait([self._wake_up], timeout=_CHECK_INTERVAL)
 
     def _leave(self) -> None:
@@ -86,10 +86,7 @@ class Turn:
             self._wake_first()
 
     def _wake_first(self) -> None:
-        """Wake the first in the queue; remove those whose loop was closed, and those that were interrupted.
-
-        An interrupt of the main thread (Ctrl-C) may come before or after any instruction, also in ``_leave``.
-        """
+        """Wake the first in the queue; remove those whose loop was closed, or whose coroutine was."""
         queue = self._lock.queue
         while queue:
             try:
@@ -111,7 +108,7 @@ class Turn:
             return True
         if self._loop is not None:
             return self._loop.is_closed()
-        return self._coro is not None and inspect.getcoroutinestate(self._coro) == inspect.CORO_CLOSED
+        return self._root is not None and inspect.getcoroutinestate(self._root) == inspect.CORO_CLOSED
 
 
 def _complete(future: 'asyncio.Future[None]') -> None:

@@ -1,6 +1,7 @@
 """Resources that end with their event loop."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import weakref
@@ -8,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hash
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from granular.aio.runtime.forking import each_after_fork, inherited
-from granular.aio.runtime.loops import ensure_event_loop, outside_loops, running_loop
+from granular.aio.runtime.immediate import running_loop, to_loop
 from granular.aio.runtime.tasks import end_tasks, has_failed, result_of, settle, was_cancelled
 from granular.errors import ClosedError
 
@@ -91,7 +92,7 @@ class PerLoop(Generic[T]):
     async def peek(self) -> T | None:
         if not self._begun:
             return None
-        await ensure_event_loop()
+        await to_loop()
         opened = peek_scope()
         return None if opened is None else opened.values.get(self)
 
@@ -108,7 +109,7 @@ async def scope() -> Scope:
 
     It is an attribute of the loop, because it refers to the loop: both are collected together.
     """
-    await ensure_event_loop()
+    await to_loop()
     loop = asyncio.get_running_loop()
     opened: Scope | None = getattr(loop, _SCOPE, None)
     if opened is None:
@@ -138,7 +139,11 @@ def _closing(loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     def close_both() -> None:
         ended = reference()  # None while the loop is collected: nothing can run any more
         if ended is not None and not ended.is_running() and (opened := getattr(ended, _SCOPE, None)) is not None:
-            outside_loops(ended.run_until_complete, opened.keeper.aclose())
+            if running_loop() is None:
+                ended.run_until_complete(opened.keeper.aclose())
+            else:  # another one runs in this thread
+                with concurrent.futures.ThreadPoolExecutor(1) as other_thread:
+                    other_thread.submit(ended.run_until_complete, opened.keeper.aclose()).result()
         close()
 
     return close_both

@@ -1,40 +1,60 @@
-"""Blocking calls that a thread makes within another one, as a handler of a signal does."""
+"""The coroutines that each thread begins or waits for: one within another, as by the handler of a signal."""
 
+import contextlib
+import contextvars
 import sys
-from collections.abc import Callable
-from types import CodeType, FrameType
-from typing import Any, Final, TypeVar
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from granular.errors import GranularError
 
-F = TypeVar('F', bound=Callable[..., Any])
+T = TypeVar('T')
+Ts = TypeVarTuple('Ts')
 
-_blocking: Final[set[CodeType]] = set()
-
-
-def blocking_call(function: F) -> F:
-    """Mark a function that blocks the thread until a coroutine has ended."""
-    _blocking.add(function.__code__)
-    return function
+Root = Coroutine[Any, Any, Any]
 
 
-def nested_calls() -> bool:
-    """Return whether this thread runs a function that blocks within another one."""
-    count = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # of a long stack, too: this is asked only where a call would wait
-        count += frame.f_code in _blocking
-        frame = frame.f_back
-    return count > 1
+class _Here(threading.local):
+    """What this thread begins now, and what it began or waits for beneath that, the outermost first."""
+
+    coro: Root | None = None
+    beneath: tuple[Root, ...] = ()
 
 
-def refuse_within(code: CodeType, owner: object) -> None:
-    """Raise ``GranularError`` if this thread runs a method of an object, with this code, outside of the caller."""
-    frame: FrameType | None = sys._getframe(1).f_back
-    while frame is not None:
-        if frame.f_code is code and frame.f_locals.get('self') is owner:
-            raise nested_call()
-        frame = frame.f_back
+here: Final = _Here()
+calls: Final[contextvars.ContextVar[tuple[Root, ...]]] = contextvars.ContextVar('calls', default=())
+"""The coroutine of the blocking call that the running task works for, last, and those beneath it in its thread."""
+
+
+@contextlib.contextmanager
+def blocked(coro: Root, context: contextvars.Context) -> Iterator[None]:
+    """Let this thread wait for a coroutine, which runs in a context."""
+    outer, beneath = here.coro, here.beneath
+    waiting = (*beneath, coro) if outer is None else (*beneath, outer, coro)
+    context.run(calls.set, waiting)
+    here.coro, here.beneath = None, waiting
+    try:
+        yield
+    finally:
+        here.coro, here.beneath = outer, beneath
+
+
+def outside_loops(fn: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a function on this thread, which a loop may have called, as if it was not: what it begins has no loop."""
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(None, None)
+    try:
+        return fn(*args)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+
+
+def call_on_own_loop() -> GranularError:
+    """Return the error of a blocking call on the loop that would wait for what that loop has to do."""
+    return GranularError(
+        'a blocking call on the loop that would have to run it: await the method of granular.aio instead'
+    )
 
 
 def nested_call() -> GranularError:

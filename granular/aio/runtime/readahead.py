@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from granular.aio.runtime.background import background
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import end_tasks, outcome
 from granular.config import MiB
 
@@ -50,7 +50,7 @@ async def whole_pages(
     tasks: collections.deque[asyncio.Task[T]] = collections.deque()
     try:
         for _ in range(start, length, step):
-            await ensure_event_loop()  # each page may be requested from another thread than the one before
+            await to_loop()  # each page may be requested from another thread than the one before
             for indices in itertools.islice(ranges, ahead - len(tasks)):
                 tasks.append(background(fetch(indices)))
             page = await outcome(tasks[0])
@@ -58,5 +58,5 @@ async def whole_pages(
             yield page
     finally:
         if tasks:
-            await ensure_event_loop()
+            await to_loop()
             await end_tasks(tasks)

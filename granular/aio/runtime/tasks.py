@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, Final, TypeVar
 
-from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.aio.runtime.immediate import is_immediate, running_loop, to_loop
 
 T = TypeVar('T')
 
@@ -77,7 +77,7 @@ async def uncut(coro: Coroutine[Any, Any, T]) -> T:
 
     For a request that publishes something: cut, it may or may not be carried out, even later.
     """
-    if running_loop() is None:
+    if is_immediate():
         return await coro
     task = start_task(coro)
     try:
@@ -112,7 +112,7 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """
     coros, tasks = list(coroutines), list[asyncio.Task[T]]()
     try:
-        if len(coros) == 1 or running_loop() is None:
+        if len(coros) == 1 or is_immediate():
             return [await coro for coro in coros]
         tasks += [start_task(coro) for coro in coros]
         return await outcome(asyncio.gather(*tasks))
@@ -137,7 +137,7 @@ async def for_each(
     Items of an asynchronous iterator are taken as they arrive, under a loop.
     """
     if isinstance(items, AsyncIterator):
-        await ensure_event_loop()
+        await to_loop()
         todo = items
     else:
         limit, todo = min(limit, len(items)), _each(items)
@@ -183,7 +183,7 @@ async def settle(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
                     del failed  # whose traceback refers to this frame
     finally:
         for coro in coros:
-            coro.close()  # those that an interrupt has kept from starting
+            coro.close()  # those that did not start
 
 
 async def end_tasks(tasks: Iterable['asyncio.Task[Any]']) -> None:

@@ -1,196 +1,37 @@
-"""Thread pools beside the event loop: blocking calls are made there, and many calls are spread over the threads."""
+"""Calls in threads beside the event loop: blocking calls are made there, and many calls are spread over the threads."""
 
 import asyncio
-import atexit
-import concurrent.futures.thread
+import concurrent.futures
 import contextlib
 import contextvars
 import functools
 import inspect
 import itertools
-import logging
 import math
 import queue
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, Generic, TypeVar, TypeVarTuple
 
-from granular._lazy import at_exit
-from granular.aio.runtime.cores import usable_cores
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import (
-    StartedCoroutine,
-    ensure_event_loop,
-    ensure_uninterrupted,
-    running_loop,
-    start_coroutine,
-)
+from granular.aio.runtime.immediate import Rest, is_immediate, start_coroutine, to_loop
+from granular.aio.runtime.pools import CORES, Threads, descend, threads
+from granular.aio.runtime.portal import call_on_loop
 from granular.aio.runtime.tasks import result_of, wait_cancelled
 from granular.aio.runtime.user_functions import await_user, call_user
-from granular.errors import ClosedError, GranularError
+from granular.errors import GranularError
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
 
-CORES: Final = usable_cores()
 READS: Final = 64
 SLOW: Final = 0.005
 """After ``READS`` reads of a disk that took more than ``SLOW`` seconds, spent waiting, the others go to threads."""
 
-exiting: Final = threading.Event()
-"""Set once the interpreter is known to shut down: a handler at exit runs, or a call came too late for a thread."""
-
-
-def expect_exit() -> None:
-    """Let ``exiting`` be set at exit, before the handlers run that were registered by now, such as finalizers."""
-    atexit.unregister(_begin_exit)
-    atexit.register(_begin_exit)
-
-
-def _begin_exit() -> None:
-    """Set ``exiting``; from here on, daemon threads and their loops, which Python stops anywhere, end silently."""
-    if exiting.is_set():
-        return
-    exiting.set()
-    warnings.filterwarnings('ignore', "coroutine '.*' was never awaited", RuntimeWarning)
-    logging.getLogger('asyncio').addFilter(lambda record: 'granular' not in record.getMessage())
-    hook = threading.excepthook
-
-    def report(args: threading.ExceptHookArgs) -> None:
-        if args.thread is None or not args.thread.daemon or not isinstance(args.exc_value, GranularError):
-            hook(args)
-
-    threading.excepthook = report
-
-
-at_exit(_begin_exit)
-
-
-_pooled: Final[Any] = concurrent.futures.thread._threads_queues
-"""The threads that the exit of the interpreter ends; it would wait for others for ever."""
-
-
-class _Semaphore(queue.SimpleQueue[None]):
-    """The semaphore of a thread pool, in C: an interrupt of ``threading.Semaphore`` could leave its lock held, and the
-    threads of the pool, which then wait for it, would keep the program from ending.
-    """
-
-    def acquire(self, timeout: int) -> bool:
-        try:
-            self.get_nowait()
-        except queue.Empty:
-            return False
-        return True
-
-    def release(self) -> None:
-        self.put(None)
-
-
-class Threads(concurrent.futures.ThreadPoolExecutor):
-    """A thread pool that knows its width, and that tasks may still use when it is closed."""
-
-    def __init__(self, width: int, name: str) -> None:
-        super().__init__(width, name)
-        self._idle_semaphore = _Semaphore()  # type: ignore[assignment]
-        self.width = width
-        self._retired = False
-
-    def retire(self) -> None:
-        """Let the threads end after the calls that are queued; the threads of the process make all further calls.
-
-        The owner cancels its own calls. The others are of tasks that it started and shares, such as one that renews
-        the credentials of a bucket.
-        """
-        self._retired = True
-        self.shutdown(wait=False)
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> 'concurrent.futures.Future[T]':
-        try:
-            return super().submit(fn, *args, **kwargs)
-        except RuntimeError as error:
-            if self._retired:
-                return _process_threads().submit(fn, *args, **kwargs)
-            raise _refusal(error) from None
-
-    def _adjust_thread_count(self) -> None:
-        try:
-            super()._adjust_thread_count()
-        except RuntimeError:
-            if not self._threads:  # otherwise, another thread makes the call, which is queued
-                self._work_queue.get_nowait().future.cancel()  # so that the next thread does not
-                raise
-        except BaseException:  # an interrupt, before the pool knows a thread that has started
-            for thread in threading.enumerate():
-                if thread.name.startswith(f'{self._thread_name_prefix}_') and thread not in _pooled:
-                    self._threads.add(thread)  # type: ignore[attr-defined]
-                    _pooled[thread] = self._work_queue
-            raise
-
-
-def start_thread(thread: threading.Thread) -> None:
-    """Start a thread, or raise the error for one that is refused."""
-    try:
-        thread.start()
-    except RuntimeError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: RuntimeError) -> GranularError:
-    if 'shutdown' in str(error):  # Python has no flag for it until all threads have ended
-        _begin_exit()
-        return ClosedError('the interpreter is shutting down')
-    return GranularError(
-        f'no thread can be started ({error}): the memory, `ulimit -u`, or the limit of the container (memory, pids) is '
-        f'used up: raise it, or use fewer workers'
-    )
-
-
-current: contextvars.ContextVar[Threads | None] = contextvars.ContextVar('threads', default=None)
-"""The threads of the loader whose batch is being read; None for those of the process."""
-_depth: contextvars.ContextVar[int | None] = contextvars.ContextVar('depth', default=None)
-"""The number of calls in threads that this context is within: a function may read, and wait for the threads of that."""
-_pools: Final[dict[int, Threads]] = {}  # of the process, by depth: calls of one pool could all wait for each other
-
-
-def threads() -> Threads:
-    """Return the threads that decode, transform and wait for blocking calls."""
-    return current.get() or _process_threads()
-
-
-def depth() -> int:
-    """Return how many calls in threads this one is within: also those of a function that waits for this thread."""
-    if (known := _depth.get()) is not None:
-        return known
-    return int(threading.current_thread() is not threading.main_thread())
-
-
-def fix_depth() -> None:
-    """Let what this context starts in other threads, such as on a loop, have its depth."""
-    _depth.set(depth())
-
-
-def _process_threads() -> Threads:
-    level = depth()
-    return _pools.get(level) or _pools.setdefault(level, Threads(min(32, 4 * CORES), f'granular_{level}'))
-
-
-def _descend() -> None:
-    """Let calls that are made within this one use other threads than it does."""
-    _depth.set(depth() + 1)
-    current.set(None)
-
-
-def _forget_threads() -> None:
-    current.set(None)
-    _depth.set(None)
-    _pools.clear()
-    _computing.clear()
-
-
-after_fork(_forget_threads)
+_computing: Final[set[int]] = set()  # threads that compute, so that no more are started than there are cores
+after_fork(_computing.clear)
 
 
 async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -198,14 +39,14 @@ async def offload(fn: Callable[[*Ts], T], *args: *Ts) -> T:
 
     It may be a user function: it is called by :func:`granular.aio.runtime.user_functions.call_user`.
     """
-    return call_user(fn, *args) if running_loop() is None else await call_in(threads(), fn, *args)
+    return call_user(fn, *args) if is_immediate() else await call_in(threads(), fn, *args)
 
 
 async def call_or_await(fn: Callable[..., Any], *args: Any) -> Any:
     """Call a user's blocking function, as ``offload`` does, or await a coroutine function on a loop."""
     if not inspect.iscoroutinefunction(fn):
         return await offload(fn, *args)
-    await ensure_event_loop()
+    await to_loop()
     return await await_user(fn(*args))
 
 
@@ -228,11 +69,11 @@ async def offload_whole(
     """Call a blocking function that changes files, as ``offload`` does, so that it never outlives its caller.
 
     If the caller is cancelled, ``stop`` is called, and a call that has begun is awaited; then ``undo`` is called with
-    its result in a thread. For either of them, the call does not stay on the main thread.
+    its result in a thread.
     """
     if undo is not None or stop is not None:
-        await ensure_uninterrupted()
-    if running_loop() is None:
+        await to_loop()
+    if is_immediate():
         return fn(*args)
     call, result = _submit(threads(), fn, *args)
     try:
@@ -259,7 +100,7 @@ def _submit(
     """Start a call in a copy of the caller's context."""
     context = contextvars.copy_context()
     if pool is threads():
-        context.run(_descend)
+        context.run(descend)
     call = pool.submit(context.run, lambda: call_user(fn, *args))
     return call, on_this_loop(call)
 
@@ -293,7 +134,7 @@ def _copy_outcome(call: concurrent.futures.Future[T], result: 'asyncio.Future[T]
         result.set_result(call.result())
 
 
-async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | StartedCoroutine[T]:
+async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads) -> T | Rest[T]:
     """Run a coroutine in a thread of the pool until it needs a loop. Returns its result, or the rest of it.
 
     The thread counts as computing all the time: if each core has such a thread, ``map_threads`` starts no others. If
@@ -301,7 +142,7 @@ async def start_inline(make: Callable[[], Coroutine[Any, Any, T]], pool: Threads
     """
     abandoned = threading.Event()
 
-    def start() -> T | StartedCoroutine[T]:
+    def start() -> T | Rest[T]:
         _abandoned.set(abandoned)  # in the context of this call, a copy of its caller's
         with _counted():
             return start_coroutine(make())
@@ -380,7 +221,7 @@ class _ParallelCalls(Generic[T]):
             if self._run_alone():
                 return self._results
             try:
-                helpers = self._start_helpers(min(CORES, self._count) - len(_computing))
+                helpers = self._start_helpers(min(min(CORES, self._count) - len(_computing), self._threads.width - 1))
                 while True:
                     if timer.wall > self._next_check:
                         helpers += self._start_more_helpers(timer, helpers)
@@ -390,7 +231,7 @@ class _ParallelCalls(Generic[T]):
                 while self._helping:
                     self._ended.get()
             finally:
-                self.stopped = True  # after an interrupt, no helper makes another call
+                self.stopped = True  # no helper makes another call
         if self._errors:
             del self._errors[1:]  # the traceback of an error refers to this object
             raise self._errors.pop()
@@ -410,10 +251,14 @@ class _ParallelCalls(Generic[T]):
 
     def _start_helpers(self, count: int) -> int:
         """Start helpers; return how many. One that begins when the calls are done and dropped does nothing."""
-        help_later = functools.partial(_help, weakref.ref(self))
-        for _ in range(count):
-            self._threads.submit(self._context.copy().run, help_later)
-        return max(0, count)
+        if count <= 0:
+            return 0
+        start = functools.partial(_start_helpers, self._threads, self._context, weakref.ref(self), count)
+        if threading.current_thread() is threading.main_thread():
+            call_on_loop(start)
+        else:
+            start()
+        return count
 
     def _start_more_helpers(self, timer: Timer, running: int) -> int:
         """Start as many helpers as the pool has threads if this thread has mostly waited; else check again later."""
@@ -423,10 +268,13 @@ class _ParallelCalls(Generic[T]):
         self._next_check = math.inf
         return self._start_helpers(min(self._threads.width, self._count) - 1 - running)
 
+    def fail(self, error: GranularError) -> None:
+        self._errors.append(error)
+
     def help(self) -> None:
         self._helping.append(None)
         try:
-            _descend()
+            descend()
             with _counted():
                 while self._step():
                     pass
@@ -449,13 +297,23 @@ class _ParallelCalls(Generic[T]):
             raise asyncio.CancelledError
 
 
+def _start_helpers(
+    pool: Threads, context: contextvars.Context, calls: 'weakref.ref[_ParallelCalls[Any]]', count: int
+) -> None:
+    try:
+        for _ in range(count):
+            pool.submit(context.copy().run, _help, calls)
+    except GranularError as error:
+        if (existing := calls()) is not None:
+            existing.fail(error)
+
+
 def _help(calls: 'weakref.ref[_ParallelCalls[Any]]') -> None:
     if (existing := calls()) is not None:
         existing.help()
 
 
 _abandoned: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar('abandoned', default=None)
-_computing: Final[set[int]] = set()  # threads that compute, so that no more are started than there are cores
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
 from granular.aio.runtime.tasks import was_cancelled
-from granular.errors import FunctionError, InvalidArgumentError
+from granular.errors import FunctionError, GranularError, InvalidArgumentError
 
 T = TypeVar('T')
 Ts = TypeVarTuple('Ts')
@@ -33,6 +33,15 @@ def mark_computing(token: object) -> None:
     tokens = computing.get()
     if token not in tokens:
         computing.set((*tokens, token))
+
+
+def refuse_own_use(token: object) -> None:
+    """Raise an error in a function that computes elements of the iterator with this token, and would wait for them."""
+    if token in computing.get():
+        raise GranularError(
+            'an iterator was used by a function that computes its elements, which would wait for itself: '
+            'use another iterator there'
+        )
 
 
 def function_error(error: BaseException) -> FunctionError:

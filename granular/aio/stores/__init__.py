@@ -2,6 +2,7 @@
 
 import os
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -50,6 +51,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
     if match is None or match[1].lower() == 'file':
         from granular.aio.stores.local.store import LocalStore
 
+        local = path if match is None else os.fsdecode(urllib.parse.unquote_to_bytes(match[2]))
         if match is None and (almost := _ALMOST_URL.fullmatch(path)):
             raise InvalidArgumentError(
                 f'{hidden(path)!r}: expected an address that begins with {almost[1] or almost[2]}:// (pathlib.Path '
@@ -57,7 +59,7 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             )
         if options:
             raise InvalidArgumentError(f'{path}: expected no storage options for a local path, got {sorted(options)}')
-        return LocalStore('', config, {}), local_key(_expand_user(path if match is None else match[2]))
+        return LocalStore('', config, {}), local_key(_expand_user(local))
     check_text(path)
     scheme, rest = match[1].lower(), match[2]
     if not is_quoted(path):
@@ -65,12 +67,16 @@ def resolve(path: Any, config: IOConfig, options: Mapping[str, Any], fs: Any = N
             f'{scheme}://...: expected a quoted password (%2F for a slash), or credentials as options'
         )
     root, _, key = rest.partition('/')
+    if scheme.startswith('http'):
+        from granular.aio.http.addresses import split
+
+        root, key = split(rest)
     if scheme in ('s3', 's3a', 'gs', 'gcs', 'http', 'https'):
         if not root:
             raise InvalidArgumentError(f'{path}: expected a {"host" if scheme.startswith("http") else "bucket"}')
         if '@' in root:
             raise InvalidArgumentError(f'{scheme}://...: pass credentials as options, not in the address')
-        key = key.strip('/') if scheme.startswith('http') else key.rstrip('/')
+        key = key if scheme.startswith('http') else key.rstrip('/')
     match scheme if fs is None else None:
         case 's3' | 's3a':
             from granular.aio.stores.s3.store import S3Store

@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple, Self
 from granular._other_names import store_options
 from granular._redact import protect, without_user
 from granular.aio.reply import Reply, check_same
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.lent import LENT
 from granular.config import IOConfig, Merge, MiB, store_defaults
-from granular.errors import InvalidArgumentError, NotFoundError, OutOfRangeError, UnsupportedError
+from granular.errors import GranularError, InvalidArgumentError, NotFoundError, OutOfRangeError, UnsupportedError
 from granular.indexing import Ints
 
 _WINDOW: Final = 16 * MiB  # bytes per read of the default ``read_into``, which copies them into the target
@@ -35,7 +35,7 @@ class Entry:
     Attributes:
       key: the full key in the store, without a trailing slash.
       is_dir: True for a folder.
-      size: bytes of a file; 0 for a folder.
+      size: bytes of a file; 0 for a folder, unless an object that marks it in a bucket holds some.
       modified: seconds since the epoch; None if the listing does not report it.
     """
 
@@ -157,6 +157,8 @@ class Store(abc.ABC):
     """True if a file that is rewritten with the same bytes may have the same version."""
     read_only = False
     """True if nothing can be written."""
+    absent: tuple[type[GranularError], ...] = (NotFoundError,)
+    """The errors of a read that say that an optional file is absent."""
 
     option_names: Sequence[str] = ()
 
@@ -217,10 +219,22 @@ class Store(abc.ABC):
         """Return the address of a key for display, without credentials."""
         return self.address(key)
 
+    def named(self, key: str) -> str:
+        """Return a key, or the end of one, as the names of files: on the web, without its query and escapes."""
+        return key
+
+    def keyed(self, name: str) -> str:
+        """Return names, separated by slashes, as a part of a key: the reverse of ``named``."""
+        return name
+
+    def split_query(self, key: str) -> tuple[str, str]:
+        """Return the path of a key, and on the web its query, with the question mark."""
+        return key, ''
+
     async def ready(self) -> None:
         """Switch to the event loop, unless this store's calls never wait."""
         if not self.local:
-            await ensure_event_loop()
+            await to_loop()
 
     async def now(self, key: str) -> float:
         """Return the current time of the clock behind the store's modification times, in seconds since the epoch.
@@ -362,6 +376,16 @@ class Store(abc.ABC):
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         """Create a folder. Object stores have none: there, a folder is a common beginning of keys."""
         raise self._unsupported('creating folders', key)
+
+    async def touch(self, key: str) -> None:
+        """Set the time of the last change of a file to now. Object stores only do when a file is written."""
+        if self.read_only:
+            raise self._unsupported('changing files', key)
+
+    async def rename(self, key: str, target: str) -> None:
+        """Rename a file or folder; replace a file that has the new name."""
+        why = ': copy it with Path.copy, and remove it with unlink or rmtree'
+        raise UnsupportedError(f'{self.url(key)}: this store does not rename{why}', path=self.url(key))
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete files. A missing file is not an error."""

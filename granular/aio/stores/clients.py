@@ -129,7 +129,7 @@ class Bucket(Store):
                 path = f'{item.key.removesuffix("/")}/' if item.is_dir else item.key
                 for end, char in enumerate(path):
                     if char == '/' and end >= base and not last.startswith(path[: end + 1]):
-                        yield Entry(path[:end], True)
+                        yield Entry(path[:end], True, item.size if item.is_dir and end == len(path) - 1 else 0)
                 last = path
                 if not item.is_dir:
                     yield item

@@ -70,6 +70,22 @@ class translated:  # noqa: N801 - a context manager that reads like a function
                 del converted, error  # otherwise the traceback keeps them, and all that their frames hold
 
 
+def is_one_word(text: str) -> bool:
+    """Return whether a key or token has only characters that a header may have, and no space."""
+    return text.isascii() and text.isprintable() and ' ' not in text
+
+
+def unreadable_credentials(name: str, error: Exception) -> GranularError | None:
+    """Return the error for a file or a program with credentials that cannot be read; None for other exceptions."""
+    if not isinstance(error, OSError) or isinstance(error, TimeoutError | ConnectionError):
+        return None
+    file = '' if error.filename is None else f'{error.filename!r:.300}: '
+    return AccessDeniedError(
+        f'{name}: no credentials: {file}{hidden(error.strerror or str(error))}: the file or the program that '
+        f'provides them cannot be used'
+    )
+
+
 def _is_plain(error: Exception) -> bool:
     """Return whether the message for the class of an error says all that the error does."""
     return (

@@ -8,7 +8,7 @@ import numpy as np
 
 from granular._words import logger
 from granular.aio.runtime.buffers import keep_freed
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.stores import Request, Store, ranges
 from granular.errors import CorruptError, OutOfRangeError
 from granular.metrics import counters
@@ -36,7 +36,7 @@ async def once_more(remote: bool, read: Callable[[], Awaitable[T]]) -> T:
         if not remote or past_caches.get():
             raise
         logger.warning('corrupt data, read once more from the store: %s', error)
-    await ensure_event_loop()  # before the context is changed: it is that of the thread, without a loop
+    await to_loop()  # before the context is changed: it is that of the thread, without a loop
     past_caches.set(True)
     try:
         return await read()

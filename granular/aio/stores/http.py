@@ -1,31 +1,40 @@
 """Read-only files on a web server; the links of a folder's page are its listing."""
 
 import contextlib
+import dataclasses
 import hashlib
 import html
 import re
 import urllib.parse
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import Any, Final
 
 from granular._redact import hidden
+from granular.aio.http.addresses import encoded, keyed, named
 from granular.aio.http.messages import http_date, shown
 from granular.aio.http.transport import Answer, Outgoing
 from granular.aio.reply import stands_in
+from granular.aio.runtime.tasks import for_each
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Stat
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
 from granular.errors import (
+    AccessDeniedError,
     BadReplyError,
     GranularError,
     InvalidArgumentError,
     NotFoundError,
     OutOfRangeError,
     StoreError,
+    UnsupportedError,
 )
 
 _MAX_PAGE: Final = 16 * MiB
+_AT_ONCE: Final = 16  # entries that are asked for at a time
+_TEXT: Final = re.compile(r'text/|application/(json|xml|xhtml)|\S*\+(json|xml)', re.IGNORECASE)
+# Of the page of a folder, which may be empty: its title, or the link to the folder above.
+_LISTING: Final = re.compile(rb'index of|directory listing|parent directory|href=["\']?\.\.?/?["\'>]', re.IGNORECASE)
 _NO_HEAD: Final = (403, 405, 501)  # answers to HEAD where only GET is permitted, as by a presigned address
 # Possessive, so that no page is read twice.
 _TAG: Final = re.compile(r'<(/?)([a-zA-Z][^\s/>]*+)')
@@ -34,6 +43,15 @@ _ATTRIBUTE: Final = re.compile(
 )
 # Elements that contain text and no tags, with the beginning of their end.
 _TEXTS: Final = {name: re.compile(f'</{name}', re.IGNORECASE) for name in ('script', 'style', 'textarea', 'title')}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Link(Entry):
+    """An entry of a page of links."""
+
+    @property
+    def name(self) -> str:
+        return named(self.key).rpartition('/')[2]
 
 
 class HTTPStore(RemoteStore['HTTPClient']):
@@ -50,14 +68,31 @@ class HTTPStore(RemoteStore['HTTPClient']):
         for name, value in self.headers.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise InvalidArgumentError(f'{root}: expected text for header {name!r}, got {type(value).__name__}')
+            if not (name + value).isascii() or not (name + value).isprintable():
+                raise InvalidArgumentError(
+                    f'{root}: header {name!r:.100} has characters that are not allowed in HTTP, such as a newline'
+                )
 
     def _space(self) -> str:
         # Headers may select the content; they are hashed, because they may contain credentials.
         headers = sorted((name.lower(), value) for name, value in self.headers.items())
         return hashlib.sha256(repr(headers).encode()).hexdigest() if headers else ''
 
+    def address(self, key: str) -> str:
+        return super().address(encoded(key))
+
     def url(self, key: str) -> str:
         return hidden(self.address(key)) if '?' in key else self.address(key)
+
+    def named(self, key: str) -> str:
+        return named(key)
+
+    def keyed(self, name: str) -> str:
+        return keyed(name)
+
+    def split_query(self, key: str) -> tuple[str, str]:
+        path, mark, query = key.partition('?')
+        return path, mark + query
 
     async def make_client(self) -> 'HTTPClient':
         return HTTPClient(self)
@@ -75,42 +110,69 @@ class HTTPStore(RemoteStore['HTTPClient']):
             return _stat_of(reply.size, reply.modified, None if stands_in(reply.version) else reply.version)
         # A server's HTML page for a folder, with or without the trailing slash, is its listing.
         if answer is None or answer.head.headers.get('content-type', '').startswith('text/html'):
-            with contextlib.suppress(NotFoundError):
-                if await self._entries(key):
-                    return Stat(0, is_dir=True)
+            with contextlib.suppress(NotFoundError, UnsupportedError):
+                await self._entries(key)
+                return Stat(0, is_dir=True)
         if answer is None:
             raise NotFoundError(f'{name}: no such object (status 404)', path=name, status=404)
         headers, size = answer.head.headers, answer.head.length
-        if 'content-encoding' in headers:
-            # The length may be that of the compressed transfer.
+        if 'content-encoding' in headers or not size:
+            # The length may be that of a compressed transfer; servers that make their replies on demand state 0.
             try:
                 size = (await client.read(key, 0, 1, None)).size
             except OutOfRangeError:
-                size = None
+                size = None if 'content-encoding' in headers else 0
         if size is None:
             raise StoreError(f'{name}: the server does not report its size', path=name)
         return _stat_of(size, headers.get('last-modified', ''), headers.get('etag') or None)
 
     async def _entries(self, key: str) -> list[Entry]:
         """Return the files and folders directly in a folder, sorted. The server must list it."""
-        path, mark, query = key.partition('?')
+        path, query = self.split_query(key)
         folder = path.rstrip('/') + '/' if path else ''
-        name = self.url(folder + mark + query)
+        name = self.url(folder + query)
         client = await self.client()
-        answer = await client.call('GET', folder + mark + query, name, lambda answer: _check_page(answer, name))
+        answer = await client.call('GET', folder + query, name, lambda answer: _check_page(answer, name))
         kind = answer.head.headers.get('content-type', 'text/html')
         if 'html' not in kind.lower():
+            if _TEXT.match(kind):
+                raise self._no_listing(name, shown(kind))
             raise NotFoundError(f'{name}: no such folder: expected a page of links, got {shown(kind)}', path=name)
-        requested = (await client.sign(folder + mark + query))[0]
-        children = await offload(_children, answer.body, answer.url, requested)
+        children = await offload(_children, answer.body, answer.url)
+        if not children and _LISTING.search(answer.body) is None:
+            raise self._no_listing(name, 'one without links to files in it')
         for child in children:
-            if any(char in child for char in '/?\0'):
+            if any(char in child for char in '/\0'):
                 raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name', path=name)
-        return [Entry(folder + child, is_dir) for child, is_dir in children.items()]
+        return [_Link(folder + keyed(child) + query, is_dir) for child, is_dir in children.items()]
+
+    def _no_listing(self, name: str, got: str) -> UnsupportedError:
+        return UnsupportedError(
+            f'{name}: expected a page of links as the listing of a folder, got {got}: read its files without one, '
+            f'by an index of the dataset (`granular index`), by braces such as {{000..127}}.tar, or as a list of files',
+            path=name,
+        )
 
     async def scan(self, key: str, prefix: str = '') -> AsyncGenerator[Entry, None]:
-        for entry in await self._entries(key):
+        entries = await self._entries(key)
+        if not any(entry.is_dir for entry in entries):
+            entries = await self._with_kinds(entries)
+        for entry in entries:
             yield entry
+
+    async def _with_kinds(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries of a page that shows no folder as such, after asking which are: servers redirect those."""
+        folders: set[str] = set()
+        client = await self.client()
+
+        async def ask(entry: Entry) -> None:
+            with contextlib.suppress(NotFoundError, AccessDeniedError):
+                answer = await client.call('HEAD', entry.key, self.url(entry.key), lambda answer: answer, _NO_HEAD)
+                if urllib.parse.urlsplit(answer.url).path.endswith('/'):
+                    folders.add(entry.key)
+
+        await for_each([entry for entry in entries if '.' not in entry.name], ask, _AT_ONCE)
+        return [dataclasses.replace(entry, is_dir=entry.key in folders) for entry in entries]
 
 
 class HTTPClient(Client):
@@ -119,17 +181,20 @@ class HTTPClient(Client):
     store: HTTPStore
 
     async def sign(self, key: str) -> tuple[str, Mapping[str, str]]:
-        path, mark, query = key.partition('?')
-        url = f'{self.store.root}/{urllib.parse.quote(path, safe="/~-_.")}{mark}{query}'
-        return url, self.store.headers
+        return f'{self.store.root}/{encoded(key)}', self.store.headers
 
-    async def call(self, method: str, key: str, name: str, check: Callable[[Answer], Answer]) -> Answer:
-        """Send a request other than a range read, with the redirects, retries and limits of reads."""
+    async def call(
+        self, method: str, key: str, name: str, check: Callable[[Answer], Answer], statuses: Collection[int] = ()
+    ) -> Answer:
+        """Send a request other than a range read, with the redirects, retries and limits of reads.
+
+        ``statuses`` are passed to ``check`` beside 200.
+        """
 
         async def make() -> Outgoing:
             return Outgoing(await self.prepare(key), method)
 
-        return await self.transport.call(make, self.recover, name, check, limit=_MAX_PAGE)
+        return await self.transport.call(make, self.recover, name, check, statuses=(200, *statuses), limit=_MAX_PAGE)
 
 
 def _stat_of(size: int, modified: str, version: str | None) -> Stat:
@@ -147,19 +212,17 @@ def _check_page(answer: Answer, name: str) -> Answer:
     return answer
 
 
-def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
+def _children(page: bytes, url: str) -> dict[str, bool]:
     """Return the names directly in a folder that its page links to, sorted, with True for each folder.
 
-    ``url`` is that of the page, after all redirects; ``requested`` that of the folder, as it was requested.
+    ``url`` is that of the page, after all redirects: what is below it counts.
     """
     try:
         text = page.decode()
     except UnicodeDecodeError:
         text = page.decode('latin-1')
-    before, after = urllib.parse.urlsplit(requested), urllib.parse.urlsplit(url)
-    # A page of another path, such as a login page, is not that of the folder.
-    hosts = [parts[:2] for parts in (before, after) if parts.path == before.path]
-    folder = [urllib.parse.unquote(segment) for segment in before.path.split('/')[:-1]]
+    own = urllib.parse.urlsplit(url)
+    folder = [urllib.parse.unquote(segment) for segment in own.path.split('/')[:-1]]
     children: dict[str, bool] = {}
     for href in _links_of(text):
         try:
@@ -168,7 +231,7 @@ def _children(page: bytes, url: str, requested: str) -> dict[str, bool]:
             continue  # an invalid link
         segments = [urllib.parse.unquote(segment) for segment in link.path.split('/')]
         inner = segments[len(folder) :]
-        if link[:2] not in hosts or segments[: len(folder)] != folder or not inner or link.query:
+        if link[:2] != own[:2] or segments[: len(folder)] != folder or not inner or link.query:
             continue
         child, is_folder = inner[0], len(inner) > 1
         if child not in ('', '.', '..'):

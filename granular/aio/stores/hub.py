@@ -22,6 +22,7 @@ from granular.aio.runtime.lock import Lock
 from granular.aio.runtime.tasks import for_each, gather
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import Entry, Request, Stat, Store
+from granular.aio.stores.errors import is_one_word
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.config import IOConfig, MiB
 from granular.errors import (
@@ -110,11 +111,15 @@ class HubStore(RemoteStore['HubClient']):
         token = self.options.get('token')
         if token is None or token is True:
             hub = import_if_installed('huggingface_hub')
-            token = os.environ.get('HF_TOKEN') if hub is None else hub.get_token()
+            token = os.environ.get('HF_TOKEN', '').strip() if hub is None else hub.get_token()
         if not token:
             return None
         if not isinstance(token, str):
             raise InvalidArgumentError(f'{self.root}: expected a token or False, got {type(token).__name__}')
+        if not is_one_word(token):
+            raise InvalidArgumentError(
+                f'{self.root}: the token has a space, a newline or another character that no token has'
+            )
         protect([token])
         return token
 
@@ -197,11 +202,16 @@ class HubStore(RemoteStore['HubClient']):
         await self._pin()  # before, as another commit has another client
         client, name = await self.client(), self.url(key)
         with self._explained(client):
-            for _ in range(2):  # as the transport repeats a request whose reply is wrong
+            for attempt in range(2):  # as the transport repeats a request whose reply is wrong
                 (request,) = await self._pinned([Request(key, [], [])])
                 size = client.sizes[request.key]
                 try:
                     reply = await super().read(request.key, start, stop, version)
+                except AccessDeniedError:
+                    if attempt:
+                        raise
+                    client.forget([request.key])  # its link may have expired
+                    continue
                 except OutOfRangeError:
                     if start >= size or (stop or 0) > size:
                         raise
@@ -216,16 +226,28 @@ class HubStore(RemoteStore['HubClient']):
     async def read_into(
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
     ) -> None:
-        with self._explained(await self.client()):
+        client = await self.client()
+        with self._explained(client):
             (request,) = await self._pinned([Request(key, [], [])])
-            await super().read_into(request.key, start, stop, version, target, largest)
+            read = super().read_into
+            try:
+                await read(request.key, start, stop, version, target, largest)
+            except AccessDeniedError:
+                await client.look_up_again([request.key])
+                await read(request.key, start, stop, version, target, largest)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        with self._explained(await self.client()):
+        client = await self.client()
+        with self._explained(client):
             pinned = await self._pinned(requests)
             versions = [request.version for request in await gather(map(self._with_version, requests))]
             pairs = zip(pinned, versions, strict=True)
-            return await super().read_many([request._replace(version=version) for request, version in pairs])
+            wanted, read = [request._replace(version=version) for request, version in pairs], super().read_many
+            try:
+                return await read(wanted)
+            except AccessDeniedError:
+                await client.look_up_again({request.key for request in wanted})
+                return await read(wanted)
 
     async def _with_version(self, request: Request) -> Request:
         """Return the request, whose ranges must be in the file, with its version, which no page of a proxy has."""
@@ -324,6 +346,11 @@ class HubClient(Client):
         """Find the servers that have the contents of files, unless they were found in the last minutes."""
         if missing := [key for key in keys if not self._is_found(key)]:
             await for_each(missing, self._look_up, _AHEAD)
+
+    async def look_up_again(self, keys: Iterable[str]) -> None:
+        """Find the servers of files anew, as the links to them may have expired."""
+        self.forget(keys)
+        await self.look_up(keys)
 
     def _is_found(self, key: str) -> bool:
         return self.ready(key) is not None and key in self.sizes

@@ -5,7 +5,7 @@ import asyncio
 import base64
 import uuid
 
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import uncut
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.base import ObjectWriter, Store, check_object
@@ -65,7 +65,6 @@ class PartWriter(ObjectWriter):
         self._buffer += rest
 
     async def close(self) -> None:
-        await ensure_event_loop()
         if self._started:
             await self._send_part(bytes(self._buffer), last=True)
             while self._tasks:
@@ -76,7 +75,7 @@ class PartWriter(ObjectWriter):
         self._buffer.clear()
 
     async def abort(self) -> None:
-        await ensure_event_loop()
+        await to_loop()
         self._buffer.clear()
         for task in self._tasks:
             task.cancel()
@@ -95,7 +94,7 @@ class PartWriter(ObjectWriter):
         await uncut(start())
 
     async def _send_part(self, part: bytes, last: bool) -> None:
-        await ensure_event_loop()
+        await to_loop()
         if not self._started:
             await self.begin()
         while len(self._tasks) >= self._parallel:

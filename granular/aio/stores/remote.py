@@ -22,7 +22,7 @@ from granular.aio.stores import ranges
 from granular.aio.stores.base import Request
 from granular.aio.stores.clients import Bucket, ClientStore
 from granular.config import IOConfig
-from granular.errors import BadReplyError
+from granular.errors import AccessDeniedError, BadReplyError, NotFoundError
 
 if TYPE_CHECKING:
     from granular.aio.stores.block_cache.cache import BlockCache
@@ -40,6 +40,7 @@ class Client(abc.ABC):
 
     def __init__(self, store: 'RemoteStore[Any]') -> None:
         self.store = store
+        self.tls_verify: bool | str = store.tls_verify
         self._ready: dict[str, tuple[float, Target]] = {}
         self._swept = time.monotonic()  # when expired requests were last removed
         self._renewing: asyncio.Future[bool] | None = None
@@ -71,6 +72,11 @@ class Client(abc.ABC):
             self._swept = now
             self._ready = {name: entry for name, entry in self._ready.items() if now - entry[0] < _SIGNED_FOR}
         self._ready[key] = (now, signed)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Forget the signed targets of objects."""
+        for key in keys:
+            self._ready.pop(key, None)
 
     async def find_credentials(self) -> bool:
         """Look for credentials again, off the event loop. Return False if there are none to look for."""
@@ -132,6 +138,7 @@ C = TypeVar('C', bound=Client)
 class RemoteStore(ClientStore[C]):
     """A store that is read over HTTP."""
 
+    absent = (NotFoundError, AccessDeniedError)  # a bucket that may not be listed denies access to missing keys
     version_header = 'ETag'
     """Reply header that identifies the version of an object."""
 
@@ -150,7 +157,7 @@ class RemoteStore(ClientStore[C]):
     async def _open_client(self, opened: Scope) -> C:
         client = await self.make_client()
         client.transport = Transport(
-            self.config, without_user(self.root), self.version_header, isinstance(self, Bucket), self.tls_verify
+            self.config, without_user(self.root), self.version_header, isinstance(self, Bucket), client.tls_verify
         )
         opened.on_close(client.transport.aclose)
         return client
@@ -185,7 +192,7 @@ class RemoteStore(ClientStore[C]):
         self, key: str, start: int, stop: int, version: str | None, target: memoryview, largest: int = 0
     ) -> None:
         # Read in steps: a table may be larger than the memory limit of requests in flight.
-        wave = self.config.memory // 2
+        wave = max(self.config.memory // 2, self.merge.max_request)
         if self._cache([version]) is not None:
             for at in range(start, stop, wave):
                 end = min(at + wave, stop)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from granular._redact import hidden
 from granular.aio.reply import Reply
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload, offload_whole
 from granular.aio.runtime.tracebacks import summary
 from granular.aio.stores.base import Entry, ObjectWriter, Stat, Store
@@ -36,12 +36,12 @@ class ThreadedStore(Store):
 
     async def call(self, key: str, call_now: Callable[[], T]) -> T:
         """Run a blocking call in a thread, and convert its exceptions to ``GranularError`` subclasses."""
-        await ensure_event_loop()
+        await to_loop()
         return await offload(self._translating, key, call_now)
 
     async def change(self, key: str, call_now: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Run a call that changes files, as ``call`` does, but so that it never outlives its caller."""
-        await ensure_event_loop()
+        await to_loop()
         return await offload_whole(self._translating, key, call_now, undo=undo)
 
     def _translating(self, key: str, call_now: Callable[[], T]) -> T:

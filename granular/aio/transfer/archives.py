@@ -14,9 +14,9 @@ from granular.aio.http.digests import Digests, proven
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.pools import Threads
 from granular.aio.runtime.tasks import result_of
-from granular.aio.runtime.threads import Threads, call_in
+from granular.aio.runtime.threads import call_in
 from granular.aio.runtime.user_functions import call_user
 from granular.config import MiB
 from granular.errors import CorruptArchiveError, GranularError
@@ -58,12 +58,11 @@ async def unpack(
     """
     from granular.aio.transfer.unpack import UnpackFolder, untar, unzip  # imported late: rarely needed
 
-    await ensure_event_loop()
     info = await source.store.content_info(source.key)
     digests = Digests(proven(info.digests), source.store.config.part_size)
     size, version = info.size, info.version
-    if version is None and size:  # a read has one in any case, if only a substitute
-        first = await source.store.read(source.key, 0, 1)
+    if size:  # a read has a version in any case, if only a substitute, and the size that all reads are checked against
+        first = await source.store.read(source.key, 0, 1, version)
         size, version = first.size, first.version
     archive = _Archive(source, size, version, digests, progress)
     target = UnpackFolder(f'{source}', folder, {split_name(source.name)[0], os.path.basename(folder)}, keep)
@@ -74,7 +73,7 @@ async def unpack(
                 unzip(archive, target)
             else:
                 untar(archive, kind, target)
-                digests.compare(info.digests, info.size, f'{source}')
+                digests.compare(info.digests, size, f'{source}')
             target.finish()
         except GranularError:
             raise

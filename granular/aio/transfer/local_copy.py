@@ -13,12 +13,12 @@ from typing import Any, Final, cast
 from granular._other_names import answering
 from granular._words import counted, logger
 from granular.aio.datasets.shards import described, filled, listed_shards, missing_shard
-from granular.aio.paths.copy import FolderCopy, is_within, relative_name
+from granular.aio.paths.copy import FolderCopy, is_within
 from granular.aio.paths.file import Progress
 from granular.aio.paths.path import Path
-from granular.aio.paths.pure import PurePath
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.threads import Threads, offload
+from granular.aio.paths.pure import PurePath, relative_name
+from granular.aio.runtime.pools import Threads
+from granular.aio.runtime.threads import offload
 from granular.aio.stores import Entry
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.locks import FolderLock
@@ -125,7 +125,6 @@ async def copy_to_local(
     source, target = _paths(src, dst, relative_path)
     if unpack and (stem := split_name(target.name)[0]) != target.name and split_name(source.name)[1]:
         target = target.with_name(stem)
-    await ensure_event_loop()
     if (done := await _done(source, target, unpack)) is None:
         path, form = await _find(source, unpack)
         if source.store.local and await is_within(target, path):

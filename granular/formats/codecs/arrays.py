@@ -1,6 +1,7 @@
 """Codecs of msgpack values, of arrays, and of trees, which are msgpack values with arrays in them."""
 
 import functools
+import io
 import math
 import re
 from typing import Any, Final
@@ -86,13 +87,23 @@ def encode_array(value: Any) -> bytes:
     return packed
 
 
-def decode_array(buffer: Buffer) -> NDArray[Any]:
-    """Decode an array, which is read-only."""
+def decode_array(buffer: Buffer) -> Any:
+    """Decode an array, which is read-only; one number, date or duration without dimensions is a numpy scalar."""
     try:
         dtype, shape, data = msgpack.unpackb(buffer, max_array_len=_DIMENSIONS, max_map_len=0, max_ext_len=0)
-        return array_of(dtype, shape, data)
+        return _scalar_or_array(array_of(dtype, shape, data))
     except UNPACKING as error:
         raise DecodeError(f'{len(buffer)} bytes are not an array: {str(error) or type(error).__name__}') from error
+
+
+def decode_npy(buffer: Buffer) -> NDArray[Any]:
+    """Decode a file of ``numpy.save``, without pickled objects."""
+    try:
+        return np.lib.format.read_array(io.BytesIO(buffer))
+    except MemoryError:
+        raise
+    except Exception as error:  # numpy raises anything for a damaged header
+        raise DecodeError(f'{len(buffer)} bytes are not a file of numpy.save: {error}') from error
 
 
 def array_head(dtype: np.dtype[Any], count: int) -> bytes:
@@ -215,6 +226,12 @@ def array_of(dtype: Any, shape: Any, data: Any) -> NDArray[Any]:
     return np.frombuffer(data, kind).reshape(shape)
 
 
+def _scalar_or_array(array: NDArray[Any]) -> Any:
+    """Return the scalar for an array without dimensions: it can be hashed, and has the same type in a batch."""
+    is_scalar = array.ndim == 0 and array.dtype.kind in 'biufcmM' and array.dtype.isnative
+    return array[()] if is_scalar else array
+
+
 def _pack_tree(value: Any) -> Any:
     if isinstance(value, list | tuple):
         if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
@@ -230,7 +247,7 @@ def _pack_tree(value: Any) -> Any:
 def _unpack_tree(value: Any) -> Any:
     if isinstance(value, list):
         if len(value) == 4 and isinstance(value[0], str) and value[0] == '_':
-            return array_of(*value[1:])
+            return _scalar_or_array(array_of(*value[1:]))
         return [_unpack_tree(item) for item in value]
     if isinstance(value, dict):
         return {key: _unpack_tree(item) for key, item in value.items()}

@@ -13,10 +13,12 @@ from granular._lazy import import_extra, import_if_installed
 from granular.errors import DecodeError, EncodeError, InvalidArgumentError
 from granular.formats.base import Buffer, Codec, as_array, checked_file, outline_of
 from granular.formats.codecs.arrays import array_of
+from granular.formats.codecs.videos import frame_converter
 from granular.indexing import check_integer
 
 # Formats of records of type jpg or png. Pillow supports more, among them formats that run other programs.
 _IMAGES: Final = ('JPEG', 'PNG', 'WEBP', 'GIF', 'BMP')
+_PNG: Final = b'\x89PNG\r\n\x1a\n'
 _JPEG: Final = b'\xff\xd8\xff'
 _SCALES: Final = (8, 4, 2)  # the divisors of both sides at which libjpeg decodes directly
 # Colour spaces of JPEG files that simplejpeg decodes. CMYK is left to Pillow, which knows Adobe's inverted files.
@@ -49,8 +51,9 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
     """Encode an image by Pillow, or keep an image file as it is.
 
     Args:
-      value: uint8 of shape (height, width) or (height, width, 3), for png also (height, width, 4); a PIL image; or the
-        bytes of an image file, which are checked by their first bytes: a JPEG for jpg; a PNG, WebP, GIF or BMP for png.
+      value: uint8 of shape (height, width) or (height, width, 3), for png also with 2 channels (gray and alpha) or 4,
+        and uint16 or bool of shape (height, width); a PIL image; or the bytes of an image file, which are checked by
+        their first bytes: a JPEG for jpg; a PNG, WebP, GIF or BMP for png.
       quality: quality of a jpg, 1 to 100. (granular 0.21 accepts the argument but writes 75, Pillow's default.)
       format: ``'jpg'`` or ``'png'``.
 
@@ -74,8 +77,9 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
             )
         array = as_array(value)
         channels = array.shape[2:] if array.ndim == 3 else ()
-        fits = channels in ((), (3,)) or (format == 'png' and channels == (4,))
-        if array.dtype != np.uint8 or array.ndim not in (2, 3) or not fits or 0 in array.shape:
+        fits = array.dtype == np.uint8 and (channels in ((), (3,)) or (kind == 'png' and channels in ((2,), (4,))))
+        fits |= kind == 'png' and array.dtype in (np.uint16, np.bool_) and channels == ()
+        if array.ndim not in (2, 3) or not fits or 0 in array.shape:
             remedy = ''
             if array.dtype.kind == 'f':
                 remedy = ': (255 * array).astype(numpy.uint8) converts values from 0 to 1'
@@ -96,18 +100,19 @@ def encode_image(value: Any, quality: int = 95, format: str = 'jpg') -> bytes:
 
 
 def decode_image(
-    buffer: Buffer, min_size: tuple[int, int] | None = None, mode: Literal['RGB', 'original'] = 'RGB'
+    buffer: Buffer, min_size: tuple[int, int] | None = None, mode: Literal['RGB', 'original'] = 'original'
 ) -> NDArray[Any]:
-    """Decode an image as a new array of shape (height, width, 3) and dtype uint8, whatever the mode of the file.
+    """Decode an image as a new array, with the channels and the dtype of the file.
 
-    Gray values are repeated, colours of palettes looked up, CMYK and YCCK converted, and 16 bits reduced to their upper
-    8; alpha is dropped, and the orientation in EXIF data is not applied. The file is a JPEG, PNG, WebP, GIF or BMP of
-    at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you change it; None for any number). JPEG files
-    are decoded by simplejpeg, if it is installed; their pixels differ from those of Pillow by one level at most.
+    Gray images, masks and palette indices have the shape (height, width), colours three channels, alpha and CMYK four,
+    gray with alpha two; 16 bits are uint16, black and white is bool. The orientation in EXIF data is not applied. The
+    file is a JPEG, PNG, WebP, GIF or BMP of at most ``PIL.Image.MAX_IMAGE_PIXELS`` pixels (89 million, unless you
+    change it; None for any number). JPEG files are decoded by simplejpeg, if it is installed; their pixels differ from
+    those of Pillow by one level at most.
 
     A decoder for training that reduces large JPEG files while it decodes them, which is faster than to resize them::
 
-        decode = functools.partial(granular.formats.decode_image, min_size=(224, 224))
+        decode = functools.partial(granular.formats.decode_image, min_size=(224, 224), mode='RGB')
         decoders = {**granular.decoders, 'jpg': decode}
 
     Args:
@@ -115,8 +120,9 @@ def decode_image(
       min_size: least height and width of the result: both sides of a JPEG are divided by 8, 4 or 2 (rounded up), by
         the largest of these that leaves at least this size. Smaller images, and other formats, keep their size; None
         keeps that of all.
-      mode: ``'original'`` for the channels and the dtype of the file, as granular 0.21 returns them: gray, masks and
-        palette indices of shape (height, width), alpha and CMYK of four channels, 16 bits as uint16.
+      mode: ``'RGB'`` for uint8 of shape (height, width, 3), so that images of any file fit into one batch: gray values
+        are repeated, colours of palettes looked up, CMYK and YCCK converted, and 16 bits reduced to their upper 8;
+        alpha is dropped.
 
     Raises:
       DecodeError: if it is not such a file.
@@ -131,6 +137,8 @@ def decode_image(
     pixels = _decode_by_simplejpeg(buffer, min_size, mode, limit)
     if pixels is not None:
         return pixels
+    if mode == 'original' and (form := _deep_form(buffer)):
+        return _decode_deep(buffer, form, limit)
     try:
         with image_module.open(io.BytesIO(buffer), formats=_IMAGES) as image:
             if limit is not None and image.width * image.height > limit:
@@ -138,13 +146,42 @@ def decode_image(
             if min_size is not None:
                 image.draft(None, min_size[::-1])  # of effect for JPEG only
             image.load()
-            return np.array(image if mode == 'original' else _in_rgb(image))
+            if mode == 'RGB':
+                return np.array(_in_rgb(image))
+            array = np.array(image)
+            return array.astype(np.uint16, copy=False) if image.mode.startswith('I') else array
     except (DecodeError, MemoryError):  # the size is checked: memory is short
         raise
     except image_module.UnidentifiedImageError as error:
         raise DecodeError(f'expected an image of {", ".join(_IMAGES)}, got {outline_of(buffer)}') from error
     except Exception as error:  # Pillow's plugins raise anything that their parsers run into
         raise DecodeError(f'Pillow cannot decode the image of {len(buffer)} bytes: {error!r:.200}') from error
+
+
+def _deep_form(buffer: Buffer) -> str:
+    """Return FFmpeg's format of a PNG of 16 bits with more than one channel, which Pillow reduces to 8; else empty."""
+    head = bytes(buffer[:26])
+    if not head.startswith(_PNG) or len(head) < 26 or head[24] != 16:
+        return ''
+    return {2: 'rgb48le', 4: 'ya16le', 6: 'rgba64le'}.get(head[25], '')
+
+
+def _decode_deep(buffer: Buffer, form: str, limit: int | None) -> NDArray[np.uint16]:
+    """Decode a PNG of 16 bits with several channels."""
+    width, height = (int.from_bytes(bytes(buffer[at : at + 4]), 'big') for at in (16, 20))
+    if limit is not None and width * height > limit:
+        raise DecodeError(f'expected at most {limit} pixels, got an image of {width} by {height}')
+    av = import_extra('av', 'formats', 'images of 16 bits and several channels need PyAV')
+    try:
+        with av.open(io.BytesIO(buffer), format='png_pipe') as container:
+            frame = next(container.decode(video=0))
+            plane, channels = frame_converter(form)(frame).planes[0], {'rgb48le': 3, 'ya16le': 2, 'rgba64le': 4}[form]
+            rows = np.frombuffer(plane, '<u2').reshape(height, plane.line_size // 2)
+            return rows[:, : width * channels].reshape(height, width, channels).astype(np.uint16)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the parser runs into
+        raise DecodeError(f'PyAV cannot decode the image of {len(buffer)} bytes: {error!r:.200}') from error
 
 
 def _in_rgb(image: Any) -> Any:

@@ -14,8 +14,18 @@ from granular.errors import DecodeError, EncodeError
 from granular.formats.base import Buffer, Codec, as_array, checked_file
 
 _MATROSKA: Final = b'\x1aE\xdf\xa3'
+# Brands of images and sound in the same container: HEIC, AVIF, M4A.
+_NO_VIDEOS: Final = (b'heic', b'heix', b'hevc', b'heim', b'heis', b'mif1', b'msf1', b'avif', b'avis', b'M4A ', b'M4B ')
 _SEGMENT: Final = b'\x18S\x80g'
 _MAX_VIDEO: Final = 4 << 30
+
+
+def video_type(data: Buffer) -> str:
+    """Return the type of a video file, ``'mp4'`` or ``'webm'``, by its first bytes; empty if it is neither."""
+    head = bytes(data[:12])
+    if head[:4] == _MATROSKA:
+        return 'webm'
+    return 'mp4' if head[4:8] == b'ftyp' and head[8:12] not in _NO_VIDEOS else ''
 
 
 def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h264') -> bytes:
@@ -35,8 +45,7 @@ def encode_video(value: Any, fps: int = 20, format: str = 'mp4', codec: str = 'h
         if not isinstance(given, str):
             raise EncodeError(f'{name}: expected a name, got {given!r:.100}')
     if isinstance(value, bytes | bytearray | memoryview):
-        container_format = 'webm' if value[:4] == _MATROSKA else 'mp4' if value[4:8] == b'ftyp' else ''
-        return checked_file(value, format, 'video', container_format == format)
+        return checked_file(value, format, 'video', video_type(value) == format)
     if not isinstance(fps, numbers.Rational) or fps <= 0:
         raise EncodeError(f'{format}: expected fps as an integer or a fraction > 0, got {fps!r:.100}')
     av = _pyav()
@@ -76,7 +85,7 @@ def decode_video(buffer: Buffer, max_bytes: int = _MAX_VIDEO) -> NDArray[np.uint
       DecodeError: if it is not such a file, is damaged or truncated, or its frames have more bytes.
     """
     av = _pyav()
-    to_rgb = rgb_converter()
+    to_rgb = frame_converter()
     frames: list[Any] = []
     size = 0
     # The format is given, as other formats of FFmpeg are lists of further files and URLs, which it would open.
@@ -136,8 +145,8 @@ def _vint(data: Buffer, at: int) -> tuple[int, int]:
     return size % most, at + width
 
 
-def rgb_converter() -> Callable[[Any], Any]:
-    """Return a function that converts frames of one video to RGB, on the calling thread.
+def frame_converter(form: str = 'rgb24') -> Callable[[Any], Any]:
+    """Return a function that converts frames of one video to a format of FFmpeg, on the calling thread.
 
     From version 19 on, PyAV keeps the converter of ``frame.to_ndarray(format=...)`` and ``frame.to_image()`` for each
     thread, and converters have threads: a child that is forked by another thread hangs as it tries to join these.
@@ -145,7 +154,7 @@ def rgb_converter() -> Callable[[Any], Any]:
     reformatter = import_extra('av.video.reformatter', 'formats', 'videos need PyAV').VideoReformatter()
     # Videos are decoded by many threads already. Before version 17, converters have no threads.
     threads = {'threads': 1} if int(_pyav().__version__.partition('.')[0]) >= 17 else {}
-    return functools.partial(reformatter.reformat, format='rgb24', **threads)
+    return functools.partial(reformatter.reformat, format=form, **threads)
 
 
 def _pyav() -> Any:

@@ -19,7 +19,7 @@ from granular.aio.datasets.sharded_reader import columns_of_shards, compare_shar
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
 from granular.aio.pipeline.nodes.source import nbytes
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.aio.runtime.readahead import whole_pages
 from granular.config import MiB
 from granular.errors import InvalidArgumentError

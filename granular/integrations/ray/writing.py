@@ -9,17 +9,17 @@ from typing import Any, Literal
 import granular
 from granular._lazy import import_extra
 from granular.aio.conversion.on_ray import RayShards, shared
-from granular.aio.conversion.record_source import open_source
+from granular.aio.conversion.record_source import Reading, open_source
 from granular.aio.conversion.shard_writer import ShardWriter
 from granular.aio.datasets.codec import Encoders, fields_of
 from granular.aio.datasets.parts_folder import parts_name, remove_parts, remove_unfinished
 from granular.aio.datasets.reader import DatasetReader
-from granular.aio.datasets.removal import first_missing
 from granular.aio.datasets.shards import shards_in
 from granular.aio.paths.claims import Claim
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
-from granular.aio.runtime.bridge import run
+from granular.aio.paths.removal import first_missing
+from granular.aio.runtime.portal import run
 from granular.aio.stores import Entry
 from granular.aio.stores.local.locks import FolderLock
 from granular.aio.stores.local.store import LocalStore
@@ -194,7 +194,7 @@ class Datasink(_Base):  # type: ignore[misc]
         )
         writer.guarded = True
         self._committing = True
-        tasks = RayShards(writer, source, None, await open_source(source, None))
+        tasks = RayShards(writer, source, Reading(), await open_source(source, Reading()))
         claim = None if self._guard is None else self._guard.claim
         await tasks.write(writer.ranges(len(source)), None, None, claim)
         if not self._directory.store.local:  # on a disk, the lock of the guard keeps `granular clean` out

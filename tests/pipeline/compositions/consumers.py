@@ -94,10 +94,10 @@ def source_of(draw: Draw, node: Node) -> tuple[Any, str, dict[str, Any]]:
     return sources.Transform(made(), f.as_row_with_seed, seed=seed), kind, {}
 
 
-def datapoints(source: Any, count: int) -> list[Any]:
-    """Return the first datapoints; None for those that fail."""
+def datapoints(source: Any, count: int, start: int = 0) -> list[Any]:
+    """Return so many datapoints; None for those that fail."""
     out: list[Any] = []
-    for step in range(count):
+    for step in range(start, start + count):
         try:
             out.append(readable(source.fetch([step])[0])[0])
         except f.Failed:
@@ -114,43 +114,56 @@ def loader(draw: Draw, node: Node) -> Result:
         length = 0
     endless = length == 0 or length > 1 << 40
     length = _STEPS if endless else length
-    rows = datapoints(source, length)
+    # Of a source that recurs, in whose later epochs selections stay.
+    recurring = source if endless else granular.MapDataset(granular.Loader(source, 1, **policy).aio.source)
+    rows = [datapoints(recurring, length, epoch * length) for epoch in range(1 if endless else 5)]
+    expect('the first epoch', rows[0], datapoints(source, length))
 
-    def batches(start: int, size: int, host: int, hosts: int) -> list[Any]:
+    def batches(at: tuple[int, int], size: int, host: int, hosts: int) -> list[Any]:
+        """Return the batches of a host in the rest of an epoch from a place on."""
+        epoch, start = at
         rounds = (length - start) // (size * hosts)
         firsts = [start + (turn * hosts + host) * size for turn in range(rounds)]
-        return [[row for row in rows[first : first + size] if row is not None] for first in firsts]
+        return [[row for row in rows[epoch][first : first + size] if row is not None] for first in firsts]
+
+    def settled(at: tuple[int, int], stride: int) -> tuple[int, int]:
+        """Return the place of the next round: in the next epoch, if this one has no whole round left."""
+        return at if endless or at[1] + stride <= length else (at[0] + 1, 0)
 
     hosts = draw.number(1, min(3, length))
     size = draw.number(1, min(5, length // hosts))
-    at = place(draw, length // (size * hosts))
-    step, states = at * size * hosts, []
-    text = f'{kind}, {hosts} x {size}, saved after {at} batches each'
+    count, states, twice = place(draw, length // (size * hosts)), [], not endless and draw.maybe(0.3)
+    at = settled((2 * twice, count * size * hosts), size * hosts)
+    text = f'{kind}, {hosts} x {size}, saved after {count} batches each'
     for host in range(hosts):
-        epoch = batches(0, size, host, hosts)
+        epochs = [batches((epoch, 0), size, host, hosts) for epoch in range(len(rows))]
         with opened(draw, source, size, host, hosts, policy) as first:
-            if not endless and draw.maybe(0.3):
-                check_rest(f'{text}: host {host}', first, iter(first), epoch, epoch)
-                expect(f'{text}: a third epoch', taken(iter(first), at), epoch[:at])
-            else:
-                expect(f'{text}: host {host}', taken(iter(first), at), epoch[:at])
+            if twice:
+                check_rest(f'{text}: host {host}', first, iter(first), epochs[0], epochs[1])
+            expected = epochs[2 * twice][:count]
+            expect(f'{text}: host {host}', taken(iter(first), count), expected)
             states.append(through_json(first.state_dict()))
     expect(f'{text}: states', states, states[:1] * hosts)
+    expect(f'{text}: step', [states[0]['step']], [at[0] * length + at[1]])
     others = draw.number(1, min(3, length))
-    fitting = [other for other in range(1, length // others + 1) if step % other == 0 and other < 8]
+    fitting = [other for other in range(1, length // others + 1) if at[1] % other == 0 and other < 8]
     if not fitting:
         others, fitting = hosts, [size]
     size = draw.one_of(fitting)
+    at = settled(at, size * others)
     text = f'{text}, restored with {others} x {size}'
     for host in range(others):
         with opened(draw, source, size, host, others, policy) as second:
-            expect(text, taken(iter(second), used := draw.one_of([0, 0, 1])), batches(0, size, host, others)[:used])
+            expect(
+                text, taken(iter(second), used := draw.one_of([0, 0, 1])), batches((0, 0), size, host, others)[:used]
+            )
             second.load_state_dict(states[host % len(states)])
-            expect(f'{text}: state', [through_json(second.state_dict())], states[:1])
+            state = {**states[0], 'step': at[0] * length + at[1]}
+            expect(f'{text}: state', [through_json(second.state_dict())], [state])
             if draw.maybe(0.2):
                 second.load_state_dict(through_json(second.state_dict()))
-            epoch = None if endless else batches(0, size, host, others)
-            check_rest(f'{text}: host {host}', second, iter(second), batches(step, size, host, others), epoch)
+            following = None if endless else batches((at[0] + 1, 0), size, host, others)
+            check_rest(f'{text}: host {host}', second, iter(second), batches(at, size, host, others), following)
     return Result('exact', node)
 
 
@@ -192,7 +205,8 @@ def stream_batches(draw: Draw, node: Node) -> Result:
         taken(second, draw.one_of([0, 0, 2]))
         second.load_state_dict(state)
         epoch = elements if whole.ended and not once else None
-        check_rest(f'saved after {at} of {len(elements)}', second, iter(second), elements[at:], epoch)
+        rest = elements[at:] or epoch or []  # no loop is empty
+        check_rest(f'saved after {at} of {len(elements)}', second, iter(second), rest, epoch)
         if whole.ended and once:
             expect('behind the end', taken(second, 1), [])
             try:

@@ -28,6 +28,8 @@ def killed(seed: int) -> Result:
     draw, node = composition('killed', seed)
     elements = taken(iter(opened(node)), MOST)
     at = place(draw, len(elements))
+    if node.kind != 'IterDataset':
+        at = min(at, max(0, len(elements) - 1))  # after the last element, a Loader is in the next epoch
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder, 'state.json')
         try:

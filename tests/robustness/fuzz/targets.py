@@ -22,7 +22,7 @@ from granular.aio.datasets.index import DatasetIndex
 from granular.aio.http import messages as http1
 from granular.aio.http.messages import ProtocolError
 from granular.aio.reply import Reply
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.portal import run
 from granular.errors import GranularError
 from granular.formats import checksums, dataset_index, layout
 from tests.support import examples

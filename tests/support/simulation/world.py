@@ -14,6 +14,7 @@ import heapq
 import itertools
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
@@ -21,8 +22,7 @@ from unittest import mock
 
 from granular.aio import aclose
 from granular.aio.http import connection, pool
-from granular.aio.runtime.loops import outside_loops
-from granular.aio.runtime.threads import Threads
+from granular.aio.runtime.pools import Threads
 from granular.errors import StoreError
 
 _START = 1000.0  # of the clock, as those of real machines do not begin at 0 either
@@ -220,8 +220,14 @@ def _submit(_: Threads, fn: Callable[..., Any], /, *args: Any) -> 'concurrent.fu
     """Make the call that a thread would make, where no loop runs as in a thread."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
-    try:
-        future.set_result(outside_loops(fn, *args))
-    except BaseException as error:
-        future.set_exception(error)
+
+    def call() -> None:
+        try:
+            future.set_result(fn(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
     return future

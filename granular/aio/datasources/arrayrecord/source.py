@@ -13,6 +13,7 @@ import numpy as np
 from granular.aio.bags.identity import FileIdentity, Identity, PinnedSource
 from granular.aio.datasources.arrayrecord.index import Index, footer_offset, parse_footer
 from granular.aio.datasources.arrayrecord.riegeli import BLOCK, check_hashes, read_records
+from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.indexed_files import SequenceSource, bytes_from, read_files
 from granular.aio.paths.path import Path
 from granular.aio.paths.pure import AnyPath
@@ -21,7 +22,7 @@ from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.runtime.worker_pickling import pickling_for_worker
 from granular.aio.stores import Request, Store
 from granular.config import MiB
-from granular.errors import InvalidArgumentError, OutOfRangeError
+from granular.errors import GranularError, InvalidArgumentError, OutOfRangeError
 from granular.indexing import Ints, grouped
 from granular.metrics import counters
 
@@ -86,14 +87,15 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
     opened; and during a read the chunks of the batch, of which as many are decompressed at a time as there are threads.
 
     All sizes, counts and offsets are checked, and a file is pinned to the ETag or generation that it was opened with.
-    The hashes in the files (HighwayHash) are checked with ``verify=True``, which takes about 10 ns a byte for batches,
-    and 0.4 us a byte for a single chunk. Without it, a record that was damaged on the disk is returned as it is, unless
-    it is compressed and does not decompress to its size.
+    The hashes in the files (HighwayHash) are checked, as by the format's own reader, which takes about 10 ns a byte for
+    batches, and 0.4 us a byte for a single chunk. With ``verify=False``, a record that was damaged on the disk is
+    returned as it is, unless it is compressed and does not decompress to its size.
 
     Args:
-      paths: a file, or a sequence of files: addresses or paths, optionally followed by a range of records
-        (``'s3://bucket/train.array_record[100:200]'``), or objects as ``FileInstruction`` of TensorFlow Datasets.
-      verify: True to check the hashes of the index and of each chunk that is read.
+      paths: a file, a folder, a pattern, or a sequence of files: addresses or paths, optionally followed by a range
+        of records (``'s3://bucket/train.array_record[100:200]'``), or objects as ``FileInstruction`` of TensorFlow
+        Datasets.
+      verify: False to leave the hashes of the index and of the chunks unchecked.
 
     Raises:
       CorruptError: if a file is not an ArrayRecord file, or is damaged.
@@ -101,21 +103,28 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
       OutOfRangeError: if a file has fewer records than requested.
     """
 
-    def __init__(self, paths: FileSpec | Sequence[FileSpec], verify: bool = False) -> None:
+    def __init__(self, paths: FileSpec | Sequence[FileSpec] | Files, verify: bool = True) -> None:
         super().__init__()
         self._verify = verify
-        if isinstance(paths, str) or not isinstance(paths, Sequence):
-            paths = [paths]
-        if not paths:
-            raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
-        self._parts = [_parse_spec(spec) for spec in paths]
+        if isinstance(paths, Files):
+            self._parts = [Part(path, 0, -1, whole=True) for path in paths.paths]
+        else:
+            specs = paths if isinstance(paths, Sequence) and not isinstance(paths, str) else [paths]
+            if not specs:
+                raise InvalidArgumentError('ArrayRecordDataSource: expected one file or more, got none')
+            self._parts = [_parse_spec(spec) for spec in specs]
+            if specs is not paths and self._parts[0].whole:
+                paths = Files.of(self._parts[0].path)
+        # The files of a folder or a pattern; None if files were given, or parts of them.
+        self._files = paths if isinstance(paths, Files) else None
         self._file_indices: dict[Path, Index] = {}
         self._kept: list[object] = []  # what keeps the files open
         self._stops: Ints = np.zeros(0, np.int64)
         self._name = self._describe()
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self._parts, self._verify), {}
+        is_found = self._files is not None and (self._files.found is not None or not self._stops.size)
+        return (self._files if is_found else self._parts, self._verify), {}
 
     def _pickled(self) -> dict[str, Any]:
         return super()._pickled() | ({'_file_indices': self._file_indices} if pickling_for_worker.get() else {})
@@ -125,19 +134,35 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
 
     def _describe(self) -> str:
         # Pipeline states are compared by this text, so it is the same in every process, open or not.
-        digest = hashlib.sha256()
-        for part in self._parts:
+        digest, parts = hashlib.sha256(), self._parts
+        if self._files is not None and self._files.found is not None:
+            parts = [Part(self._files.found.path, 0, -1, whole=True)]
+        for part in parts:
             digest.update(os.fsencode(f'{part.path}[{part.start}:{-1 if part.whole else part.stop}]\n'))
-        first, count = f'{self._parts[0].path}', len(self._parts)
+        first, count = f'{parts[0].path}', len(parts)
         return f'{type(self).__name__}(files={count}, hash={digest.hexdigest()[:16]}, first={first!r})'
 
     async def _open(self) -> None:
+        given = self._files
+        if given is not None:
+            self._take(await given.resolved('arrayrecord'))
         self._kept = [path.store.keep_open(path.key) for path in {part.path for part in self._parts}]
-        files = await self._read_file_indices({part.path for part in self._parts if part.stop < 0})
+        try:
+            files = await self._read_file_indices({part.path for part in self._parts if part.stop < 0})
+        except GranularError:
+            if given is None or given.found is not None or (found := await given.in_folder('arrayrecord')) is None:
+                raise
+            self._take(found)
+            files = await self._read_file_indices({part.path for part in self._parts})
         self._parts = [
             dataclasses.replace(part, stop=files[part.path].records) if part.stop < 0 else part for part in self._parts
         ]
         self._stops = np.cumsum([part.stop - part.start for part in self._parts])
+
+    def _take(self, files: Files) -> None:
+        """Take the files of a folder or a pattern, once they are found."""
+        if files.found is not None:
+            self._files, self._parts = files, [Part(path, 0, -1, whole=True) for path in files.paths]
 
     async def _read_file_indices(self, paths: set[Path]) -> dict[Path, Index]:
         """Return the indices of files, including these; missing ones are read."""
@@ -147,7 +172,10 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
             return files
         for store in {path.store for path in missing}:
             await store.ready()
-        new = dict(zip(missing, await gather([_read_index(path, self._verify) for path in missing]), strict=True))
+        footers = await gather([_read_footer(path) for path in missing])
+        if self._verify:  # of all files at once, which takes as long as that of one
+            await offload(check_hashes, [part for footer in footers for part in footer.hashed])
+        new = dict(zip(missing, await gather([offload(footer.parse) for footer in footers]), strict=True))
         for part in self._parts:
             path = part.path
             if path in new and part.stop > new[path].records:
@@ -239,6 +267,11 @@ class ArrayRecordDataSource(SequenceSource[bytes], PinnedSource[bytes]):
         return min(size, _PAGE * length // file.group), path.store.local
 
 
+def files_of_parts(source: ArrayRecordDataSource) -> Files | None:
+    """Return the files of a source; None if parts of files were given."""
+    return source._files
+
+
 def _plan(path: Path, file: Index, positions: Ints, targets: Ints) -> tuple[Request, list[ChunkRead]]:
     """Plan the reads of the records at some positions in a file, for these targets in the batch."""
     order = np.argsort(positions, kind='stable')
@@ -289,12 +322,30 @@ def _parse_spec(spec: Any) -> Part:
     return Part(path, 0, -1, whole=True)
 
 
-async def _read_index(path: Path, verify: bool) -> Index:
+class _Footer(NamedTuple):
+    """The end of a file: its footer, and the postscript behind it."""
+
+    name: str
+    footer: bytes
+    begin: int
+    postscript: bytes
+    size: int
+    version: str | None
+
+    @property
+    def hashed(self) -> list[tuple[bytes, int, str]]:
+        return [
+            (self.postscript, self.size - BLOCK, f'{self.name}, postscript'),
+            (self.footer, self.begin, f'{self.name}, footer'),
+        ]
+
+    def parse(self) -> Index:
+        return parse_footer(self.footer, self.begin, self.size, self.version, self.name)
+
+
+async def _read_footer(path: Path) -> _Footer:
     name = f'{path}'
     tail = await path.store.read(path.key, -(BLOCK + path.store.config.tail))
     begin, end = footer_offset(tail.data, tail.size, name), tail.size - BLOCK
     footer = (await bytes_from(path, tail, begin))[: end - begin]
-    if verify:
-        postscript = tail.data[-BLOCK:], tail.size - BLOCK, f'{name}, postscript'
-        await offload(check_hashes, [postscript, (footer, begin, f'{name}, footer')])
-    return await offload(parse_footer, footer, begin, tail.size, tail.version, name)
+    return _Footer(name, footer, begin, tail.data[-BLOCK:], tail.size, tail.version)

@@ -163,6 +163,24 @@ def weight(footer: Footer, group: int, names: tuple[str, ...]) -> int:
     return max(size, _LEAST * footer.rows(group) * len(names))
 
 
+def null_count(footer: Footer, group: int, name: str) -> int | None:
+    """Return how many values of a column are missing in a row group; None if its statistics do not tell."""
+    counts = []
+    if not footer.rows(group):
+        return 0
+    for number, chunk in _chunks(footer, group, (name,)):
+        statistics = chunk.statistics
+        if statistics is None or not statistics.has_null_count:
+            return None if footer.metadata.schema.column(number).max_definition_level else 0
+        counts.append(statistics.null_count)
+    if not sum(counts):
+        return 0
+    is_flat = len(counts) == 1 and '.' not in footer.metadata.schema.column(footer.leaves[name][0]).path.removeprefix(
+        name
+    )
+    return counts[0] if is_flat else None
+
+
 def decode(footer: Footer, group: int, names: tuple[str, ...], starts: Ints, chunks: list[bytes]) -> dict[str, Any]:
     """Decode columns of a row group into Arrow chunked arrays, by name, from their chunks and where these begin.
 

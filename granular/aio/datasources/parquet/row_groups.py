@@ -11,10 +11,11 @@ import numpy as np
 from granular._lazy import import_extra
 from granular.aio.datasources.indexed_files import read_files
 from granular.aio.datasources.parquet.arrow_values import values_of
-from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, weight
+from granular.aio.datasources.parquet.file import Footer, chunk_ranges, decode, null_count, weight
 from granular.aio.runtime.background import background, cancel_idle, wait_shared
 from granular.aio.runtime.loop_resources import PerLoop
-from granular.aio.runtime.threads import CORES, map_threads, offload
+from granular.aio.runtime.pools import CORES
+from granular.aio.runtime.threads import map_threads, offload
 from granular.aio.stores import Request
 from granular.errors import CorruptError, DatapointError
 from granular.indexing import Ints, grouped, placed
@@ -106,6 +107,22 @@ class RowGroups:
         """Return the footer of the file of a row group, and the number of the row group there."""
         owner = int(self._owners[group])
         return self.footers[owner], group - int(self._firsts[owner])
+
+    def may_have_nulls(self, name: str) -> bool:
+        """Return whether a column may have nulls, also in its lists and structs, by the statistics."""
+        return any(null_count(*self._place(group), name) != 0 for group in range(len(self.stops)))
+
+    async def has_nulls(self, name: str) -> bool:
+        """Return whether a value of a column is missing. Row groups are read where their statistics do not tell."""
+        cache = await self._caches.get()
+        for group in range(len(self.stops)):
+            count = null_count(*self._place(group), name)
+            if count is None:
+                columns = await self._read_columns(cache, [(group, name)])
+                count = columns[group, name].null_count
+            if count:
+                return True
+        return False
 
     async def expect(self, groups: Sequence[int], names: tuple[str, ...]) -> None:
         """Start to read row groups that will be requested soon, and protect them from eviction."""

@@ -5,9 +5,9 @@ from typing import Any, Final, Self
 
 from granular._lazy import import_extra
 from granular._typing import Datapoint_co
-from granular._words import counted
 from granular.aio.datasources.arguments import Paths, names_in
-from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from
+from granular.aio.datasources.discovery.discover import Files
+from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from, files_of
 from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
 from granular.aio.paths.path import Path
@@ -42,21 +42,31 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
     Memory: the footers, ``cache_bytes``, and during a read the column chunks and decoded columns that it needs.
 
     Args:
-      paths: a file, or a sequence of files.
+      paths: a file, a folder, a pattern, or a sequence of files.
       columns: the names of the columns to read, in the order wanted; all by default.
       cache_bytes: limit on the bytes of decoded columns in the LRU cache; 0 for no cache.
+      hive: False to ignore the columns in the names of folders, such as ``day=3``, below a folder or pattern.
 
     Raises:
       CorruptError: if a file is not a Parquet file, or is damaged.
       UnsupportedError: if its footer is encrypted, or it has several columns of one name; and when a column is read
         that is encrypted.
       CorruptDatasetError: if a file has other columns than the first.
+      InvalidArgumentError: if the name of a folder has a column that the files have, too.
       UnknownKeyError: if a column of ``columns`` does not exist.
     """
 
     _named = 'columns'
+    _format = 'parquet'
 
-    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = CACHE) -> None:
+    def __init__(
+        self,
+        paths: Paths | Files,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = CACHE,
+        *,
+        hive: bool = True,
+    ) -> None:
         import_extra('pyarrow', 'parquet')
         super().__init__(paths)
         names = tuple(columns) if isinstance(columns, Iterable) and not isinstance(columns, str) else None
@@ -64,11 +74,13 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
             raise InvalidArgumentError(f'columns: expected a sequence of names, got {columns!r:.100}')
         self._requested = None if names is None else tuple(dict.fromkeys(names))
         self._columns: tuple[str, ...] = ()
+        self._hive = hive
+        self._partitions: dict[str, list[Any]] = {}  # the columns in the names of folders, with a value for each file
         self._cache_bytes = check_integer('cache_bytes', cache_bytes, 0)
         self._groups = RowGroups([], self._cache_bytes)
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.paths, self._requested, self._cache_bytes), {}
+        return (self._files, self._requested, self._cache_bytes), {'hive': self._hive}
 
     async def _read_file_indices(self) -> list[Footer]:
         for path in self.paths:
@@ -82,10 +94,17 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
             if set(footer.names) != set(first.names):
                 raise CorruptDatasetError(
                     f'{footer.path}: expected the columns of {first.path}, {sorted(first.names)}, got '
-                    f'{sorted(footer.names)}'
+                    f'{sorted(footer.names)}: pass a pattern or a list of files of the same columns'
                 )
-        self._columns = first.names if self._requested is None else self._requested
-        names_in(self._columns, first.names, self._named, self._name)
+        self._partitions = self._files.partitions() if self._hive else {}
+        if clash := sorted(self._partitions.keys() & set(first.names)):
+            raise InvalidArgumentError(
+                f'{self._name}: has the columns {clash} in the names of its folders and in its files: pass hive=False '
+                f'for those of the files'
+            )
+        available = (*first.names, *self._partitions)
+        self._columns = available if self._requested is None else self._requested
+        names_in(self._columns, available, self._named, self._name)
         self._groups = RowGroups(self._file_indices, self._cache_bytes)
 
     async def _close(self) -> None:
@@ -113,18 +132,66 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
         return self._columns
 
     async def _read_rows(self, positions: Ints, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        return await self._groups.read(positions, names, _rows)
+        stored = tuple(name for name in names if name not in self._partitions)
+        rows = await self._groups.read(positions, stored, _rows)
+        if len(stored) == len(names):
+            return rows
+        values = self._partition_values(positions, names)
+        return [{name: row[name] if name in row else values[name][i] for name in names} for i, row in enumerate(rows)]
 
     async def _read_columns(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
-        return await self._groups.read(positions, names, lambda _, values: values)
+        stored = tuple(name for name in names if name not in self._partitions)
+        columns = await self._groups.read(positions, stored, lambda _, values: values)
+        columns.update(self._partition_values(positions, names))
+        return {name: columns[name] for name in names}
+
+    def _partition_values(self, positions: Ints, names: tuple[str, ...]) -> dict[str, list[Any]]:
+        owners = self._locate(positions)[0].tolist()
+        return {name: [self._partitions[name][i] for i in owners] for name in names if name in self._partitions}
 
 
 def part_of(source: ParquetDataSource[Any], part: slice) -> ParquetDataSource[Any]:
     """Return a source of some of the files of a source; raise ``InvalidArgumentError`` if there is none."""
-    if not (paths := source.paths[part]):
-        count = counted(len(source.paths), 'file')
-        raise InvalidArgumentError(f'{source!r}: has {count}, of which {part} selects none')
-    return ParquetDataSource(paths, source._requested, source._cache_bytes)
+    files = files_of(source).of_part(part)
+    return ParquetDataSource(files, source._requested, source._cache_bytes, hive=source._hive)
+
+
+def is_found(source: ParquetDataSource[Any]) -> bool:
+    """Return whether the files of a source are known."""
+    return files_of(source).is_final
+
+
+def stored_columns(source: ParquetDataSource[Any]) -> tuple[str, ...]:
+    """Return the names of the columns of an open source that are in its files."""
+    return tuple(name for name in source._columns if name not in source._partitions)
+
+
+def partitions_of_files(source: ParquetDataSource[Any]) -> dict[str, list[Any]]:
+    """Return the columns in the names of the folders of an open source, with a value for each file."""
+    return source._partitions
+
+
+def arrow_types(source: ParquetDataSource[Any]) -> dict[str, list[Any]]:
+    """Return the types in Arrow of the columns of the files of an open source, one for each that differs."""
+    types: dict[str, list[Any]] = {name: [] for name in stored_columns(source)}
+    for footer in source._groups.footers:
+        schema = footer.metadata.schema.to_arrow_schema()
+        for name, found in types.items():
+            if (kind := schema.field(name).type) not in found:
+                found.append(kind)
+    return types
+
+
+async def columns_with_nulls(source: ParquetDataSource[Any]) -> set[str]:
+    """Return the names of the columns of an open source that have nulls: by the counts in the footers, or by the values
+    where a column has no count, or its lists or structs may hold the nulls that were counted.
+    """
+    return {name for name in stored_columns(source) if await source._groups.has_nulls(name)}
+
+
+def may_have_nulls(source: ParquetDataSource[Any]) -> list[bool]:
+    """Return for each column of the files of an open source whether it may have nulls, also in lists and structs."""
+    return [source._groups.may_have_nulls(name) for name in stored_columns(source)]
 
 
 def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:

@@ -1,7 +1,6 @@
 """Streams Parquet files: row groups in order, prefetched by range requests, with several files interleaved."""
 
 import bisect
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
@@ -9,22 +8,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from granular._other_names import answering
+from granular.aio.datasources.arguments import Paths
+from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.parquet.interleave import RowOrder
 from granular.aio.datasources.parquet.row_groups import distinct
-from granular.aio.datasources.parquet.source import ParquetDataSource, part_of, row_groups_of
+from granular.aio.datasources.parquet.source import ParquetDataSource, is_found, part_of, row_groups_of, stored_columns
 from granular.aio.execution.failures import Failure, OnError
-from granular.aio.paths.pure import PurePath
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.source import Node, Source
 from granular.aio.pipeline.position import FREE, Terms
+from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, of_reading
 from granular.aio.pipeline.streams.read import Read, Reading
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import ReadOptions, ShardOptions
+from granular.aio.pipeline.transforms import ReadOptions
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.lifecycle import ensure_open
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import InvalidArgumentError, StateError
@@ -58,7 +59,8 @@ class ParquetRows(Source):
     def __init__(
         self, data: ParquetDataSource, cycle: int, read_ahead: int, options: ReadOptions | None = None
     ) -> None:
-        self.data, self.cycle, self._read_ahead, self.options = data, cycle, read_ahead, options
+        self.data, self._read_ahead, self.options = data, read_ahead, options
+        self.cycle = min(cycle, len(data.paths)) if is_found(data) else cycle
         self._source = convert(data)
         self._layout: _FileLayout | None = None
         self._current: list[int] = []  # the row groups that the last fetch needed
@@ -74,8 +76,7 @@ class ParquetRows(Source):
         return copy
 
     def of_files(self, part: slice) -> 'ParquetRows':
-        data = part_of(self.data, part)
-        return ParquetRows(data, min(self.cycle, len(data.paths)), self._read_ahead, self.options)
+        return ParquetRows(part_of(self.data, part), self.cycle, self._read_ahead, self.options)
 
     async def open(self) -> _FileLayout:
         """Read the footers, once."""
@@ -93,7 +94,7 @@ class ParquetRows(Source):
 
     def chunk(self) -> int:
         """Return the number of rows to fetch at once: many if they are small, as a fetch has a fixed cost by column."""
-        groups, columns = row_groups_of(self.data), self.data.columns
+        groups, columns = row_groups_of(self.data), stored_columns(self.data)
         group = next((i for i, stop in enumerate(groups.stops.tolist()) if stop), None)
         if group is None:
             return _MAX_ROWS
@@ -111,7 +112,7 @@ class ParquetRows(Source):
         if groups != self._current:
             self._current = groups
             wanted = await offload(self._plan, layout, groups, int(steps[-1]))
-            await row_groups_of(self.data).expect(wanted, self.data.columns)
+            await row_groups_of(self.data).expect(wanted, stored_columns(self.data))
         values = await self._source.fetch(positions)
         if Failure in set(map(type, values)):
             for step, value in zip(steps.tolist(), values, strict=True):
@@ -134,7 +135,7 @@ class ParquetRows(Source):
             if group not in wanted:
                 wanted[group] = None
                 if group not in self._weights:
-                    self._weights[group] = row_groups_of(self.data).nbytes(group, self.data.columns)
+                    self._weights[group] = row_groups_of(self.data).nbytes(group, stored_columns(self.data))
                 remaining -= self._weights[group]
                 if remaining <= 0 or len(wanted) >= limit:
                     break
@@ -148,7 +149,7 @@ class ParquetRows(Source):
         return f'{self.data!r}, {self.cycle} at a time'
 
     def start(self) -> dict[str, Any]:
-        if len(self.data.paths) == 1:
+        if len(self.data.paths) == 1:  # or files that are not found yet
             return _file_state(0, 0)
         count = min(self.cycle, len(self.data.paths))
         return {'files': {str(number): _file_state(0, 0) for number in range(count)}, 'next_file': count}
@@ -173,7 +174,7 @@ class ParquetRows(Source):
         if isinstance(state, Mapping):
             check_size(state.get('bytes'), layout.size, self.describe(), strict)
             state = {key: value for key, value in state.items() if key != 'bytes'}
-        if state == self.start():
+        if state in (self.start(), _file_state(0, 0)):
             return 0
         if len(layout.stops) == 1:
             return self._row_of(layout, 0, state)
@@ -236,6 +237,9 @@ class ReadRows(Read):
     def in_part(self, part: ShardOptions) -> Stream:
         return self.sliced(slice(part.shard_index, None, part.shard_count))
 
+    def at_epoch(self, epoch: int) -> Stream:
+        return self  # the rows have the same order in each
+
     def length(self) -> int:
         raise InvalidArgumentError(f'{self.describe()}: rows of a stream have no index: use a ParquetDataSource')
 
@@ -280,6 +284,14 @@ class ReadingRows(Flow):
         return self.turns.count
 
     @property
+    def host(self) -> int:
+        return self.turns.index
+
+    @property
+    def apart(self) -> bool:
+        return self._read.drops and self.hosts > 1
+
+    @property
     def even(self) -> bool:
         return self.hosts == 1 if self._inner is None else super().even
 
@@ -288,7 +300,7 @@ class ReadingRows(Flow):
 
     async def _ready(self) -> tuple[_FileLayout, Reading]:
         if self._inner is None:
-            await ensure_event_loop()
+            await to_loop()
             layout = await self._rows.open()
             read = self._read.replaced(parents=(_replace_rows(self._read.source, self._rows.renewed()),))
             chunk = self._rows.chunk()
@@ -363,28 +375,30 @@ class ParquetIterDataset(IterDataset[dict[str, Any]]):
     allow.
 
     Args:
-      path: a file, or a sequence of files.
+      path: a file, a folder, a pattern, or a sequence of files.
       columns: the names of the columns to read, in the order wanted; all by default.
       cycle_length: number of files that are read at a time.
       read_ahead: bytes of row groups to prefetch, by the sizes in the footers; at least one row group is prefetched.
       read_options: the threads, and the number of rows to prepare ahead; by default about 16 MiB of rows, by the first
         row group.
       on_error: policy for a row that fails to be read, as in ``MapDataset.to_iter_dataset``.
+      hive: as for ``ParquetDataSource``.
     """
 
     @answering()
     def __init__(
         self,
-        path: PurePath | str | os.PathLike[str] | Sequence[Any],
+        path: Paths | Files,
         columns: Sequence[str] | None = None,
         *,
         cycle_length: int = CYCLE,
         read_ahead: int = READ_AHEAD,
         read_options: ReadOptions | None = None,
         on_error: OnError = 'raise',
+        hive: bool = True,
     ) -> None:
         cycle_length = check_integer('cycle_length', cycle_length, 1)
         read_ahead = check_integer('read_ahead', read_ahead, 0)
-        data = ParquetDataSource(path, columns, read_ahead)
-        rows = ParquetRows(data, min(cycle_length, len(data.paths)), read_ahead, read_options)
+        data = ParquetDataSource(path, columns, read_ahead, hive=hive)
+        rows = ParquetRows(data, cycle_length, read_ahead, read_options)
         super().__init__(ReadRows(rows, read_options, on_error=on_error))

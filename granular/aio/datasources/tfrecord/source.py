@@ -37,12 +37,15 @@ class TFRecordDataSource(SequenceSource[bytes], IndexedFiles[Index, bytes]):
     A file is pinned to the version that was indexed. Memory: 8 bytes per record.
 
     Args:
-      paths: a file, or a sequence of files, not compressed. ``TFRecordIterDataset`` reads compressed files, in order.
+      paths: a file, a folder, a pattern, or a sequence of files, not compressed. ``TFRecordIterDataset`` reads
+        compressed files, in order.
 
     Raises:
       CorruptRecordError: if a checksum is wrong, or a file is truncated or is not a TFRecord file.
       UnsupportedError: if it is compressed.
     """
+
+    _format = 'tfrecord'
 
     async def _read_file_indices(self) -> list[Index]:
         return await index_files(self.paths, Index, Scanner)

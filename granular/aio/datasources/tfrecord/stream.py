@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from granular._other_names import answering
 from granular._words import counted
-from granular.aio.datasources.arguments import Paths, as_paths, name_of
+from granular.aio.datasources.arguments import Paths
+from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.scanning import read_measured
 from granular.aio.datasources.tfrecord.index import Records, compression_of
 from granular.aio.execution.prefetch import END
@@ -15,10 +16,10 @@ from granular.aio.paths.path import Path
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
 from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hosts
+from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import ShardOptions
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.readahead import pages
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
@@ -56,7 +57,7 @@ class TFRecordIterDataset(IterDataset[bytes]):
     Memory: 64 MiB of read-ahead and records, or the largest record.
 
     Args:
-      path: a file, or a sequence of files.
+      path: a file, a folder, a pattern, or a sequence of files.
 
     Raises:
       CorruptError: if a checksum is wrong, or a file is truncated or is not a TFRecord file; it names the file and the
@@ -64,15 +65,22 @@ class TFRecordIterDataset(IterDataset[bytes]):
     """
 
     @answering()
-    def __init__(self, path: Paths) -> None:
-        super().__init__(_Files(as_paths(path)))
+    def __init__(self, path: Paths | Files) -> None:
+        super().__init__(_Records(Files.of(path)))
 
 
-class _Files(Stream):
+class _Records(Stream):
     """The records of files, or a shard of them."""
 
-    def __init__(self, paths: tuple[Path, ...], shard: ShardOptions | None = None) -> None:
-        self.paths, self.shard = paths, shard or ShardOptions(0, 1)
+    def __init__(self, files: Files, shard: ShardOptions | None = None) -> None:
+        self.files, self.shard = files, shard or ShardOptions(0, 1)
+
+    @property
+    def hosts(self) -> int:
+        return self.shard.shard_count
+
+    def expecting(self, parts: int) -> Stream:
+        return self
 
     def sharded(self, part: ShardOptions) -> Stream:
         if part.drop_remainder:
@@ -82,7 +90,7 @@ class _Files(Stream):
             )
         own = self.shard
         index = own.shard_index + own.shard_count * part.shard_index
-        return _Files(self.paths, ShardOptions(index, own.shard_count * part.shard_count))
+        return _Records(self.files, ShardOptions(index, own.shard_count * part.shard_count))
 
     def at_epoch(self, epoch: int) -> Stream:
         return self
@@ -92,7 +100,7 @@ class _Files(Stream):
 
     def describe(self) -> str:
         # Omits the shard: a state fits any number of them.
-        return f'TFRecordIterDataset({name_of(self.paths)!r})'
+        return f'TFRecordIterDataset({self.files.name!r})'
 
 
 class _Reading(Flow):
@@ -100,8 +108,9 @@ class _Reading(Flow):
 
     _position: int
 
-    def __init__(self, files: _Files) -> None:
-        self._paths, self.turns = files.paths, Turns.of(files.shard)
+    def __init__(self, records: _Records) -> None:
+        self._given = self._files = records.files
+        self.turns = Turns.of(records.shard)
         self._pieces: AsyncGenerator[bytes, None] | None = None
         self._seek(_START, 0)
 
@@ -110,7 +119,6 @@ class _Reading(Flow):
         return self.hosts == 1  # the number of records is not known
 
     def _seek(self, state: Mapping[str, Any], turn: int) -> None:
-        # Ctrl-C comes at calls: the position is that of the state only once nothing of another one is left.
         self._parser: Records | None = None
         self._rest: list[bytes] = []  # parsed records that are left, in reverse; the fields below are of the last one
         at = [state[key] for key in _START]
@@ -123,6 +131,16 @@ class _Reading(Flow):
         self._file, self._offset, self._record, self._position = at
 
     @property
+    def _paths(self) -> tuple[Path, ...]:
+        return self._files.paths
+
+    async def _find(self) -> None:
+        """Find the files of a pattern, once; those of a folder are found when it is opened."""
+        if not self._files.is_final:
+            await to_loop()
+            self._files = await self._files.resolved('tfrecord')
+
+    @property
     def in_step(self) -> bool:
         return self._position <= self._turn  # otherwise the files ended within a round
 
@@ -133,7 +151,7 @@ class _Reading(Flow):
             size = len(record) + OVERHEAD
             if self._position == self._turn + turns.offset:
                 self._own = record
-            del self._rest[-1]  # no call from here on, so that Ctrl-C does not divide it
+            del self._rest[-1]
             self._position += 1
             self._record += 1
             self._offset += size
@@ -147,6 +165,7 @@ class _Reading(Flow):
     async def _has_record(self) -> bool:
         """Return whether there is a parsed record; False also where reading fails behind the record of this host."""
         try:
+            await self._find()
             while not self._rest and self._file < len(self._paths):
                 await self._read()
         except Exception:
@@ -184,7 +203,10 @@ class _Reading(Flow):
         self._measured = {i: size for i, size in self._measured.items() if i in following}
         stat, *_ = await gather([path.stat(), *(self._measure(i) for i in following if i not in self._measured)])
         if stat.is_dir:
-            raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
+            if self._files.found is not None or (files := await self._given.in_folder('tfrecord')) is None:
+                raise InvalidArgumentError(f'{path}: expected TFRecord files, got a folder')
+            self._files = files
+            return
         head, size, version = b'', stat.size, None
         if size:
             reply = await read_measured(path, 0, min(size, HEADER))
@@ -209,10 +231,11 @@ class _Reading(Flow):
 
     async def _stop(self) -> None:
         pieces, self._pieces, self._parser = self._pieces, None, None
-        if pieces is not None and not getattr(pieces, 'ag_running', False):  # as after Ctrl-C, before Python 3.13
+        if pieces is not None and not getattr(pieces, 'ag_running', False):  # as after an interrupt, before Python 3.13
             await pieces.aclose()
 
     async def begin(self) -> None:
+        await self._find()
         if self._parser is None and not self._rest and self._file < len(self._paths):
             await self._read()
 
@@ -228,6 +251,7 @@ class _Reading(Flow):
         numbers = [*({**at, 'next_bytes': 0}).values(), *at.get('next_bytes', ())] if valid else []
         if not valid or not all(type(value) is int and value >= 0 for value in numbers):
             raise StateError(f'expected a state such as {_START}, got {at!r:.200}')
+        await self._find()
         if at['file'] > len(self._paths):
             raise StateError(f'the state is of file {at["file"]}, of {counted(len(self._paths), "file")}')
         turn = at['position'] if at is state else number_of(state, 'turn')
@@ -251,7 +275,7 @@ async def _pieces(path: Path, start: int, size: int, version: str | None) -> Asy
             for at in (start + number * _PIECE for number in numbers)
         ]
 
-    await ensure_event_loop()
+    await to_loop()
     count = -(-(size - start) // _PIECE)
     async with contextlib.aclosing(pages(fetch, count, size - start, path.store.local)) as pieces:
         async for piece in pieces:

@@ -9,15 +9,19 @@ from granular._typing import Datapoint_co
 from granular.aio.datasets import codec
 from granular.aio.datasets.codec import Field
 from granular.aio.datasources.arguments import Paths
+from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.indexed_files import MaskedFiles
 from granular.aio.datasources.scanning import index_files
 from granular.aio.datasources.webdataset.index import Index, Scanner
 from granular.errors import InvalidArgumentError, UnknownKeyError
+from granular.formats.codecs.arrays import decode_npy
 from granular.indexing import Ints
 
 Decoders = Mapping[str, Callable[[bytes], Any] | None] | None
 
 KEY: Final = '__key__'
+# The types of other suffixes of images.
+_SAME: Final = {'jpeg': 'jpg', 'webp': 'png', 'gif': 'png', 'bmp': 'png'}
 
 
 class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
@@ -40,16 +44,19 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
     Memory: 24 bytes per member, and 16 bytes plus the key per datapoint.
 
     Args:
-      paths: a file, or a sequence of files, not compressed.
+      paths: a file, a folder, a pattern, or a sequence of files, not compressed.
       decoders: by field, or by the part after its last dot, the function that decodes a member's bytes, such as
-        ``granular.decoders``; fields without a decoder (by default all) are bytes.
+        ``granular.decoders``; fields without a decoder (by default all) are bytes. The decoder of ``jpg`` also decodes
+        ``jpeg``, that of ``png`` also ``webp``, ``gif`` and ``bmp``, and with one of ``array``, ``npy`` is an array.
 
     Raises:
       CorruptError: if a file is not a tar file, or is truncated.
       UnsupportedError: if it is compressed, or has sparse members.
     """
 
-    def __init__(self, paths: Paths, decoders: Decoders = None) -> None:
+    _format = 'webdataset'
+
+    def __init__(self, paths: Paths | Files, decoders: Decoders = None) -> None:
         super().__init__(paths)
         if decoders is not None and not isinstance(decoders, Mapping):
             raise InvalidArgumentError(f'decoders: expected a mapping from fields to functions, got {decoders!r:.100}')
@@ -57,7 +64,7 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
         self._fields: dict[str, Field] = {}
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.paths, self._decoders), {}
+        return (self._files, self._decoders), {}
 
     async def _read_file_indices(self) -> list[Index]:
         return await index_files(self.paths, Index, Scanner)
@@ -128,6 +135,8 @@ class WebDatasetDataSource(MaskedFiles[Index, Datapoint_co]):
 
 
 def _field(name: str, decoders: Decoders, source: str) -> Field:
-    table = decoders or {}
-    fn = table.get(name, table.get(name.rpartition('.')[2]))
+    table, suffix = decoders or {}, name.rpartition('.')[2]
+    fn = table.get(name, table.get(suffix))
+    if name not in table and suffix not in table:
+        fn = decode_npy if suffix == 'npy' and 'array' in table else table.get(_SAME.get(suffix, ''))
     return codec.field_of(name, name, False, fn, f'{source}: expected a function to decode field {name!r}')

@@ -16,9 +16,9 @@ from granular._other_names import Elementless, Unindexed
 from granular._words import counted
 from granular.aio.execution.failures import Failure, capturing, of_datapoint
 from granular.aio.pipeline.data_source import as_data_source, file_bytes
-from granular.aio.pipeline.nodes.source import Source, length_of, map_in_threads
+from granular.aio.pipeline.nodes.source import Source, estimate_nbytes, length_of, map_in_threads
 from granular.aio.runtime.buffers import read_only
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import await_user, refuse_deferred
@@ -85,6 +85,7 @@ class _Adapter(Source):
         self._told = as_data_source(source)
         self.seed, self.sparse = self._told.seed, self._told.sparse
         self._file_bytes: int | None = None  # once they are known
+        self.largest = 0  # bytes of its largest datapoint so far, about
 
     def __len__(self) -> int:
         return length_of(self.root)
@@ -144,6 +145,8 @@ class _Adapter(Source):
             datapoints = await self._fetch(indices)
             if timing.on:
                 self.record_time(len(datapoints), time.perf_counter() - began)
+            if datapoints:
+                self.largest = max(self.largest, estimate_nbytes(datapoints) // len(datapoints))
             return datapoints
         except Exception as error:
             if not capturing.get() or not of_datapoint(error):
@@ -170,7 +173,7 @@ class Fetching(_Adapter):
         return fetch(indices, **options) if self._is_own else self._awaited(indices, options)
 
     async def _awaited(self, indices: ArrayLike, options: dict[str, Any]) -> list[Any]:
-        await ensure_event_loop()  # most awaits of a user's coroutine need one
+        await to_loop()  # most awaits of a user's coroutine need one
         return self._one_for_each(indices, await await_user(self.root.fetch(indices, **options)))
 
 

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike
 from granular.aio.execution.failures import Failure
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import ENDLESS, check_finite, check_length, in_epochs
+from granular.aio.pipeline.nodes.patterns import Pattern, mixed, size_of
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, OutOfRangeError
@@ -33,13 +34,35 @@ class SourceChoice(Node):
             raise InvalidArgumentError(f'expected one source or more, got {parents!r:.100}')
         super().__init__(*map(convert, parents))
 
+    def _parts(self) -> list[Pattern | None]:
+        return [parent.pattern() for parent in self.parents]
+
+    def owners(self, indices: Ints) -> Ints:
+        owners, inner = self._chosen(indices)
+        parts = self._parts()
+        firsts = np.cumsum([0, *map(size_of, parts)])
+        numbers = firsts[owners]
+        for owner, part in enumerate(parts):
+            if part is not None and part.datasets:
+                its = owners == owner
+                numbers[its] += self.parents[owner].owners(inner[its])
+        return numbers
+
     @abc.abstractmethod
     def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return, for each index, the number of the source and the index in that source."""
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
-        owners, inner = await offload(self.choose, np.asarray(indices, np.int64))
+        owners, inner = await offload(self._chosen, np.asarray(indices, np.int64))
         return await fetch_by_owner(owners, lambda owner, at: self.parents[owner].fetch(inner[at]))
+
+    def _chosen(self, indices: Ints) -> tuple[Ints, Ints]:
+        if not self.kept:
+            return self.choose(indices)
+        epochs, positions = np.divmod(indices, len(self))
+        owners, inner = self.choose(positions)
+        lengths = np.array([len(parent) for parent in self.parents], np.int64)
+        return owners, in_epochs(inner, epochs, lengths[owners])
 
 
 async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[Any, Any, Sequence[Any]]]) -> list[Any]:
@@ -49,12 +72,19 @@ async def fetch_by_owner(owners: Ints, fetch: Callable[[int, Ints], Coroutine[An
     """
     groups = grouped(owners)
     if len(groups) > 1:
-        await ensure_event_loop()
+        await to_loop()
     return placed(groups, await gather([fetch(owner, positions) for owner, positions in groups]), len(owners))
 
 
 class Interleave(SourceChoice):
     """One datapoint of each source in turn."""
+
+    def pattern(self) -> Pattern | None:
+        return mixed((1,) * len(self.parents), self._parts())
+
+    @property
+    def varies(self) -> bool:  # type: ignore[override]
+        return not self.kept and len({length_of(source) for source in self.parents}) > 1
 
     def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         inner, owners = np.divmod(indices, len(self.parents))
@@ -73,12 +103,17 @@ class Proportional(SourceChoice):
     def __init__(self, parents: Sequence[Source], weights: Sequence[float] | None) -> None:
         super().__init__(parents)
         self._weights = proportions(len(parents), weights)
-        for i, parent in enumerate(parents):
+        total = sum(self._weights)
+        read = [
+            (i, parent, weight) for i, (parent, weight) in enumerate(zip(parents, self._weights, strict=True)) if weight
+        ]
+        for i, parent, _ in read:
             if not len(parent):
                 raise InvalidArgumentError(f'mix: dataset {i} is empty: {parent.describe()}')
-        total = sum(self._weights)
-        shares = [len(parent) / (weight / total) for parent, weight in zip(parents, self._weights, strict=True)]
+        shares = [len(parent) / (weight / total) for _, parent, weight in read]
         self._length = min(ENDLESS, int(min(shares)))
+        # False if an epoch of the mix is one epoch of each source.
+        self.varies = turns_before(self._length, self._weights) != list(map(len, parents))
 
     def __len__(self) -> int:
         return self._length
@@ -86,23 +121,26 @@ class Proportional(SourceChoice):
     def choose(self, indices: Ints) -> tuple[Ints, Ints]:
         return turns(indices, self._weights)
 
+    def pattern(self) -> Pattern | None:
+        return mixed(self._weights, self._parts())
+
     def describe(self) -> str:
         return f'mix of {len(self.parents)}, weights {":".join(map(str, self._weights))}'
 
 
 def proportions(count: int, weights: Sequence[float] | None) -> tuple[int, ...]:
-    """Scale weights to integers, the smallest of which is 100; without weights, 1 for each source."""
+    """Scale weights to integers, the smallest of which is 100, and 0 to 0; without weights, 1 for each source."""
     if weights is None:
         return (1,) * count
     try:
-        if len(weights) == count and all(math.isfinite(weight) and weight > 0 for weight in weights):
-            scale = 100 / min(weights)
+        if len(weights) == count and all(math.isfinite(weight) and weight >= 0 for weight in weights):
+            scale = 100 / min(weight for weight in weights if weight)
             return tuple(int(weight * scale) for weight in weights)
     except (TypeError, ValueError, OverflowError):  # no sequence, not of numbers, or too far apart
         pass
     raise InvalidArgumentError(
-        f'expected {count} weights > 0, each below 1e300 times any other, got {weights!r:.200}: leave datasets out '
-        f'that are not to be read'
+        f'expected {count} weights >= 0, one or more of them > 0 and each below 1e300 times any other, got '
+        f'{weights!r:.200}'
     )
 
 
@@ -118,6 +156,8 @@ def turns(indices: Ints, weights: Sequence[int]) -> tuple[Ints, Ints]:
         indices = indices.astype(object)  # the products are larger than 64 bits
     now, then = indices, indices + 1
     for i, weight in enumerate(weights):
+        if not weight:  # never chosen; behind the last that is, none is left to divide by
+            continue
         rest, rest_then = now * (left - weight) // left, then * (left - weight) // left
         had, has = now - rest, then - rest_then
         its = (owners < 0) & (had != has)
@@ -131,7 +171,7 @@ def turns_before(index: int, weights: Sequence[int]) -> list[int]:
     """Return how often ``turns`` chooses each source before an index of any size."""
     counts, left = [], sum(weights)
     for weight in weights:
-        rest = index * (left - weight) // left
+        rest = index * (left - weight) // left if weight else index
         counts.append(index - rest)
         index, left = rest, left - weight
     return counts
@@ -156,6 +196,13 @@ class Concatenate(SourceChoice):
         epochs, positions = np.divmod(indices, len(self))
         owners = np.searchsorted(self._stops, positions, side='right')
         return owners, positions - (self._stops - self._lengths)[owners] + epochs * self._lengths[owners]
+
+    def pattern(self) -> Pattern | None:
+        parts = self._parts()
+        if all(part is None for part in parts):
+            return None
+        unknown = any(part is not None and not part.datasets for part in parts)
+        return Pattern(0 if unknown else sum(map(size_of, parts)), 0)
 
     def describe(self) -> str:
         return f'concatenate {len(self.parents)}'
@@ -189,6 +236,9 @@ class Selection(SourceChoice):
         lengths = np.array([len(parent) for parent in self.parents], np.int64)
         return owners, in_epochs(pairs[:, 1], epochs, lengths[owners])
 
+    def pattern(self) -> Pattern | None:
+        return Pattern(0, 0)  # the user's function is not called for the elements of other hosts
+
     def user_functions(self) -> tuple[Any, ...]:
         return (self._chooser,)
 
@@ -207,12 +257,22 @@ class Zip(Node):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         if len(self.parents) > 1:
-            await ensure_event_loop()
+            await to_loop()
         fetched = await gather([parent.fetch(indices) for parent in self.parents])
         rows: list[Any] = list(zip(*fetched, strict=True))
         if any(Failure in set(map(type, column)) for column in fetched):
             rows = [next((part for part in row if type(part) is Failure), row) for row in rows]
         return rows
+
+    def _in_turn(self) -> Source:
+        """Return the source whose elements come from several datasets in turn; the first, if none is one."""
+        return next((parent for parent in self.parents if parent.pattern() is not None), self.parents[0])
+
+    def pattern(self) -> Pattern | None:
+        return self._in_turn().pattern()
+
+    def owners(self, indices: Ints) -> Ints:
+        return self._in_turn().owners(indices)
 
     def describe(self) -> str:
         return f'zip of {len(self.parents)}'

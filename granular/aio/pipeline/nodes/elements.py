@@ -9,14 +9,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from granular.aio.execution.failures import Failure
+from granular.aio.execution.failures import Failure, Handler, handling
 from granular.aio.pipeline.nodes.indices import in_epochs
+from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, map_in_threads, timed
 from granular.aio.pipeline.nodes.stacking import describe_batch, is_small, stack
 from granular.aio.pipeline.transforms import FlatMapFunction, Predicate, RandomFunction
 from granular.aio.runtime.user_functions import call_checked, call_user, function_or, method_of, name_of
 from granular.errors import DatapointError, InvalidArgumentError, UnknownKeyError
-from granular.indexing import MOST, Seed, check_integer
+from granular.indexing import MOST, Ints, Seed, check_integer
 
 
 class KeptNone:
@@ -26,6 +27,9 @@ class KeptNone:
         return 'NONE'
 
 
+LEFT_OUT: Final = object()
+"""Placeholder for a datapoint that failed and is left out of its batch."""
+
 NONE: Final = KeptNone()
 """Placeholder for a None that a function of a stream returned: an element, unlike the None that a filter leaves."""
 
@@ -34,6 +38,7 @@ class Element(Node):
     """A function of each datapoint. None passes through unchanged."""
 
     divides = True
+    keeps_turns = True
     _doing = 'transforming'
 
     @abc.abstractmethod
@@ -142,6 +147,7 @@ class Handled(Node):
     """The place of the ``on_error`` of a stream: it applies to failures before it, not in the operations after it."""
 
     unlisted = True
+    keeps_turns = True
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         datapoints = await self.parents[0].fetch(indices)
@@ -149,6 +155,12 @@ class Handled(Node):
             if type(datapoint) is Failure:
                 datapoint.handled = True
         return datapoints
+
+
+def before_handled(source: Source) -> Source:
+    """Return the source up to the ``Handled`` in it; all of it if there is none."""
+    chain = after_handled(source)
+    return chain[0].parents[0] if chain else source
 
 
 def after_handled(source: Source) -> list[Element]:
@@ -178,6 +190,13 @@ class FlatMap(Node):
 
     def __len__(self) -> int:
         return min(sys.maxsize, self._fan_out * len(self.parents[0]))
+
+    def pattern(self) -> Pattern | None:
+        pattern = self.parents[0].pattern()
+        return None if pattern is None else pattern.stretched(self._fan_out)
+
+    def owners(self, indices: Ints) -> Ints:
+        return self.parents[0].owners(indices // self._fan_out)
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         chosen = np.asarray(indices, np.int64)
@@ -219,6 +238,23 @@ def _part(parts: Any, position: int) -> Any:
     return parts[position] if parts is not None and position < len(parts) else None
 
 
+def _remaining(batch: list[Any], step: int) -> Any:
+    """Return the elements of a batch that are not left out; if there are none, what stands for a batch left out."""
+    remaining = [element for element in batch if element is not LEFT_OUT]
+    if remaining or not batch:
+        return remaining
+    return Failure(step, DatapointError(f'all elements of the batch at index {step} failed'), counts=False)
+
+
+def _failure_of(batch: list[Any], indices: Ints) -> Any:
+    """Return a batch, or the first ``Failure`` in it, with the indices of all."""
+    failed = [i for i, element in enumerate(batch) if type(element) is Failure]
+    if not failed:
+        return batch
+    known = [index for i in failed for index in (*batch[i].batched, int(indices[i]))]
+    return batch[failed[0]].of_batch(known)
+
+
 class Computed(Node):
     """The datapoints that an indexable object computes, which reads its sources, the parents, itself.
 
@@ -245,8 +281,17 @@ class Computed(Node):
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         steps = np.asarray(indices).tolist()
-        calls = [timed(self, lambda _, step: self._dataset[step])]
+        calls = [timed(self, lambda _, step: self._element(step))]
         return await map_in_threads(calls, [...] * len(steps), 'computing', steps)
+
+    def _element(self, step: int) -> Any:
+        """Return an element; in a later epoch that of the first one, if the object has none beyond its length."""
+        try:
+            return self._dataset[step]
+        except IndexError:
+            if self._measure is None or step < (length := len(self)) or not length:
+                raise
+            return self._dataset[step % length]
 
     def user_functions(self) -> tuple[Any, ...]:
         return (self._dataset.__getitem__,)
@@ -322,20 +367,36 @@ class Batch(Node):
         stops = np.minimum(starts + self.size, self.source_length)
         bases = in_epochs(np.zeros_like(steps), epochs, self.source_length)
         inner = np.concatenate([np.arange(a, b) + c for a, b, c in zip(starts, stops, bases, strict=True)] or [steps])
-        datapoints = await self.parents[0].fetch(inner)
+        handler = handling.get()
+        datapoints = await (self.parents[0].fetch(inner) if handler is None else self._fetch_handled(inner, handler))
         cuts = np.cumsum(stops - starts)
-        batches = [datapoints[b - a : b] for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
+        slices = [slice(b - a, b) for a, b in zip((stops - starts).tolist(), cuts.tolist(), strict=True)]
+        batches: list[Any] = [datapoints[part] for part in slices]
+        if handler is not None:
+            batches = [_remaining(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
+        elif Failure in set(map(type, datapoints)):
+            batches = [_failure_of(batch, inner[part]) for batch, part in zip(batches, slices, strict=True)]
         if self.fn is stack and is_small(datapoints):
             combine = timed(self, self._combine)
             with contextlib.suppress(Exception):  # it is raised, or captured, below
                 return [combine(batch, step) for batch, step in zip(batches, steps.tolist(), strict=True)]
         return await map_in_threads([timed(self, self._combine)], batches, 'batching', steps.tolist())
 
+    async def _fetch_handled(self, inner: Ints, handler: Handler) -> list[Any]:
+        """Return what is batched, with those replaced that fail, or ``LEFT_OUT``."""
+        source, apart = self.parents[0], np.isin(inner, handler.known)
+        groups = [positions for positions in (np.flatnonzero(~apart), np.flatnonzero(apart)) if len(positions)]
+        fetched = [await source.fetch(inner[positions]) for positions in groups]
+        datapoints: list[Any] = [None] * len(inner)
+        for positions, part in zip(groups, fetched, strict=True):
+            for position, datapoint in zip(positions.tolist(), part, strict=True):
+                if type(datapoint) is Failure:
+                    datapoint = await handler.replaced(datapoint)
+                    datapoint = LEFT_OUT if datapoint is None else datapoint
+                datapoints[position] = datapoint
+        return datapoints
+
     def _combine(self, datapoints: list[Any], index: int) -> Any:
-        """Return a batch, or the first ``Failure`` among its datapoints."""
-        for datapoint in datapoints:
-            if type(datapoint) is Failure:
-                return datapoint
         return self.fn(datapoints)
 
     def describe(self) -> str:

@@ -6,6 +6,7 @@ the chain. Shuffle has the order and semantics that Google Grain documents.
 
 import abc
 import functools
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,16 +14,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from granular._words import logger
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.blocks import BlockBuffer
-from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of
-from granular.aio.pipeline.transforms import ShardOptions
+from granular.aio.pipeline.nodes.patterns import Pattern
+from granular.aio.pipeline.nodes.source import Node, Source, check_not_empty, length_of, varying_stage
+from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import InvalidArgumentError
 from granular.formats.checksums import crc32c
 from granular.indexing import MOST, Ints, Seed, check_integer, check_seed, indices_of, range_of
-from granular.shuffle import Blocks, Order, Permutation, permute
+from granular.shuffle import Blocks, Order, Permutation, Sequential, permute
 
 ENDLESS: Final = sys.maxsize
 """The length of an infinitely repeated dataset."""
@@ -36,6 +39,9 @@ class IndexNode(Node):
 
     @abc.abstractmethod
     def _lookup(self, indices: Ints) -> Ints: ...
+
+    def owners(self, indices: Ints) -> Ints:
+        return self.parents[0].owners(self._lookup(indices))
 
     async def fetch(self, indices: ArrayLike) -> list[Any]:
         source, steps = look_up(self.parents[0], self._lookup(np.asarray(indices, np.int64)))
@@ -54,6 +60,8 @@ class Wrapped(IndexNode):
     """Any source, repeated without end: the root of every chain. An epoch has ``length`` datapoints, or all."""
 
     unlisted = True
+    passes_epochs = False
+    keeps_turns = True
 
     def __init__(self, source: Any, length: int | None = None) -> None:
         super().__init__(convert(source))
@@ -65,6 +73,16 @@ class Wrapped(IndexNode):
 
     def _lookup(self, indices: Ints) -> Ints:
         return indices % self._length if self._length else indices
+
+
+def recurring(source: Source) -> Source:
+    """Return a source whose indices from its length on are those of later epochs; one without epochs repeats itself."""
+    if source.endless or isinstance(source, Wrapped):
+        return source
+    if not isinstance(source, Node):
+        return Wrapped(source)
+    parents = [recurring(parent) for parent in source.parents]
+    return source if all(map(operator.is_, parents, source.parents)) else source.copy_over(*parents)
 
 
 def in_epochs(positions: Ints, epochs: Ints, length: Any) -> Ints:
@@ -107,7 +125,15 @@ class Shuffle(IndexNode):
             order = order.sized(parent.stored_nbytes())
             parent = BlockBuffer(parent, order.block)
         super().__init__(parent)
-        self.order, self.seed = order, int(seed)
+        self.order, self.seed = order, 0 if isinstance(order, Sequential) else int(seed)
+        self.varies = not isinstance(order, Sequential)
+
+    def in_first_epoch(self) -> Source:
+        stage = super().in_first_epoch()
+        if not self.varies or not isinstance(stage, Shuffle):
+            return stage
+        order = self.order
+        return stage.changed(order=order.in_first_epoch() if isinstance(order, Blocks) else _FirstEpoch(order))
 
     def _steps(self, indices: ArrayLike) -> Ints:
         return np.asarray(indices, np.int64)
@@ -130,6 +156,22 @@ class Shuffle(IndexNode):
 
     def describe(self) -> str:
         return f'shuffle(seed={self.seed}, {self.order!r})'
+
+
+class _FirstEpoch:
+    """The order of the first epoch of another one, in every epoch."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+
+    def __repr__(self) -> str:
+        return repr(self._order)
+
+    def lookup(self, positions: Ints, length: int, seed: int, epoch: int) -> Ints:
+        return self._order.lookup(positions, length, seed, 0)
+
+    def is_ready(self, length: int, seed: int, epoch: int) -> bool:
+        return self._order.is_ready(length, seed, 0)
 
 
 def shuffled(indices: Ints, length: int, order: Order, seed: int) -> Ints:
@@ -159,6 +201,7 @@ class Slice(IndexNode):
     """A part of the source, given by a slice or by indices."""
 
     divides = False  # its indices are those of the whole
+    keeps_turns = True
 
     def __init__(self, parent: Source, part: slice | Sequence[int] | Ints, name: str = 'slice') -> None:
         super().__init__(parent)
@@ -168,6 +211,7 @@ class Slice(IndexNode):
         else:
             check_finite(parent, 'selection by indices', 'pass a slice, or select before repeat()')
             self._part = indices_of(part, len(parent), name)
+        self.passes_epochs = len(parent) < ENDLESS
 
     def __len__(self) -> int:
         return len(self._part)
@@ -178,6 +222,37 @@ class Slice(IndexNode):
         part = self._part
         inner = part.start + positions * part.step if isinstance(part, range) else part[positions]
         return in_epochs(inner, epochs, len(self.parents[0]))
+
+    def keep_selections(self, warn: bool = True) -> Source:
+        if (stage := self.varying()) is None:
+            return super().keep_selections(warn)
+        if warn:
+            logger.warning(
+                '%s is a selection behind %s, which would have other elements in each epoch: all epochs have those of '
+                'the first one, in its order: slice before shuffle for a new order in each epoch',
+                self.describe(),
+                stage.describe(),
+            )
+        return self.copy_over(self.parents[0].in_first_epoch())
+
+    def pattern(self) -> Pattern | None:
+        pattern = super().pattern()
+        if pattern is None:
+            return None
+        return pattern.every(self._part.step) if isinstance(self._part, range) else Pattern(pattern.datasets, 0)
+
+    def varying(self) -> Source | None:
+        """Return a stage because of which this one selects other elements in each epoch; None if it does not."""
+        if not self.passes_epochs or self._selects_all:
+            return None
+        return varying_stage(self.parents[0])
+
+    @functools.cached_property
+    def _selects_all(self) -> bool:
+        length = len(self.parents[0])
+        if len(self._part) != length or isinstance(self._part, range):
+            return len(self._part) == length
+        return len(np.unique(self._part)) == length
 
     def describe(self) -> str:
         part = self._part
@@ -193,6 +268,8 @@ class Slice(IndexNode):
 class Repeat(IndexNode):
     """Several epochs as one."""
 
+    keeps_turns = True
+
     def __init__(self, parent: Source, epochs: int | None, reseed: bool = True) -> None:
         super().__init__(parent)
         if epochs is not None:
@@ -200,6 +277,17 @@ class Repeat(IndexNode):
         check_finite(parent, 'repeat', 'call repeat() once')
         check_length((epochs or 1) * len(parent), 'repeat')
         self._epochs, self._reseed = epochs, reseed
+        self.passes_epochs = reseed and epochs == 1
+
+    def pattern(self) -> Pattern | None:
+        pattern = super().pattern()
+        if pattern is None or not pattern.datasets or not pattern.repeats or not len(self):
+            return pattern
+        # The pattern may begin again in each epoch, before it has ended.
+        places = np.arange(pattern.period)
+        second = self.owners(places + len(self.parents[0]))
+        continues = np.array_equal(second, self.owners((places + len(self.parents[0])) % pattern.period))
+        return pattern if continues else Pattern(pattern.datasets, 0)
 
     def __len__(self) -> int:
         if self._epochs is None:
@@ -219,12 +307,13 @@ class WindowShuffle(IndexNode):
     def __init__(self, parent: Source, size: int, seed: int) -> None:
         super().__init__(parent)
         self._size, self._seed = check_integer('window_size', size, 1, MOST), seed
+        self.varies = True
 
     def _lookup(self, indices: Ints) -> Ints:
         length, size = len(self), self._size
         epochs, positions = np.divmod(indices, max(1, length))
         windows, offsets = np.divmod(positions, size)
-        numbers = windows + epochs * -(-length // size)
+        numbers = windows + (0 if self.kept else epochs) * -(-length // size)
         out = indices - offsets
         for number in np.unique(numbers).tolist():
             mask = numbers == number
@@ -237,7 +326,11 @@ class WindowShuffle(IndexNode):
 
 
 class Seeded(IndexNode):
-    """A node that sets the default seed for random operations after it."""
+    """A node that sets the default seed for random operations after it, whose descriptions have it."""
+
+    stateless = True
+
+    keeps_turns = True
 
     def __init__(self, parent: Source, seed: Seed) -> None:
         super().__init__(parent)
@@ -261,6 +354,14 @@ def part_of(source: Source, part: ShardOptions) -> Source:
         if source.divides:
             return source.copy_over(parent)
     raise InvalidArgumentError(f'{source.describe()} cannot be divided into contiguous parts')
+
+
+def seed_in_epoch(seed: Seed, epoch: int) -> Seed:
+    """Return the seed of a random stage of a stream in an epoch, as large as those of orders; its own in epoch 0."""
+    if not epoch:
+        return seed
+    words = seed if isinstance(seed, tuple) else (seed,)
+    return int(np.random.SeedSequence([*words, epoch]).generate_state(1, dtype=np.uint32)[0])
 
 
 def seed_of(seed: int | Sequence[int] | None, stage: Any, operation: str) -> Seed:

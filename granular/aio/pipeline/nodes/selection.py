@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from granular import filters
+from granular._words import logger
 from granular.aio.pipeline.nodes.combinations import Concatenate
 from granular.aio.pipeline.nodes.elements import Element, selected
 from granular.aio.pipeline.nodes.indices import Repeat, Seeded, Slice, Wrapped, check_finite
@@ -24,8 +25,11 @@ _labels: weakref.WeakKeyDictionary[Source, dict[Any, filters.Labels]] = weakref.
 class ClassSelection(Slice):
     """Datapoints selected by their labels: in all epochs those of the first one, if the order of the source changes."""
 
+    keeps_turns = False  # those of one class may all be of one dataset
+
     def __init__(self, parent: Source, part: Ints, description: str) -> None:
         super().__init__(parent, part)
+        self.passes_epochs = False  # it chooses in the first one, or there are no others
         self._description, self._recurs = description, _recurs(parent)
 
     def _lookup(self, indices: Ints) -> Ints:
@@ -33,6 +37,19 @@ class ClassSelection(Slice):
 
     def describe(self) -> str:
         return self._description
+
+
+def warn_of_other_elements(source: Source) -> None:
+    """Log a warning for each selection of a source that has other elements in each epoch."""
+    if isinstance(source, Slice) and (stage := source.varying()) is not None:
+        logger.warning(
+            'repeat: %s is a selection behind %s, and has other elements in each epoch: slice before shuffle',
+            source.describe(),
+            stage.describe(),
+        )
+        return
+    for parent in source.parents if source.passes_epochs else ():
+        warn_of_other_elements(parent)
 
 
 async def filtered(

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from granular._typing import Element_co
 from granular.aio.execution.failures import Failure, capturing, of_function, without_failures
+from granular.aio.pipeline.nodes.patterns import Pattern
 from granular.aio.runtime.threads import map_threads
 from granular.aio.runtime.tracebacks import shorten
 from granular.aio.runtime.user_functions import CONTROL, call_user, function_error, is_of_signal
@@ -73,6 +74,9 @@ class Source(abc.ABC):
     seed = 0
     sparse = False
     unlisted = False  # True if it has the description of its parent, and is not listed beside it
+    passes_epochs = False  # True if an epoch of it is made of the same epoch of its parents
+    varies = False  # True if it chooses other elements of its parents in each epoch, or in another order
+    kept = False  # True if it chooses in each epoch as in the first one, because ``in_first_epoch`` made it
     parents: 'tuple[Source, ...]' = ()
 
     @abc.abstractmethod
@@ -100,6 +104,36 @@ class Source(abc.ABC):
     def select(self, fields: Sequence[str]) -> Self | None:
         """Return this source restricted to some fields, or None if it cannot read fields separately."""
         return None
+
+    def keep_selections(self, warn: bool = True) -> 'Source':
+        """Return this source with the same elements in each selection in all epochs; itself if it has them already.
+
+        In ``dataset.shuffle(seed=0)[10:]``, index ``len + i`` is an element of the next epoch of the shuffle, which
+        has others at these positions: here the stages beneath the selection choose as in their first epoch, and those
+        after it, such as a later ``shuffle``, differ from epoch to epoch. The first epoch is the same, and so is the
+        description, of which states are made. Stages beneath ``repeat``, which counts epochs itself, stay as they are.
+
+        Call it once, when a loader is made that counts epochs: it logs a warning for each selection that it changes,
+        unless ``warn`` is False.
+        """
+        return self
+
+    def in_first_epoch(self) -> 'Source':
+        """Return this source with the choices of its first epoch in all epochs; itself if it has no others.
+
+        Random functions still differ from epoch to epoch.
+        """
+        return self
+
+    def pattern(self) -> Pattern | None:
+        """Return the pattern in which the elements of an epoch come from several datasets in turn; None if they come
+        from one, in batches, or at random.
+        """
+        return None
+
+    def owners(self, indices: Ints) -> Ints:
+        """Return the number of the dataset of each index, from 0 to ``datasets`` of the pattern, if that is not 0."""
+        return np.zeros_like(indices)
 
     def stored_nbytes(self) -> float | None:
         """Return the mean size in bytes of a datapoint, as it is stored, or None if it is unknown."""
@@ -133,6 +167,14 @@ def stages_of(stage: Any) -> Iterator[Any]:
     yield stage
 
 
+def varying_stage(source: Source) -> Source | None:
+    """Return the last stage of a source that varies from epoch to epoch; None if all epochs have the same elements."""
+    if source.varies:
+        return source
+    parents = source.parents if source.passes_epochs else ()
+    return next((found for parent in parents if (found := varying_stage(parent)) is not None), None)
+
+
 def all_stages(source: Source) -> list[Source]:
     """Return a source and those before it, without datasets of fields, each once, in an order of the pipeline alone."""
     stages: dict[int, Source] = {}
@@ -154,7 +196,9 @@ def length_of(source: Any) -> int:
         raise
     except TypeError:
         name = source.describe() if isinstance(source, Source) else type(source).__name__
-        raise InvalidArgumentError(f'{name} has no length: pass length=') from None
+        raise InvalidArgumentError(
+            f'{name} has no length: give it a __len__, or pass length= to sources.Epochs'
+        ) from None
     except OverflowError:
         raise InvalidArgumentError(
             f'{type(source).__name__}: expected a length below 2**63: take a part of it'
@@ -249,7 +293,13 @@ def nbytes(datapoint: Any) -> int:
         return 64 + sum(map(nbytes, datapoint.values()))
     if isinstance(datapoint, list | tuple):
         return 64 + sum(map(nbytes, datapoint))
-    return 64 + (len(datapoint) if isinstance(datapoint, bytes | bytearray | str) else getattr(datapoint, 'nbytes', 0))
+    if isinstance(datapoint, bytes | bytearray | str):
+        return 64 + len(datapoint)
+    try:
+        size = getattr(datapoint, 'nbytes', 0)
+    except Exception:  # of a sparse tensor, which cannot tell
+        return 64
+    return 64 + (size if isinstance(size, int) else 0)
 
 
 def check_not_empty(node: Source, length: int, indices: Ints) -> None:
@@ -263,6 +313,8 @@ class Node(Source):
 
     divides = False  # True if the stage over a contiguous part of its source is that part of the stage
     selects = False  # True if its datapoints are those of its sources, which may be able to select fields
+    passes_epochs = True
+    keeps_turns = False  # True if its elements come from several datasets in turn when those of its source do
 
     def __init__(self, *parents: Source) -> None:
         self.parents = parents
@@ -281,9 +333,31 @@ class Node(Source):
 
     def copy_over(self, *parents: Source) -> Self:
         """Return a copy of the stage over other sources."""
+        return self.changed(parents=parents)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy of the stage with other attributes."""
         copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, parents=parents)
+        copy.__dict__.update(self.__dict__, **changes)
         return copy
+
+    def pattern(self) -> Pattern | None:
+        return self.parents[0].pattern() if self.keeps_turns else None
+
+    def owners(self, indices: Ints) -> Ints:
+        return self.parents[0].owners(indices)
+
+    def keep_selections(self, warn: bool = True) -> Source:
+        return self._over([parent.keep_selections(warn) for parent in self.parents] if self.passes_epochs else ())
+
+    def in_first_epoch(self) -> Source:
+        stage = self._over([parent.in_first_epoch() for parent in self.parents] if self.passes_epochs else ())
+        return stage.changed(varies=False, kept=True) if self.varies else stage
+
+    def _over(self, parents: Sequence[Source]) -> Self:
+        """Return the stage over other sources; itself for the same sources, and for none."""
+        same = all(new is old for new, old in zip(parents, self.parents, strict=False))
+        return self if same else self.copy_over(*parents)
 
     def stored_nbytes(self) -> float | None:
         return self.parents[0].stored_nbytes() if len(self.parents) == 1 else None

@@ -1,6 +1,7 @@
 """Rows of fixed lengths that are filled with sequences."""
 
 import abc
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from granular.aio.pipeline.streams.packing_options import Feature, Recipe
+from granular.formats.checksums import crc32c
 from granular.indexing import Ints
 
 Array = NDArray[Any]
@@ -15,9 +17,10 @@ _CLOSED: Final = 1 << 62  # used positions of a row that takes no more segments
 
 
 class Segment(NamedTuple):
-    """A sequence in a row: its values, by feature, and its listed meta features."""
+    """A sequence in a row, or a part of one: by feature, its values, and True if it is their beginning."""
 
     parts: list[Array]
+    begins: list[bool]
     listed: list[Any]
 
 
@@ -31,15 +34,27 @@ class Document:
 
     def take(self, features: Sequence[Feature], counts: Sequence[int]) -> Segment:
         """Return the next values of each feature as a segment; meta features are never split, and repeat."""
-        parts = []
+        parts, begins = [], []
+        untaken = not any(self.offsets)
         for i, (feature, array, count) in enumerate(zip(features, self.arrays, counts, strict=True)):
+            begins.append(untaken if feature.meta else not self.offsets[i])
             if count == self.sizes[i]:  # as of each meta feature
                 parts.append(array)
             else:
                 parts.append(array[self.offsets[i] : self.offsets[i] + count])
             if not feature.meta:
                 self.offsets[i] += count
-        return Segment(parts, self._listed)
+        return Segment(parts, begins, self._listed)
+
+    @functools.cached_property
+    def checksum(self) -> int:
+        """The CRC32C of the lengths, types and values."""
+        checksum = 0
+        for array in self.arrays:
+            checksum = crc32c(f'{array.dtype.str if len(array) else ""}{array.shape}'.encode(), checksum)
+            if array.size:
+                checksum = crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8), checksum)
+        return checksum
 
     def rest(self, features: Sequence[Feature]) -> list[int]:
         """Return the number of values that are left, by feature."""

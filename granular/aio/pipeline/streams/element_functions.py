@@ -5,13 +5,13 @@ from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.elements import NONE, OPERATIONS, Element, Handled, Streamed, after_handled, parts_of
-from granular.aio.pipeline.nodes.indices import Wrapped
+from granular.aio.pipeline.nodes.indices import Wrapped, seed_in_epoch
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Counter, FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.read import Read, gapless
-from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.pipeline.streams.stream import Stream, in_epoch
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_checked, method_of, name_of
 from granular.errors import StateError
@@ -23,7 +23,7 @@ class ElementFunction(Stream):
 
     def __init__(self, parent: Stream, name: str, transform: Any, seed: Seed | None = None) -> None:
         super().__init__(parent)
-        self.name, self.transform, self.seed = name, transform, seed
+        self.name, self.transform, self.seed, self.epoch = name, transform, seed, 0
         self.method = method_of(transform, name)
 
     def merged(self) -> Read | None:
@@ -44,8 +44,12 @@ class ElementFunction(Stream):
         return read.replaced(parents=(self.node(source),)) if fits else None
 
     def node(self, source: Source) -> Element:
-        function = OPERATIONS[self.name](source, self.transform, *(() if self.seed is None else (self.seed,)))
+        seeds = () if self.seed is None else (seed_in_epoch(self.seed, self.epoch),)
+        function = OPERATIONS[self.name](source, self.transform, *seeds)
         return function if self.name == 'filter' else Streamed(function)
+
+    def reseeded(self, epoch: int) -> Stream:
+        return self if self.seed is None else self.replaced(epoch=epoch)
 
     @property
     def transparent(self) -> bool:  # type: ignore[override]
@@ -66,7 +70,8 @@ class ElementFunction(Stream):
         return Applying(self.parent.flow(), self) if read is None else read.flow()
 
     def describe(self) -> str:
-        return f'{self.name}({name_of(self.method)}{"" if self.seed is None else f", seed={self.seed}"})'
+        seed = '' if self.seed is None else f', seed={self.seed}{in_epoch(self.epoch)}'
+        return f'{self.name}({name_of(self.method)}{seed})'
 
 
 class Applying(Flow):
@@ -82,6 +87,9 @@ class Applying(Flow):
             self.kind = 'filter'
             parent.keep_host()
         self._node = stage.node(Wrapped(()))  # whose source is not read
+
+    def row_source(self) -> Flow | None:
+        return self._parent.row_source() if self._name == 'map' else None
 
     async def next(self) -> Any:
         while True:
@@ -109,7 +117,14 @@ class Applying(Flow):
         if self._name in ('map', 'filter'):
             await self._parent.restore(state, terms.of(self._stage, self._name, False))
         else:
+            if type(state) is int and self.hosts == 1:  # one of elements that no stage had left out
+                state = {'parent': state, 'count': state}
             if not isinstance(state, Mapping) or 'parent' not in state:
+                if isinstance(state, Mapping) and state.get('hosts') == self.hosts:
+                    raise StateError(
+                        f'{self._stage}: numbers the elements of this host, and those of all hosts in the state: '
+                        f'continue with the on_error, and with each prefetch before this stage, that saved the state'
+                    )
                 raise StateError(
                     f'{self._stage}: the state was saved on another number of hosts, each of which numbers its own '
                     f'elements: continue on as many hosts as before'

@@ -128,6 +128,23 @@ class Flow(abc.ABC):
         return max((flow.hosts for flow in self.inputs()), default=1) * self.turns.count
 
     @property
+    def knows_host(self) -> bool:
+        """False until streams that are made later tell the number of this host."""
+        return all(flow.knows_host for flow in self.inputs())
+
+    @property
+    def host(self) -> int:
+        """The number of this host among them."""
+        shared = max(self.inputs(), key=lambda flow: flow.hosts, default=None)
+        return self.turns.index if shared is None else shared.host + shared.hosts * self.turns.index
+
+    @property
+    def apart(self) -> bool:
+        """True if hosts do not advance equally through it, so that each has states of its own."""
+        own = self.kind != '' and not FITS[self.kind].in_step
+        return self.hosts > 1 and (own or any(flow.apart for flow in self.inputs()))
+
+    @property
     def in_step(self) -> bool:
         """True unless this host has taken part in a last round of shards of unequal length, which others may lack."""
         return all(parent.in_step for parent in self.parents)
@@ -152,6 +169,10 @@ class Flow(abc.ABC):
     def mixes(self) -> list[Any]:
         """Return the weights of the mixes by name that the elements come from, and checksums of those that ended."""
         return [mix for flow in self.inputs() for mix in flow.mixes()]
+
+    def row_source(self) -> 'Flow | None':
+        """Return the stage that packs the rows of this one, if every host packs all rows; None for other stages."""
+        return None
 
     @abc.abstractmethod
     async def next(self) -> Any:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple, cast
 
 from granular.aio.execution.failures import RECENT
 from granular.aio.execution.prefetch import END, Prefetch
+from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
 from granular.aio.pipeline.nodes.indices import Repeat, Slice
 from granular.aio.pipeline.nodes.source import Source
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
+from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import (
     Flow,
     Outlasting,
@@ -21,10 +23,10 @@ from granular.aio.pipeline.streams.flow import (
 )
 from granular.aio.pipeline.streams.prefetching import Prefetching
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import MultiprocessingOptions, ShardOptions, divided
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.pipeline.transforms import MultiprocessingOptions, divided
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.pools import current
 from granular.aio.runtime.tasks import settle
-from granular.aio.runtime.threads import current
 from granular.errors import ClosedError, StateError
 
 
@@ -37,6 +39,8 @@ class InterleaveSettings(NamedTuple):
 
 class Interleaved(Stream):
     """Elements of several streams in turn."""
+
+    made_later = False  # True if the streams are not known beforehand, so that states have their fingerprints
 
     def __init__(self, parents: Sequence[Any], settings: InterleaveSettings) -> None:
         super().__init__(*parents)
@@ -69,6 +73,8 @@ class Interleaved(Stream):
 class InterleavedSource(Interleaved):
     """Elements of several streams in turn. A function makes them one by one, of the datasets of a source."""
 
+    made_later = True
+
     def __init__(self, source: Source, settings: InterleaveSettings, convert: Callable[[int, Any], Stream]) -> None:
         super().__init__([source], settings)
         self._convert = convert
@@ -90,6 +96,12 @@ class InterleavedSource(Interleaved):
             stream = change(stream)
         return stream
 
+    async def divisions(self) -> set[int]:
+        for number in range(len(self)):
+            if (stream := await self.open_stream(number)) is not None:
+                return await stream.divisions()
+        return {1}
+
     def over_each(self, change: Callable[[Any], Any], refusal: str = '') -> Stream:
         return self.replaced(_changes=(*self._changes, change))
 
@@ -97,9 +109,15 @@ class InterleavedSource(Interleaved):
         return self.over([Slice(self.parents[0], part)])
 
     def at_epoch(self, epoch: int) -> Stream:
+        if not epoch:
+            return self
         source, length = self.parents[0], len(self)
         part = slice(epoch * length, (epoch + 1) * length)
         return super().at_epoch(epoch).over([Slice(Repeat(source, None), part)])
+
+    def keep_selections(self, warn: bool = True) -> Stream:
+        # Each stream that is made would log the same warning.
+        return super().keep_selections(warn).over_each(methodcaller('keep_selections', False))
 
     def roots(self) -> list[Any]:
         return []
@@ -118,7 +136,8 @@ class Interleaving(Outlasting):
         self._turn, self._begun = 0, min(cycle, self._count)
         self._flows: dict[int, Flow] = {}  # of the open streams that had their turn
         self._saved: dict[int, Any] = {}  # states of open streams that did not have it since they were restored
-        self._started: set[Flow] = set()  # all that are to be closed
+        self._lines: dict[int, Any] = {}  # fingerprints of open streams, or those of their states
+        self._started: dict[Flow, Stream] = {}  # all that are to be closed
         self._closed = False
         self._token: object = None
         self._size: int | None = None  # of the read-ahead of each stream, once it was changed
@@ -137,11 +156,15 @@ class Interleaving(Outlasting):
     def hosts(self) -> int:
         return self._hosts
 
+    @property
+    def knows_host(self) -> bool:
+        return bool(self._flows)
+
     def bind(self, token: object) -> None:
         self._token = self._ahead.token = token
 
     async def _start(self, number: int, _: int = 1) -> Flow | None:
-        await ensure_event_loop()
+        await to_loop()
         stream = await self._stage.open_stream(number)
         if stream is None:
             return None
@@ -152,7 +175,7 @@ class Interleaving(Outlasting):
             flow = Prefetching(flow, self._stage.settings.iter_buffer)
         flow.bind(self._token)
         flow.keep_host()  # hosts may advance unequally through the streams before or after it
-        self._started.add(flow)
+        self._started[flow] = stream
         if self._size is not None:
             await flow.set_prefetch(self._size)
         current.set(None)  # only in this task: the functions of a stream run in the threads of this process
@@ -178,6 +201,7 @@ class Interleaving(Outlasting):
             element = END if flow is None else await flow.next()
             if element is END:
                 self._open[self._turn] = None
+                self._lines.pop(number, None)
                 if flow is not None:
                     self._uneven, self._mixes = self._uneven or not flow.even, self._mixes_after(flow)
                     del self._flows[number]
@@ -202,13 +226,24 @@ class Interleaving(Outlasting):
             flow.set_strict(self.strict)
             self._flows[number] = flow  # first: it is used again, or closed, if it refuses the state
             if number in self._saved:
-                try:
-                    await restore_checked(flow, self._saved[number], self._terms)
-                except StateError as error:
-                    raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
+                await self._restore_stream(number, flow, self._saved[number])
+            elif self._stage.made_later:
+                self._lines[number] = fingerprint(self._started[flow])
             self._hosts = max(self._hosts, flow.hosts)
         self._saved.pop(number, None)
         return flow
+
+    async def _restore_stream(self, number: int, flow: Flow, state: Any) -> None:
+        """Continue a stream from its state; raise ``StateError`` if it was made of something else."""
+        try:
+            if self._stage.made_later:
+                stream = self._started[flow]
+                lines = fingerprint(stream)
+                check_fingerprint(self._lines.get(number), lines, self.strict, resizable_stages(stream))
+                self._lines[number] = lines
+            await restore_checked(flow, state, self._terms)
+        except StateError as error:
+            raise StateError(f'{self._stage.describe()}, stream {number}: {error}') from error
 
     async def _made_now(self, number: int) -> Flow | None:
         ahead: Prefetch[Flow | None] = Prefetch(self._start, 1, 1, 1, 'interleave', False)
@@ -223,14 +258,15 @@ class Interleaving(Outlasting):
     async def _close(self, flows: Sequence[Flow]) -> None:
         """Close streams, and add up their counters. If that is interrupted, they are left to ``aclose``."""
         await settle([flow.aclose() for flow in flows])
-        self._started.difference_update(flows)
+        for flow in flows:
+            self._started.pop(flow, None)
         self._closed_failures.extend(failure for flow in flows for failure in flow.failures())
         self._closed_stats = sum_stats([self._closed_stats, *(flow.stats() for flow in flows)])
         self._closed_stats.update(ready=0, in_flight=0)
 
     async def set_prefetch(self, size: int) -> bool:
         self._size = size
-        for flow in self._started.copy():
+        for flow in list(self._started):
             await flow.set_prefetch(size)
         return True
 
@@ -250,6 +286,9 @@ class Interleaving(Outlasting):
         state = {
             'open': list(self._open), 'turn': self._turn, 'begun': self._begun, 'parents': states, 'waiting': waiting
         }  # fmt: skip
+        if self._stage.made_later:
+            lines = {number: self._lines[int(number)] for number in states if int(number) in self._lines}
+            state['streams'] = {number: {'pipeline': pipeline} for number, pipeline in lines.items()}
         if self._mixes:
             state['mixes'] = self._mixes
         if self._hosts > 1:
@@ -279,11 +318,13 @@ class Interleaving(Outlasting):
         if self._uneven:
             terms = terms.of(self._stage.describe(), 'interleave, shards of unequal length', False)
         flows, self._terms = self._flows, terms
+        self._lines = {int(number): part['pipeline'] for number, part in state.get('streams', {}).items()}
         self._saved = {number: states[number] for number in numbers if number in states}
         self._flows = {number: flow for number, flow in flows.items() if number in self._saved}
         self._open, self._turn, self._begun = numbers, turn, begun
         for number, flow in self._flows.items():
-            await flow.restore(self._saved.pop(number), terms)
+            await self._restore_stream(number, flow, self._saved[number])
+            del self._saved[number]
         # Streams that begin are made in order, before their turn.
         while begun and begun - 1 in numbers and begun - 1 not in states:
             begun -= 1
@@ -311,7 +352,7 @@ class Interleaving(Outlasting):
                 await self._close([flow])
 
     async def begin(self) -> None:
-        await ensure_event_loop()
+        await to_loop()
         for number in self._open:
             if number is not None and number not in self._flows and number not in self._saved:
                 await self._first_turn(number)

@@ -1,17 +1,27 @@
 """Several streams combined into one."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
 
 from granular._words import logger
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint
-from granular.aio.pipeline.nodes.combinations import turns_before
+from granular.aio.pipeline.nodes.combinations import turns, turns_before
 from granular.aio.pipeline.nodes.indices import ENDLESS
+from granular.aio.pipeline.nodes.patterns import Shares
+from granular.aio.pipeline.nodes.patterns import mixed as mixed_pattern
 from granular.aio.pipeline.position import EARLIER, FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
+from granular.aio.pipeline.streams.packing import Packing
 from granular.aio.pipeline.streams.stream import Stream
+from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
+from granular.indexing import Ints
+
+_PLANNED: Final = 64  # steps that are planned at a time
 
 
 class Zipped(Stream):
@@ -101,6 +111,8 @@ class Mixed(Stream):
 
     def length(self) -> int:
         lengths: list[int] = [parent.length() for parent in self.parents]
+        if not all(self._weights):
+            lengths = [length if weight else ENDLESS for length, weight in zip(lengths, self._weights, strict=True)]
         low, high = min(lengths), ENDLESS  # even if all elements came from the shortest stream, it would have enough
         while low < high:
             middle = (low + high + 1) // 2
@@ -144,16 +156,115 @@ class Mixing(_Combining):
         super().__init__(stage)
         self._mixed: Sequence[Flow] = self.parents
         self._weights = stage._weights
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Let hosts take elements of different streams in each step.
+
+        Where they advance unequally in any case, each begins with another stream.
+        """
+        self._arranged = self.knows_host
+        self._begins_apart = any(parent.apart for parent in self.parents)
+        self._first = self.host if self._begins_apart else 0
+        self._rows = _shared_rows(self._mixed, self._weights)
+
+    async def begin(self) -> None:
+        await super().begin()
+        if not self._arranged:
+            self._arrange()
+            self._arranged = True
 
     async def next(self) -> Any:
         if self._ended:
             return END
-        before, after = turns_before(self._count, self._weights), turns_before(self._count + 1, self._weights)
-        owner = next(i for i, counts in enumerate(zip(before, after, strict=True)) if counts[0] != counts[1])
-        element = await self._mixed[owner].next()
+        if not self._arranged:
+            await self.begin()
+        element = await (self._next() if self._rows is None else self._rows.next(self._count))
         self._ended = element is END
         self._count += not self._ended
         return element
+
+    async def _next(self) -> Any:
+        index = self._first + self._count
+        before, after = turns_before(index, self._weights), turns_before(index + 1, self._weights)
+        owner = next(i for i, counts in enumerate(zip(before, after, strict=True)) if counts[0] != counts[1])
+        return await self._mixed[owner].next()
+
+    def state(self) -> Any:
+        return {**super().state(), **self._marks()}
+
+    def _marks(self) -> dict[str, Any]:
+        return {'even': True} if self._begins_apart or self._rows is not None else {}
+
+    async def restore(self, state: Any, terms: Terms = FREE) -> None:
+        await super().restore(state, terms)
+        self._arrange()
+        self._check_marks(state, terms)
+
+    def _check_marks(self, state: Any, terms: Terms) -> None:
+        """Raise ``StateError`` if a later stage holds elements that came in another order in an earlier release."""
+        if terms.held and self._marks() and not state.get('even'):
+            raise StateError(
+                f'{terms.stage}: an earlier release saved the state, in which hosts had other elements of a mix: '
+                f'continue with that release, or from the start of an epoch'
+            )
+
+
+class _SharedRows:
+    """A mix of streams whose rows every host packs: hosts share the rows of each step, so that each gets its share.
+
+    In a step, they take the next rows of the mix, one each: so many of each stream, whose positions all move on by
+    them. So a state is of the same position on all hosts, and fits any number of them.
+    """
+
+    def __init__(self, mixed: Sequence[Flow], packs: Sequence[Packing], weights: Sequence[int]) -> None:
+        self._mixed, self._packs, self._weights, own = mixed, packs, weights, packs[0].turns
+        self._hosts, self._whole = own.count, any(pack.turns.whole for pack in packs)
+        pattern, owners = mixed_pattern(weights, [None] * len(weights)), partial(_owners, weights)
+        self._shares = Shares(own.index, own.count, pattern, owners)
+        self._first, self._steps = 0, list[_Step]()  # the number of the first step that is planned
+
+    async def next(self, count: int) -> Any:
+        """Return the row of this host in a step, or ``END``."""
+        if not 0 <= count - self._first < len(self._steps):
+            self._steps, self._first = await offload(self._planned, count), count
+        step = self._steps[count - self._first]
+        self._packs[step.owner].set_place(step.place)
+        row = await self._mixed[step.owner].next()
+        moves = list(zip(self._packs, step.counts, strict=True))
+        if row is END or (self._whole and not all([await pack.has(count) for pack, count in moves if count])):
+            return END
+        for pack, moved in moves:
+            pack.advance(moved)
+        return row
+
+    def _planned(self, count: int) -> 'list[_Step]':
+        rounds = np.arange(count, count + _PLANNED) * self._hosts
+        owners, inner = turns(self._shares.taken(rounds), self._weights)
+        before = [turns_before(index, self._weights) for index in [*rounds.tolist(), int(rounds[-1]) + self._hosts]]
+        return [
+            _Step(owner, number - now[owner], [stop - start for start, stop in zip(now, then, strict=True)])
+            for owner, number, now, then in zip(owners.tolist(), inner.tolist(), before, before[1:], strict=False)
+        ]
+
+
+class _Step(NamedTuple):
+    """A step of hosts that share rows: the stream of this host's row, its place there, and the rows of each stream."""
+
+    owner: int
+    place: int
+    counts: list[int]
+
+
+def _owners(weights: Sequence[int], indices: Ints) -> Ints:
+    return turns(indices, weights)[0]
+
+
+def _shared_rows(mixed: Sequence[Flow], weights: Sequence[int]) -> _SharedRows | None:
+    packs = [source for flow in mixed if isinstance(source := flow.row_source(), Packing)]
+    if len(packs) < len(mixed) or len({(pack.turns.index, pack.turns.count) for pack in packs}) > 1:
+        return None
+    return _SharedRows(mixed, packs, weights)
 
 
 class NamedMix(Mixed):
@@ -204,25 +315,32 @@ class NamedMixing(Mixing):
         self._lines, self._description = stage._lines(), stage.describe()
         self._starts = {name: parent.state() for name, parent in self._named.items()}
         self._current: Mapping[str, int] = self._own
+        self._removed: Mapping[str, Any] = {}  # states of streams of weight 0, which this mix does not have
 
     def mixes(self) -> list[Any]:
         return [dict(self._current), *super().mixes()]
 
     def state(self) -> Any:
-        states = {name: {'state': self._named[name].state(), 'pipeline': self._lines[name]} for name in self._current}
-        return {'parents': states, 'count': self._count, 'weights': self._current}
+        named = [name for name in self._current if name in self._named]
+        states = {name: {'state': self._named[name].state(), 'pipeline': self._lines[name]} for name in named}
+        parents = {**states, **self._removed}
+        return {'parents': parents, 'count': self._count, 'weights': self._current, **self._marks()}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         count, current = number_of(state, 'count'), self._chosen(state, terms)
         if missing := [name for name in state.get('weights', ()) if name in current and name not in state['parents']]:
             raise StateError(f'{self._description}: the state has weights of {missing}, but no states: {EARLIER}')
-        for name in current:
+        named = [name for name in current if name in self._named]
+        for name in named:
             new = {'state': self._starts[name], 'pipeline': self._lines[name]}
             saved = state['parents'].get(name, new)
             check_fingerprint(saved['pipeline'], self._lines[name], self.strict)
             await self._named[name].restore(saved['state'], terms)
-        self._mixed, self._weights = [self._named[name] for name in current], tuple(current.values())
+        self._mixed, self._weights = [self._named[name] for name in named], tuple(current[name] for name in named)
+        self._removed = {name: state['parents'][name] for name in current if name not in self._named}
         self._current, self._count, self._ended = current, count, False
+        self._arrange()
+        self._check_marks(state, terms)
         # Both follow from a name that was changed by mistake, too.
         if begun := [name for name in current if name not in state['parents']]:
             logger.warning('%s: begins %s, which the state does not have', self._description, begun)
@@ -234,7 +352,9 @@ class NamedMixing(Mixing):
         saved = state.get('weights')
         if terms.weights == 'own' or saved == self._own:
             return self._own
-        if not isinstance(saved, Mapping) or not (saved and all(type(w) is int and w > 0 for w in saved.values())):
+        if not isinstance(saved, Mapping) or not (
+            any(saved.values()) and all(type(w) is int and w >= 0 for w in saved.values())
+        ):
             raise StateError(
                 f'{terms.stage}: holds elements of a {self._description}, whose weights an earlier release did not '
                 f'save: continue with that release, or from the start of an epoch'
@@ -244,9 +364,9 @@ class NamedMixing(Mixing):
                 f'{terms.stage}: the state was saved with the weights {dict(saved)} of a {self._description}, and may '
                 f'hold elements of it: continue with these weights, or mix after {terms.stage}'
             )
-        if missing := sorted(saved.keys() - self._named.keys()):
+        if missing := sorted(name for name, weight in saved.items() if weight and name not in self._named):
             raise StateError(
-                f'{terms.stage}: holds elements of {missing}, which a {self._description} does not have: remove '
-                f'streams when it holds none'
+                f'{terms.stage}: holds elements of {missing}, which a {self._description} does not have: give '
+                f'streams the weight 0, and remove them when it holds none'
             )
         return saved

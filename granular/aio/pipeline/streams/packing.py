@@ -3,97 +3,197 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from granular._lazy import is_masked
+from granular._words import counted
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.describe import refuse_state
+from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.streams.bins import Bins, Concatenated, Document, Segment, aligned
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.packing_options import Recipe
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.threads import offload
 from granular.errors import DatapointError, StateError
+from granular.formats.checksums import crc32c
 
 _TEXT: Final = 'OSU'  # kinds of dtypes that are no numbers
 _LONG: Final = 100  # rows that a document fills above which it is packed in a thread
 _TURN: Final = 0.005  # seconds after which the event loop gets a turn
 
 
+class Packed(Staged):
+    """Rows that are filled with sequences."""
+
+    def __init__(self, parent: Stream, recipe: Recipe, epoch: int = 0) -> None:
+        description = recipe.description if recipe.seed is None else f'{recipe.description[:-1]}{in_epoch(epoch)})'
+        seed = None if recipe.seed is None else seed_in_epoch(recipe.seed, epoch)
+        super().__init__(parent, description, Packing, recipe, seed)
+        self._recipe = recipe
+
+    @property
+    def hosts(self) -> int:
+        return super().hosts * self._recipe.shard.shard_count
+
+    async def divisions(self) -> set[int]:
+        return {count * self._recipe.shard.shard_count for count in await super().divisions()}
+
+    def expecting(self, parts: int) -> Stream:
+        return super().expecting(parts // self._recipe.shard.shard_count)
+
+    def reseeded(self, epoch: int) -> Stream:
+        return self if self._recipe.seed is None else Packed(self.parent, self._recipe, epoch)
+
+
+class Documents(NamedTuple):
+    """The documents of a pack, with the one that had no space, as states compare them."""
+
+    number: int = 0
+    ended: bool = False  # True if none came after them
+    checksum: int = 0
+
+    def with_next(self, document: Document) -> 'Documents':
+        return Documents(self.number + 1, self.ended, crc32c(document.checksum.to_bytes(4, 'little'), self.checksum))
+
+    @classmethod
+    def of(cls, state: Any) -> 'Documents':
+        """Return the documents of a state; raise ``StateError`` if it has none."""
+        if isinstance(state, list | tuple) and list(map(type, state)) == [int, bool, int]:
+            return cls(*state)
+        raise StateError(f'pack: expected number, end and checksum of documents, got {state!r:.200}')
+
+
 class Packing(Holding):
     """Sequences packed into rows of fixed lengths.
 
     A pack is computed as a whole, and its rows are built one by one. The state is the state before the pack, and the
-    next row: its number is the position in the ``Turns`` of the shards of rows.
+    next row: its number is the position in the ``Turns`` of the shards of rows. If rows or parts of the pack were
+    given out, the state also has checksums of its documents, which must be the same when they are read again.
     """
 
     kind = 'pack'
 
-    def __init__(self, parent: Flow, stage: str, recipe: Recipe) -> None:
+    def __init__(self, parent: Flow, stage: str, recipe: Recipe, seed: Any) -> None:
         super().__init__(parent, stage, last=True)
+        self._parent = parent
+        self._seed = seed  # that shuffles the rows of a pack; None for their order
         self._recipe, self._features, self.turns = recipe, recipe.features, Turns.of(recipe.shard)
         # Where the pack begins: in the first document that is held, at these offsets.
         self._base: dict[str, Any] = {'offsets': [0] * len(self._features), 'document': 0, 'rows': 0}
         self._row = 0  # the next row of all shards
+        self._place: int | None = None  # of the next row of this host from there on, if a mix decides it
         self._rows: list[list[Segment]] | None = None  # of the pack; None until it is computed
         self._after = self._base  # where the next pack begins
         self._pending: Document | None = None  # the document that the next pack begins with
+        self._documents = Documents()  # those of the pack
+        self._given: Documents | None = None  # those of which rows or parts were given out; None if there are none
         self._dtypes: list[tuple[Any, tuple[int, ...]] | None] = []
         self._positions = np.arange(max(feature.length for feature in self._features), dtype=np.int32)
 
     @property
+    def apart(self) -> bool:
+        return self._parent.hosts > 1  # otherwise all hosts pack the same rows
+
+    @property
+    def even(self) -> bool:
+        # How many rows there are is not known, but whether a round of them is complete.
+        return self.hosts == 1 or (self.turns.whole and not self.apart)
+
+    @property
     def in_step(self) -> bool:
-        return self.hosts == 1  # how many rows there are is not known
+        return self.even
+
+    def row_source(self) -> Flow | None:
+        return self if self.turns.count > 1 and not self.apart else None
+
+    def set_place(self, place: int) -> None:
+        """Let the next row be the one at this place behind the position, which ``advance`` moves from now on."""
+        self._place = place
 
     async def next(self) -> Any:
-        row = self._row + self.turns.offset
+        place = self.turns.offset if self._place is None else self._place
+        row = await self._take(self._row + place)
+        if row is None:
+            return END
+        element = self._build(row)
+        if self._place is None:
+            if self.turns.whole and not await self.has(self.turns.stride):
+                return END  # other hosts have no row in this round
+            self.advance(self.turns.stride)
+        return element
+
+    async def has(self, count: int) -> bool:
+        """Return whether there are so many rows from the position on."""
+        return await self._find(self._row + count - 1) is not None
+
+    def advance(self, count: int) -> None:
+        """Move the position on by so many rows, which hosts have taken."""
+        self._row += count
+        if self._rows is None:
+            return
+        self._given = self._documents if count else self._given
+        if self._row >= self._base['rows'] + len(self._rows):
+            self._begin_next()
+
+    async def _take(self, row: int) -> list[Segment] | None:
+        """Return the segments of a row, and free them; None if there are no more rows."""
+        at = await self._find(row)
+        if at is None or self._rows is None:
+            return None
+        segments, self._rows[at] = self._rows[at], []
+        self._given = self._documents
+        return segments
+
+    async def _find(self, row: int) -> int | None:
+        """Compute packs until one has a row, and return its place there; None if there are no more rows."""
         while True:
             if self._rows is None:
                 await self._compute()
             if not self._rows:
                 self._row = max(self._row, self._base['rows'])
-                return END
-            at = row - self._base['rows']
-            if at < len(self._rows):
-                break
+                return None
+            if row < self._base['rows'] + len(self._rows):
+                return row - int(self._base['rows'])
             self._begin_next()
-        element = self._build(self._rows[at])
-        self._rows[at] = []  # free its documents
-        self._row += self.turns.stride
-        if self._row >= self._base['rows'] + len(self._rows):
-            self._begin_next()
-        return element
 
     def _begin_next(self) -> None:
         """Let the next pack follow, which begins with the document that had no space in this one."""
-        self._base, self._rows = self._after, None
+        self._base, self._rows, self._given = self._after, None, None
+        if self._pending is not None and any(self._base['offsets']):
+            self._given = Documents().with_next(self._pending)
         self._held.release(last=self._pending is not None)
 
     async def _compute(self) -> None:
         """Compute the rows of the pack that begins at the base."""
-        await ensure_event_loop()  # the thread of the consumer would compete with those that compute the documents
+        await to_loop()  # the thread of the consumer would compete with those that compute the documents
         recipe, features, base = self._recipe, self._features, self._base
         pack = Concatenated(recipe) if recipe.strategy == 'concat_then_split' else Bins(recipe)
         document, number = self._pending, base['document']
         self._pending, self._dtypes = None, [None] * len(features)
+        documents = Documents()
         if document is not None:
             self._check_dtypes(document, number)
+            documents = documents.with_next(document)
         first = document is None
         longest, began = max(feature.length for feature in features), time.perf_counter()
         while True:
             if document is None:
                 element = await self._held.next()
                 if element is END:
+                    documents = documents._replace(ended=True)
                     break
                 document = self._document(element, number)
+                documents = documents.with_next(document)
                 if first:  # a state may be in its middle
-                    offsets = list(base['offsets'])
-                    if any(offset > size for offset, size in zip(offsets, document.sizes, strict=True)):
-                        raise StateError(f'pack: the state is at {offsets} of a document of {document.sizes} values')
-                    document.offsets, first = offsets, False
+                    document.offsets, first = self._offsets(document, documents), False
+                elif not self._check(documents):
+                    self._refuse()
             if max(document.sizes) > _LONG * longest:
                 added = await offload(pack.add, document)  # it fills many rows
             else:
@@ -104,18 +204,48 @@ class Packing(Holding):
                 await asyncio.sleep(0)  # let the loop do other work, such as reads
                 began = time.perf_counter()
             document, number = None, number + 1
-        if first and any(base['offsets']):
-            raise StateError(f'pack: the state is in the middle of element {number}, and there is none')
+        if not self._check(documents, complete=True) or (first and any(base['offsets'])):
+            self._refuse()
         rows = pack.rows()
-        if recipe.seed is not None:
-            order = np.random.default_rng(recipe.seed + base['rows']).permuted(range(len(rows)))
+        if self._seed is not None:
+            order = np.random.default_rng(self._seed + base['rows']).permuted(range(len(rows)))
             rows = [rows[i] for i in order.tolist()]
         self._after = {
             'offsets': [0] * len(features) if document is None else list(document.offsets),
             'document': number,
             'rows': base['rows'] + len(rows),
         }
-        self._pending, self._rows = document, rows
+        self._pending, self._rows, self._documents = document, rows, documents
+
+    def _offsets(self, document: Document, documents: Documents) -> list[int]:
+        """Return the numbers of values of the first document of the pack that were given out."""
+        offsets = list(self._base['offsets'])
+        beyond = any(offset > size for offset, size in zip(offsets, document.sizes, strict=True))
+        if beyond or not self._check(documents):
+            self._refuse()
+            return [0] * len(offsets)
+        return offsets
+
+    def _check(self, documents: Documents, complete: bool = False) -> bool:
+        """Return whether documents, so far or all of the pack, are those of which rows or parts were given out."""
+        given = self._given
+        if given is None:
+            return True
+        if complete:
+            return documents.number >= given.number and (not given.ended or documents == given)
+        return documents.number != given.number or documents.checksum == given.checksum
+
+    def _refuse(self) -> None:
+        """Refuse the documents that were read again, or let them be packed nevertheless."""
+        number, given, self._given = self._base['document'], self._given, None
+        which = (
+            f'{counted(given.number, "element")} from number {number} on' if given else f'a part of element {number}'
+        )
+        refuse_state(
+            f'{self._stage}: holds {which}, and other elements were read in their place than when the state was saved',
+            self.strict,
+            'continue with the same elements, or pass strict=False, which may repeat values or leave them out',
+        )
 
     def _document(self, element: Any, number: int) -> Document:
         """Return an element as a document; raise ``DatapointError`` if it lacks a feature, or one does not fit."""
@@ -199,7 +329,7 @@ class Packing(Holding):
                     continue
                 stop = start + size
                 values[start:stop] = part
-                if feature.bos is not None:
+                if feature.bos is not None and (self._recipe.bos_parts or segments[number - 1].begins[i]):
                     values[start] = feature.bos
                 if not feature.meta:
                     ids[start:stop] = number
@@ -216,11 +346,12 @@ class Packing(Holding):
     def state(self) -> Any:
         holds = self._row > self._base['rows'] or any(self._base['offsets'])
         row = self.turns.state(self._row, self.keeps_host)
-        return self._held.state(holds, **self._base, row=row)
+        documents = {} if self._given is None else {'documents': list(self._given)}
+        return self._held.state(holds, **self._base, row=row, **documents)
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         expected = {'parent', *self._base, 'row'}
-        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held'}:
+        if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
             raise StateError(
                 f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}: states saved by earlier '
@@ -237,6 +368,7 @@ class Packing(Holding):
         await self._held.restore(state, row > state['rows'] or any(offsets), terms)
         self._base = {key: state[key] for key in self._base}
         self._row, self._rows, self._pending = row, None, None
+        self._given = Documents.of(state['documents']) if 'documents' in state else None
 
     def _forget(self) -> None:
         super()._forget()

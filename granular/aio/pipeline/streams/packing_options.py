@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from granular.aio.pipeline.transforms import ShardOptions, as_shard
+from granular.aio.pipeline.shards import ShardOptions, as_shard
 from granular.errors import InvalidArgumentError
 from granular.indexing import check_integer
 
@@ -39,6 +39,7 @@ class Recipe:
         alignment: Any,
         padding: Any,
         bos: Any,
+        bos_parts: bool,
         shard_options: ShardOptions | None,
     ) -> None:
         if strategy not in get_args(Strategy):
@@ -52,11 +53,6 @@ class Recipe:
         if strategy == 'concat_then_split' and shuffle_bins:
             raise InvalidArgumentError('shuffle_bins: concat_then_split fills one row after the other: it has no bins')
         self.shard = as_shard(shard_options)  # the rows that this stream yields
-        if self.shard.drop_remainder:
-            raise InvalidArgumentError(
-                'shard_options: the number of packed rows is not known before the end: expected drop_remainder=False; '
-                'repeat the documents for streams that end at the same time'
-            )
         self.features = tuple(
             Feature(
                 path,
@@ -73,11 +69,12 @@ class Recipe:
         options = {
             'strategy': (strategy, 'first_fit'), 'meta_features': (list(meta), []),
             'max_segments': (max_segments, None), 'split_long': (split_long, False),
-            'shuffle_bins': (shuffle_bins, False), 'seed': (seed, 0),
+            'shuffle_bins': (shuffle_bins, False), 'seed': (seed if shuffle_bins else 0, 0),
             'alignment': (alignment, None), 'padding': (padding, None), 'bos': (bos, None),
+            'bos_parts': (bos_parts, True),
         }  # fmt: skip
         changed = [f', {name}={value!r}' for name, (value, default) in options.items() if value != default]
-        self.strategy, self.split_long = strategy, split_long
+        self.strategy, self.split_long, self.bos_parts = strategy, split_long, bos_parts
         self.bins = check_integer('num_packing_bins', bins, 1)
         self.max_segments = None if max_segments is None else check_integer('max_segments', max_segments, 1)
         self.listed = tuple(key for key in meta if key not in length)  # meta features, as a list per row

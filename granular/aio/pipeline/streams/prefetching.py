@@ -8,13 +8,15 @@ from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream, Unchanged
-from granular.aio.runtime.loops import ensure_event_loop, running_loop
+from granular.aio.runtime.immediate import running_loop, to_loop
 from granular.aio.runtime.tasks import end_tasks
 from granular.errors import ClosedError
 
 
 class Prefetched(Unchanged):
     """Elements computed before they are requested; ``unlisted`` if the user did not ask for that."""
+
+    stateless = True
 
     def __init__(self, parent: Stream, size: int, unlisted: bool = False) -> None:
         super().__init__(parent)
@@ -40,7 +42,7 @@ class Prefetching(Flow):
         # Elements, the states after them, and whether hosts are in step there; an error in place of the last state.
         self._ready: asyncio.Queue[tuple[Any, Any, bool]] | None = None
         self._room = asyncio.Event()  # set if the task may compute another element
-        self._taken = False  # True while an element is taken: interrupted, it is lost
+        self._taken = False  # True while an element is taken: if that is cut, it is lost
         self._computing = False
         self._closed = False
 
@@ -57,7 +59,7 @@ class Prefetching(Flow):
         if self._closed:
             raise ClosedError('the iterator is closed')
         if not self._size and self._task is not None:
-            await ensure_event_loop()  # where the task does not begin an element meanwhile
+            await to_loop()  # where the task does not begin an element meanwhile
         if not self._size and not self._pending():
             await self._stop()
             element = await self._parent.next()
@@ -115,7 +117,6 @@ class Prefetching(Flow):
     async def set_prefetch(self, size: int) -> bool:
         self._size = size
         if self._task is not None:
-            await ensure_event_loop()
             self._set_room()
         return True
 
@@ -131,12 +132,11 @@ class Prefetching(Flow):
             return  # what is made ahead follows from there
         await self._stop()
         await self._parent.restore(state, terms)
-        after, in_step = self._parent.state(), self._parent.in_step
-        # Last: until then, Ctrl-C must not make what is read ahead count as what follows from this state.
-        self._after, self._in_step, self._terms, self._taken = after, in_step, terms, False
+        self._after, self._in_step = self._parent.state(), self._parent.in_step
+        self._terms, self._taken = terms, False
 
     async def begin(self) -> None:
-        await ensure_event_loop()
+        await to_loop()
         if self._task is None:
             await self._parent.begin()
             if not self._taken:
@@ -149,7 +149,7 @@ class Prefetching(Flow):
     async def _stop(self) -> None:
         task, self._ready = self._task, None
         if task is not None:
-            await ensure_event_loop()
+            await to_loop()
             await end_tasks([task])
             self._task = None
 

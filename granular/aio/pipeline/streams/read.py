@@ -1,28 +1,25 @@
 """Reading: the elements of a source, in chunks that are read ahead."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from granular.aio.execution.failures import Errors, Failure, OnError
+from granular.aio.execution.failures import Errors, Failure, Handler, OnError
 from granular.aio.execution.prefetch import END, Prefetch
 from granular.aio.pipeline.nodes import elements
 from granular.aio.pipeline.nodes.elements import NONE, Batch, KeptNone
 from granular.aio.pipeline.nodes.indices import IndexNode, Repeat, Slice, check_finite, part_of
+from granular.aio.pipeline.nodes.patterns import nested
 from granular.aio.pipeline.nodes.source import Source, all_stages, estimate_nbytes
-from granular.aio.pipeline.position import FREE, Terms, Turns
-from granular.aio.pipeline.streams.flow import FilterCheck, Flow
+from granular.aio.pipeline.position import FREE, EvenTurns, Terms, Turns
+from granular.aio.pipeline.shards import ShardOptions, as_shard
+from granular.aio.pipeline.streams.decoding import Decoding, small_nbytes
+from granular.aio.pipeline.streams.flow import FilterCheck, Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import (
-    DatasetOptions,
-    MultiprocessingOptions,
-    ReadOptions,
-    ShardOptions,
-    as_read_options,
-    as_shard,
-)
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ReadOptions, as_read_options
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.threads import offload
 from granular.errors import InvalidArgumentError, StateError
 
 if TYPE_CHECKING:
@@ -50,6 +47,8 @@ class Read(Stream):
     ) -> None:
         super().__init__(source)
         self.options, self.allow_nones, self.shard = as_read_options(options), allow_nones, as_shard(shard)
+        # The parts that the shard is divided into in turn, from the outermost: those of ranks, then those of workers.
+        self.parts: tuple[ShardOptions, ...] = (self.shard,)
         self.on_error: OnError = Errors(on_error).on_error  # validated here; each iteration counts its own errors
 
     @property
@@ -58,7 +57,12 @@ class Read(Stream):
 
     @property
     def turns(self) -> Turns:
-        return Turns.of(self.shard)
+        shard, pattern = self.shard, self.source.pattern() if self.shard.shard_count > 1 else None
+        if pattern is None:
+            return Turns.of(shard)
+        parts = [(part.shard_index, part.shard_count) for part in self.parts if part.shard_count > 1]
+        shares = nested(parts, pattern, self.source.owners)
+        return EvenTurns(shard.shard_index, shard.shard_count, shard.drop_remainder, shares, len(self.source))
 
     @property
     def drops(self) -> bool:
@@ -66,8 +70,18 @@ class Read(Stream):
         return self.on_error != 'raise' or (self.source.sparse and not self.allow_nones)
 
     @property
+    def weight(self) -> int:
+        """The number of datapoints in an element."""
+        return _weight(self.source)
+
+    @property
+    def is_batched(self) -> bool:
+        """True if its elements are batches, also of one datapoint."""
+        return any(isinstance(stage, Batch) for stage in all_stages(self.source))
+
+    @property
     def hosts(self) -> int:
-        return self.turns.count
+        return self.shard.shard_count
 
     def merged(self) -> 'Read | None':
         return self
@@ -89,9 +103,23 @@ class Read(Stream):
         own = self.shard
         index = own.shard_index + own.shard_count * part.shard_index
         drop = own.drop_remainder or part.drop_remainder
-        return self.replaced(shard=ShardOptions(index, own.shard_count * part.shard_count, drop))
+        shard = ShardOptions(index, own.shard_count * part.shard_count, drop)
+        return self.replaced(shard=shard, parts=(*self.parts, part))
+
+    async def divisions(self) -> set[int]:
+        return {self.hosts}
+
+    def expecting(self, parts: int) -> Stream:
+        if self.hosts != parts:
+            raise InvalidArgumentError(
+                f'{self.describe()}: the stream is divided into {self.hosts} shards, those before it into {parts}: '
+                f'pass the same shard_options to each'
+            )
+        return self
 
     def at_epoch(self, epoch: int) -> Stream:
+        if not epoch:
+            return self
         length = len(self.source)
         check_finite(self.source, f'epoch {epoch}', 'leave out repeat(), or call it of the stream')
         return self.over([Slice(Repeat(self.source, None), slice(epoch * length, (epoch + 1) * length))])
@@ -142,15 +170,18 @@ class _ChunkTask:
 
     captures = True
 
-    def __init__(self, source: Source, turns: Turns) -> None:
-        self._source, self._offset, self._stride = source, turns.offset, turns.stride
+    def __init__(self, source: Source, turns: Turns, memory: int) -> None:
+        self._source, self._turns = source, turns
+        self._decoding = Decoding(source, _weight(source), memory)
 
     def stages(self) -> list[Source]:
         return all_stages(self._source)
 
     async def compute(self, position: int, count: int) -> _Chunk:
-        first = position + self._offset
-        chunk = await self._source.fetch(np.arange(first, first + self._stride * count, self._stride))
+        turns, stride = self._turns, self._turns.stride
+        rounds = np.arange(position, position + stride * count, stride)
+        indices = await offload(turns.taken, rounds) if isinstance(turns, EvenTurns) else turns.taken(rounds)
+        chunk = await self._decoding.fetch(indices)
         return _Chunk(chunk[::-1], estimate_nbytes(chunk), set(map(type, chunk)))
 
 
@@ -169,9 +200,10 @@ class Reading(Flow):
         self._alone = self.turns.count == 1
         self._length, self._start = len(read.source), 0  # hosts take turns from the start to the end of the length
         self._ended = False
-        weight = _weight(read.source)
+        weight = read.weight
         self._chunk_size = max(1, chunk // weight)
-        task = _ChunkTask(read.source, self.turns)
+        processes = 0 if read.workers is None else read.workers.num_workers
+        task = _ChunkTask(read.source, self.turns, options.memory // max(1, processes))
         compute: Callable[..., Coroutine[Any, Any, _Chunk]] = task.compute
         self._deepest = _CHUNKS
         if (workers := read.workers) is not None and workers.num_workers:
@@ -183,8 +215,8 @@ class Reading(Flow):
         self.ahead: Prefetch[_Chunk] = Prefetch(
             compute, self._stride, weight, max(1, options.num_threads), 'stream', True
         )
-        # The bytes of the largest element, and until one is read, of a stored one; 0 if neither is known.
-        self._largest = int(read.source.stored_nbytes() or 0)
+        # The bytes of the largest element, and until one is read, of a small stored one; 0 if neither is known.
+        self._largest = small_nbytes(read.source, weight)
         self._measured = False
         self._set_buffer(options.prefetch_buffer_size)
         self._chunk_rest: list[Any] = []  # the elements of the chunk that are left, in reverse
@@ -198,6 +230,10 @@ class Reading(Flow):
     @property
     def even(self) -> bool:
         return self._alone or (not self._drops and self.turns.even(self._length - self._start))
+
+    @property
+    def apart(self) -> bool:
+        return self._drops and not self._alone
 
     @property
     def in_step(self) -> bool:
@@ -247,10 +283,13 @@ class Reading(Flow):
                     await self._seek(self._position())
                     raise element.release()
                 failure, failed = element, [(element.index, element.message)] if element.counts else []
-                element = self.errors.resolve(failure)
+                if failure.batched:
+                    element, failed = await self._handle_batch(failure)
+                else:
+                    element = self.errors.resolve(failure)
                 is_skipped = element is None
                 if self._later and not is_skipped:
-                    element = await elements.replaced(self._later, element, self._position() + self.turns.offset)
+                    element = await elements.replaced(self._later, element, self._index())
                 self.errors.report(failed)  # not before: what raised an error is tried again
                 failure.release()
                 if is_skipped:
@@ -265,6 +304,22 @@ class Reading(Flow):
             if element is not None or self._read.allow_nones:
                 return element
             self._elements -= 1
+
+    def _index(self) -> int:
+        """Return the index of the next element of this host in the source."""
+        return int(self.turns.taken(np.array([self._position()]))[0])
+
+    async def _handle_batch(self, failure: Failure) -> tuple[Any, list[tuple[int, str]]]:
+        """Return an element again, with those replaced that failed in its batch, and the index and message of these.
+
+        What fails as a whole is replaced as any other datapoint.
+        """
+        handler = Handler(self.errors, failure)
+        source = elements.before_handled(self._read.source)
+        element = await handler.fetch(source, self._index())
+        if type(element) is Failure:
+            element = await handler.replaced(element)
+        return element, handler.failed if failure.counts else []
 
     async def _load(self) -> bool:
         """Take the next chunk. Returns False at the end."""
@@ -307,9 +362,9 @@ class Reading(Flow):
         if not self._largest:
             ahead.depth = min(self._depth, _BLIND)
             return
-        ahead.most = max(1, min(ahead.most, memory // (2 * self._largest)))
-        if self._depth:
-            ahead.depth = max(1, min(self._depth, memory // (self._largest * ahead.most) - 1))
+        ahead.most = max(1, min(ahead.most, memory // (8 * self._largest)))
+        # Beside the chunks ahead there are the next one, that which is consumed, and what a later stage combines.
+        ahead.depth = max(0, min(self._depth, memory // (self._largest * ahead.most) - 3))
 
     def bind(self, token: object) -> None:
         self.ahead.token = token
@@ -329,7 +384,7 @@ class Reading(Flow):
             if self._read.on_error != 'raise':
                 stage, kind = 'whose on_error leaves out elements that fail', 'on_error'
             terms = terms.of(f'to_iter_dataset, {stage}', f'to_iter_dataset, {kind}', False)
-        position = self.turns.at(state, terms)
+        position = self.turns.at(self._unnumbered(state), terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
         if position > self._length and terms.version > 1:
@@ -339,10 +394,23 @@ class Reading(Flow):
         self._ended = False
         if position != self._position():  # otherwise what is read ahead is kept
             self._start = position
-            self.ahead.stop = self.turns.stop(position, self._length)  # first: interrupted, it is set again
+            self.ahead.stop = self.turns.stop(position, self._length)
             await self._seek(position)
             if self._check is not None:
                 self._check.restart()
+
+    def _unnumbered(self, state: Any) -> Any:
+        """Return the state of the reading in one of stages that numbered its elements, which are a part of it now."""
+        counts = []
+        while isinstance(state, Mapping) and state.keys() == {'parent', 'count'}:
+            counts.append(number_of(state, 'count'))
+            state = state['parent']
+        if any(count != state for count in counts):
+            raise StateError(
+                f'{self._read.describe()}: the state has other numbers of elements, {counts}, than its position, '
+                f'{state!r:.100}: continue with the on_error, and with each prefetch, that saved the state'
+            )
+        return state
 
     async def _seek(self, position: int) -> None:
         self._elements -= len(self._chunk_rest)
@@ -351,7 +419,7 @@ class Reading(Flow):
 
     async def begin(self) -> None:
         if not self._chunk_rest:
-            await ensure_event_loop()
+            await to_loop()
             self.ahead.begin()
 
     async def aclose(self) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Self, cast
 
+from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
-from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, ShardOptions, divided
+from granular.aio.pipeline.transforms import DatasetOptions, MultiprocessingOptions, divided
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import Seed
 
@@ -23,6 +24,7 @@ class Stream(abc.ABC):
     parents: tuple[Any, ...] = ()  # the previous stages, or the source
     transparent = False  # True if a state of this stage is that of its only parent
     unlisted = False  # True if it has the description of its parent, and is not listed beside it
+    stateless = False  # True if states do not depend on it, so that it is no part of a fingerprint
     dataset_options: DatasetOptions = DatasetOptions()  # those that were set after this stage
     declared_seed: Seed | None = None  # that this stage sets for later ones
 
@@ -109,12 +111,43 @@ class Stream(abc.ABC):
         return self.over_each(methodcaller('in_part', part), f'cannot be divided into {part.shard_count} parts')
 
     def at_epoch(self, epoch: int) -> 'Stream':
-        """Return the stream of a later epoch, in which shuffled parts have a different order."""
-        return self.over_each(methodcaller('at_epoch', epoch), f'has no epoch {epoch}')
+        """Return the stream of an epoch, in which random stages have other orders and numbers, by seed and epoch.
+
+        Epoch 0 is the stream itself, and so is each epoch of a stream of files alone.
+        """
+        if not epoch:
+            return self
+        return self.over_each(methodcaller('at_epoch', epoch), f'has no epoch {epoch}').reseeded(epoch)
+
+    def reseeded(self, epoch: int) -> 'Stream':
+        """Return this stage with the random numbers of an epoch; itself if it draws none."""
+        return self
+
+    def keep_selections(self, warn: bool = True) -> 'Stream':
+        """Return the stream with the same elements in each selection in all epochs, as ``Source.keep_selections``."""
+        parents = [parent.keep_selections(warn) for parent in self.parents]
+        same = all(new is old for new, old in zip(parents, self.parents, strict=True))
+        return self if same else self.over(parents)
+
+    async def divisions(self) -> set[int]:
+        """Return the numbers of shards into which the streams that it reads are divided: one number if all are equal.
+
+        Of streams that are made later, the first one is made to tell.
+        """
+        return {part for parent in self.parents for part in await parent.divisions()} or {1}
+
+    def expecting(self, parts: int) -> 'Stream':
+        """Return the same stream, which raises an error if one that it makes is not divided into so many shards."""
+        return self.over_each(methodcaller('expecting', parts))
 
     def roots(self) -> list[Any]:
         """Return each ``Read`` that the stream starts from."""
         return [root for parent in self.parents for root in parent.roots()]
+
+
+def in_epoch(epoch: int) -> str:
+    """Describe the epoch of a random stage, behind its seed; '' for epoch 0."""
+    return f', epoch={epoch}' if epoch else ''
 
 
 class Unchanged(Stream):
@@ -130,7 +163,9 @@ class Unchanged(Stream):
 
 
 class SeededStream(Unchanged):
-    """A stage that sets the default seed for later random operations."""
+    """A stage that sets the default seed for later random operations, whose descriptions have it."""
+
+    stateless = True
 
     def __init__(self, parent: Stream, seed: Seed) -> None:
         super().__init__(parent)
@@ -144,17 +179,11 @@ class SeededStream(Unchanged):
 
 
 class Staged(Stream):
-    """A stage whose flow a function creates of its parent's, the description and arguments; ``shards`` share it."""
+    """A stage whose flow a function creates of its parent's, the description and arguments."""
 
-    def __init__(
-        self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any, shards: int = 1
-    ) -> None:
+    def __init__(self, parent: Stream, description: str, start: Callable[..., Flow], *args: Any) -> None:
         super().__init__(parent)
-        self._description, self._start, self._args, self._shards = description, start, args, shards
-
-    @property
-    def hosts(self) -> int:
-        return super().hosts * self._shards
+        self._description, self._start, self._args = description, start, args
 
     def flow(self) -> Flow:
         return self._start(self.parent.flow(), self._description, *self._args)

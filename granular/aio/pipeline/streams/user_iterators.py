@@ -8,9 +8,9 @@ from typing import Any
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.position import FREE, Terms, restoring
+from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow
 from granular.aio.pipeline.streams.stream import Stream
-from granular.aio.pipeline.transforms import ShardOptions
 from granular.aio.runtime.threads import offload
 from granular.aio.runtime.user_functions import call_user
 from granular.errors import ClosedError, InvalidArgumentError
@@ -31,10 +31,13 @@ class Iterated(Stream):
     def over(self, parents: Sequence[Any]) -> Stream:
         return self._rebuild(self._dataset, parents)
 
+    def expecting(self, parts: int) -> Stream:
+        return self
+
     def sharded(self, part: ShardOptions) -> Stream:
         raise InvalidArgumentError(f'{self.describe()} cannot be divided into {part.shard_count} shards')
 
-    def at_epoch(self, epoch: int) -> Stream:
+    def reseeded(self, epoch: int) -> Stream:
         raise InvalidArgumentError(f'{self.describe()} has no epoch {epoch}')
 
     def flow(self) -> Flow:

@@ -5,18 +5,23 @@ from typing import Any, cast
 import numpy as np
 
 from granular.aio.execution.prefetch import END
+from granular.aio.pipeline.nodes.indices import seed_in_epoch
 from granular.aio.pipeline.position import FREE, Terms
 from granular.aio.pipeline.streams.flow import Flow, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
-from granular.aio.pipeline.streams.stream import Staged, Stream
+from granular.aio.pipeline.streams.stream import Staged, Stream, in_epoch
 from granular.errors import StateError
 from granular.shuffle import permute
 
 
 class WindowShuffled(Staged):
-    def __init__(self, parent: Stream, size: int, seed: int) -> None:
-        super().__init__(parent, f'window_shuffle({size}, seed={seed})', WindowShuffling, size, seed)
-        self._size = size
+    def __init__(self, parent: Stream, size: int, seed: int, epoch: int = 0) -> None:
+        description = f'window_shuffle({size}, seed={seed}{in_epoch(epoch)})'
+        super().__init__(parent, description, WindowShuffling, size, seed_in_epoch(seed, epoch))
+        self._size, self._seed = size, seed
+
+    def reseeded(self, epoch: int) -> Stream:
+        return WindowShuffled(self.parent, self._size, self._seed, epoch)
 
     def length(self) -> int:
         return self.parent.length()

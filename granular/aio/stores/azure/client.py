@@ -46,8 +46,8 @@ class AzureClient:
         self._store, self._account = store, account
         self.container: Any = self._fs.service_client.get_container_client(container)
         self.metrics = counters.store(root)
-        self._traffic = Traffic(config, self.metrics, lambda: None)
         self._reached = False
+        self._traffic = Traffic(config, self.metrics, lambda: None, lambda: self._reached, _unasked)
         # Arguments of each request.
         self.settings: dict[str, Any] = {
             'retry_total': 0,  # `call` retries
@@ -182,6 +182,11 @@ def _refused(name: str, error: Any) -> Exception:
     if reason := (getattr(error, 'additional_info', None) or {}).get('authenticationerrordetail'):
         getattr(refused, 'error', refused).add_note(hidden(' '.join(str(reason).split()))[:_LONGEST])
     return refused
+
+
+async def _unasked() -> bool:
+    """Ask nothing: the requests are those of the SDK."""
+    return False
 
 
 async def _recover(kind: RecoverableKind, detail: str) -> bool:

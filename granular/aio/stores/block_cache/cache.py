@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeVar
 from granular._words import logger
 from granular.aio.runtime.buffers import Space, blank
 from granular.aio.runtime.forking import after_fork
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_inline_then_threads, offload, on_this_loop
 from granular.aio.stores.base import Request, Store
@@ -91,7 +91,7 @@ class BlockCache:
             for start, stop in zip(starts, stops, strict=True)
         ]
         read = functools.partial(self._read_cached, upstream.fingerprint, ranges)
-        if running_loop() is not None and sum(byte_range.stop - byte_range.start for byte_range in ranges) > IN_PLACE:
+        if not is_immediate() and sum(byte_range.stop - byte_range.start for byte_range in ranges) > IN_PLACE:
             pieces = await offload(map_inline_then_threads, read, len(ranges))
         else:
             pieces = map_inline_then_threads(read, len(ranges))

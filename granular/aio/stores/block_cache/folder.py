@@ -51,7 +51,7 @@ class CacheFolder:
         self.words: memoryview[int] = memoryview(self.table).cast('Q')
         self.block_locks: RangeLocks = RangeLocks(open_file('flights', os.O_RDWR | os.O_CREAT, self._top.fd))
         os.close(open_file('lock', os.O_RDWR | os.O_CREAT, self._top.fd))  # rejects a planted link now
-        self._thread_lock = threading.RLock()  # a thread whose interrupt left it locked may take it nevertheless
+        self._thread_lock = threading.RLock()  # the handler of a signal may come here again
         self._last_warning = -_LOG_INTERVAL
 
     def reserve(self, start: int, count: int) -> None:
@@ -76,7 +76,6 @@ class CacheFolder:
     def exclusive(self) -> Iterator[None]:
         """Exclude other threads and processes from registering objects, and from creating or removing packs."""
         deadline = time.monotonic() + _LOCK_TIMEOUT
-        # Not by a call of acquire, after which an interrupt may come.
         with self._thread_lock, contextlib.ExitStack() as stack:
             fd = open_file('lock', os.O_RDWR | os.O_CREAT, self._top.fd)
             stack.callback(os.close, fd)

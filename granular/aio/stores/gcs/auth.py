@@ -11,7 +11,7 @@ from typing import Any, Final
 from granular._lazy import import_extra
 from granular._redact import hidden
 from granular._words import logger
-from granular.aio.stores.errors import translated
+from granular.aio.stores.errors import is_one_word, translated, unreadable_credentials
 from granular.aio.stores.lent import LENT
 from granular.errors import AccessDeniedError, GranularError, InvalidArgumentError, StoreError
 from granular.formats.base import parse_json
@@ -78,6 +78,11 @@ class Login:
         if self.credentials is not None:
             with google_errors(self._root):
                 self.credentials.apply(headers)
+            if not is_one_word(headers.get('authorization', '').removeprefix('Bearer ')):
+                raise AccessDeniedError(
+                    f'{self._root}: the credentials have a space, a newline or another character that no access token '
+                    f'has: check the end of token='
+                )
         return headers
 
 
@@ -200,4 +205,4 @@ def _from_google(name: str, error: Exception) -> GranularError | None:
         return AccessDeniedError(f'{name}: its credentials were refused a token: {detail}')
     if isinstance(error, ValueError | TypeError | AttributeError):  # from a file whose fields have other types
         return InvalidArgumentError(f'{name}: invalid credentials: {type(error).__name__}: {detail}')
-    return None
+    return unreadable_credentials(name, error)

@@ -119,14 +119,16 @@ def is_locked(path: str) -> bool:
     return lock(file.fd) is False
 
 
-def remove_unlocked(path: str) -> bool:
-    """Remove a file, unless it is locked. Return whether it was removed.
+def remove_unlocked(path: str, modified: float | None = None) -> bool:
+    """Remove a file, unless it is locked, or was modified at another time than given. Return whether it was removed.
 
     The lock is held meanwhile: a writer that locks the file later finds that it is no longer at its path.
     """
     try:
         file = Descriptor(path, os.O_RDONLY | os.O_CLOEXEC)
         if lock(file.fd) is False or not is_at(file.fd, path):
+            return False
+        if modified is not None and os.fstat(file.fd).st_mtime != modified:
             return False
         os.unlink(path)
     except FileNotFoundError:  # also if its writer could not lock it, and removed it meanwhile

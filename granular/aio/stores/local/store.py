@@ -13,13 +13,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import BinaryIO, Final, TypeVar
 
 from granular.aio.reply import Reply, changed
-from granular.aio.runtime.loops import running_loop
+from granular.aio.runtime.immediate import is_immediate
 from granular.aio.runtime.threads import SLOW, Timer, map_threads_now, offload, offload_whole
 from granular.aio.stores.base import Entry, ObjectWriter, Request, Stat, Store
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, MAX_READ, OpenFile, files, is_version, open_at_once, version_of
 from granular.aio.stores.local.locks import FolderLock, being_written, lock, remove_unlocked
 from granular.errors import AlreadyExistsError
+from granular.formats.layout import shard_number
 from granular.metrics import local_files
 
 T = TypeVar('T')
@@ -55,7 +56,7 @@ class LocalStore(Store):
         return files.keep(key)
 
     async def read(self, key: str, start: int = 0, stop: int | None = None, version: str | None = None) -> Reply:
-        if running_loop() is not None and (stop is None or stop - start > IN_PLACE):
+        if not is_immediate() and (stop is None or stop - start > IN_PLACE):
             return await offload(self.read_now, key, start, stop, version)
         return self.read_now(key, start, stop, version)
 
@@ -83,7 +84,7 @@ class LocalStore(Store):
         await offload(call)
 
     async def read_many(self, requests: Sequence[Request]) -> list[bytes]:
-        if running_loop() is not None:
+        if not is_immediate():
             size = sum(sum(request.stops) - sum(request.starts) for request in requests)
             if size > IN_PLACE:
                 return await offload(self.read_many_now, requests)
@@ -164,6 +165,14 @@ class LocalStore(Store):
     async def lock_folder(self, key: str, shared: bool = False) -> FolderLock:
         return await _run(key, lambda: FolderLock(key, shared), undo=FolderLock.release)
 
+    async def lock_dataset(self, key: str) -> contextlib.ExitStack:
+        """Lock the folder of a dataset until the stack is closed; of a shard, also keep out copies of its dataset."""
+        with contextlib.ExitStack() as locks:
+            if shard_number(os.path.basename(key)) is not None:
+                locks.callback((await self.lock_folder(os.path.dirname(key) or '.', shared=True)).release)
+            locks.callback((await self.lock_folder(key)).release)
+            return locks.pop_all()
+
     async def mkdir(self, key: str, parents: bool, exist_ok: bool) -> None:
         from granular.aio.stores.local.writing import sync
 
@@ -172,6 +181,12 @@ class LocalStore(Store):
                 sync(os.path.dirname(folder))  # a dataset only survives a power cut if the folders on its path do
 
         await _run(key, call)
+
+    async def touch(self, key: str) -> None:
+        await _run(key, lambda: os.utime(key))
+
+    async def rename(self, key: str, target: str) -> None:
+        await _run(key, lambda: os.replace(key, target))
 
     async def delete(self, keys: Sequence[str]) -> None:
         def call() -> None:
@@ -182,15 +197,15 @@ class LocalStore(Store):
 
         await offload_whole(call)
 
-    async def delete_unlocked(self, keys: Sequence[str]) -> list[str]:
-        """Delete files, unless a process has locked them. Return those that were deleted."""
+    async def delete_unlocked(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Delete files, unless a process has locked them, or they were written anew. Return those that were deleted."""
 
-        def call(key: str) -> bool:
-            files.forget(key)
-            with translated(key):
-                return remove_unlocked(key)
+        def call(entry: Entry) -> bool:
+            files.forget(entry.key)
+            with translated(entry.key):
+                return remove_unlocked(entry.key, entry.modified)
 
-        return [key for key in keys if await offload_whole(call, key)]
+        return [entry for entry in entries if await offload_whole(call, entry)]
 
     async def delete_empty(self, key: str) -> bool:
         def call() -> bool:

@@ -13,8 +13,8 @@ from typing import BinaryIO, Final
 
 from granular.aio.reply import changed
 from granular.aio.runtime.descriptor import Descriptor
-from granular.aio.runtime.loops import ensure_uninterrupted
-from granular.aio.runtime.threads import expect_exit, offload_whole
+from granular.aio.runtime.pools import expect_exit
+from granular.aio.runtime.threads import offload_whole
 from granular.aio.stores.base import ObjectWriter
 from granular.aio.stores.errors import translated
 from granular.aio.stores.local.files import IN_PLACE, OpenFile, version_of
@@ -142,7 +142,6 @@ class LocalWriter(ObjectWriter):
         return own is not None and os.path.samestat(info, own) and info.st_mtime_ns == own.st_mtime_ns
 
     async def abort(self) -> None:
-        await ensure_uninterrupted()
         await offload_whole(self._abort)
 
     def _abort(self) -> None:

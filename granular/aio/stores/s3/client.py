@@ -22,7 +22,7 @@ from granular.aio.stores.listing import Listing, Page
 from granular.aio.stores.remote import Client, RemoteStore
 from granular.aio.stores.s3 import options as s3options
 from granular.aio.stores.s3 import replies as s3replies
-from granular.aio.stores.s3.credentials import botocore_errors, credentials_of
+from granular.aio.stores.s3.credentials import botocore_errors, checked, configuration_of, credentials_of
 from granular.aio.stores.s3.documents import bucket_body, delete_body
 from granular.aio.stores.s3.replies import ObjectMetadata
 from granular.config import KiB, MiB
@@ -52,6 +52,10 @@ class S3Client(Client):
         s3options.check(store.root, store.options)
         options = store.options
         self.endpoint, self.region, _ = store.endpoint
+        configuration = configuration_of(store.root, options)
+        self._style = s3options.addressing(store.root, options, configuration.addressing_style)
+        if 'tls_verify' not in options and configuration.ca_bundle is not None:
+            self.tls_verify = configuration.ca_bundle
         self._credentials = credentials_of(store.root, options)
         self._payer = {'x-amz-request-payer': 'requester'} if options.get('requester_pays') else {}
         self.written_headers: dict[str, str] = s3options.written_headers(options)
@@ -63,7 +67,7 @@ class S3Client(Client):
         self.has_odd_etags = False  # True once an ETag was not the MD5 of an object that was correct
 
     def _address(self) -> str:
-        return s3options.address(self.store.root, self.endpoint, self.region, s3options.addressing(self.store.options))
+        return s3options.address(self.store.root, self.endpoint, self.region, self._style)
 
     # --- signing
 
@@ -89,7 +93,7 @@ class S3Client(Client):
 
         payload = UNSIGNED if body and url.startswith('https:') else (await digest('sha256', body)).hex()
         with botocore_errors(self.store.url(key)):
-            frozen = await self._credentials.frozen()
+            frozen = checked(self.store.root, await self._credentials.frozen())
         request = AWSRequest(method, url, headers=headers)
         Signer(frozen, self.region, self._skew, payload).add_auth(request)
         return url, dict(request.headers.items())
@@ -139,6 +143,7 @@ class S3Client(Client):
         name = self.store.url(key)
 
         def checked(answer: Answer) -> T:
+            s3replies.check_error(answer, name)
             if answer.head.status == 404 and 404 not in statuses:
                 raise s3replies.missing_error(answer, name)
             return check(answer)

@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from granular._lazy import import_extra
 from granular._redact import hidden
 from granular.aio.runtime.threads import offload
-from granular.aio.stores.errors import translated
+from granular.aio.stores.errors import is_one_word, translated, unreadable_credentials
 from granular.aio.stores.lent import LENT, current, on_its_loop
 from granular.errors import AccessDeniedError, GranularError, StoreError
 
@@ -15,6 +15,18 @@ _DENIED_CODES: Final = (
     *('401', '403', 'AccessDenied', 'ExpiredToken', 'ExpiredTokenException', 'InvalidClientTokenId'),
     *('InvalidAccessKeyId', 'SignatureDoesNotMatch', 'UnrecognizedClientException'),
 )
+
+
+# What no other attempt changes, with the remedy.
+_PERMANENT: Final[Mapping[tuple[str, ...], str]] = {
+    ('SSOError', 'TokenRetrievalError'): ': log in with `aws sso login`, and --profile for another profile',
+    ('LoginError',): ': log in with `aws login`, and --profile for another profile',
+    (
+        *('NoCredentialsError', 'PartialCredentialsError', 'ProfileNotFound', 'ConfigNotFound', 'ConfigParseError'),
+        *('UnknownCredentialError', 'InvalidConfigError', 'RefreshWithMFAUnsupportedError', 'NoAuthTokenError'),
+        *('UnknownTokenProviderError', 'ParamValidationError'),
+    ): '',
+}
 
 
 class FoundCredentials:
@@ -85,6 +97,34 @@ class LentCredentials:
         return True
 
 
+class Configuration(NamedTuple):
+    """Settings of a bucket that the configuration of AWS has, and the options may not."""
+
+    addressing_style: str  # empty if it has none
+    ca_bundle: str | None
+
+
+def configuration_of(root: str, options: Mapping[str, Any]) -> Configuration:
+    """Return what botocore finds in the environment and in the profile. It reads files: call it on a worker thread."""
+    with botocore_errors(root):
+        session = _session(options.get('profile'), include_builtin_handlers=False)
+        settings, bundle = (session.get_config_variable(name) for name in ('s3', 'ca_bundle'))
+    style = settings.get('addressing_style') if isinstance(settings, Mapping) else None
+    return Configuration(str(style or ''), str(bundle) if bundle else None)
+
+
+def checked(root: str, frozen: Any) -> Any:
+    """Return credentials, which must not have the newline or space that a copied text may end with."""
+    names = 'access_key', 'AWS_ACCESS_KEY_ID', 'secret_key', 'AWS_SECRET_ACCESS_KEY', 'token', 'AWS_SESSION_TOKEN'
+    for attribute, variable in zip(names[::2], names[1::2], strict=True):
+        if not is_one_word(getattr(frozen, attribute) or ''):
+            raise AccessDeniedError(
+                f'{root}: the credentials have a space, a newline or another character that no key has: check the end '
+                f'of {variable}, or of the same value in the profile or the options'
+            )
+    return frozen
+
+
 def credentials_of(root: str, options: Mapping[str, Any]) -> FoundCredentials | LentCredentials:
     """Return the credentials of a bucket, on a worker thread."""
     return LentCredentials(root, options[LENT]) if LENT in options else FoundCredentials(root, options)
@@ -115,8 +155,12 @@ def _from_botocore(name: str, error: Exception) -> GranularError | None:
         if code in _DENIED_CODES:
             return AccessDeniedError(f'{name}: access denied ({code}): check the credentials and their rights')
         return StoreError(f'{name}: {hidden(str(error))}')
-    if isinstance(error, botocore.NoCredentialsError | botocore.PartialCredentialsError | botocore.ProfileNotFound):
-        return AccessDeniedError(f'{name}: {error}')
-    message = f'{name}: {type(error).__name__}: {hidden(str(error))}'
+    detail = hidden(str(error))
+    for kinds, remedy in _PERMANENT.items():
+        # By name, as releases of botocore differ in the ones that they have.
+        if not {kind.__name__ for kind in type(error).__mro__}.isdisjoint(kinds):
+            return AccessDeniedError(f'{name}: no credentials: {detail}{remedy}')
     # The reply of a credential program or service may not be JSON.
-    return StoreError(message) if isinstance(error, botocore.BotoCoreError | ValueError) else None
+    if isinstance(error, botocore.BotoCoreError | ValueError):
+        return StoreError(f'{name}: {type(error).__name__}: {detail}')
+    return unreadable_credentials(name, error)

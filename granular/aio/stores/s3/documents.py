@@ -8,7 +8,7 @@ from typing import Final
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from granular.aio.http.retry import code_of
+from granular.aio.http.retry import explanation_of
 from granular.aio.stores.errors import quote_body
 from granular.errors import BadReplyError
 
@@ -40,9 +40,9 @@ def parse(body: bytes, name: str, tag: str) -> ElementTree.Element:
 
 
 def quote(body: bytes) -> str:
-    """Return the beginning of a body for error messages, without credentials; the code of an error document."""
-    code = code_of(body)
-    return f'the error {code}' if code else quote_body(body)
+    """Return the beginning of a body, or the code and message of an error document, without credentials."""
+    explanation = explanation_of(body)
+    return f'the error {explanation}' if explanation else quote_body(body)
 
 
 def text_of(element: ElementTree.Element, tag: str, name: str) -> str:

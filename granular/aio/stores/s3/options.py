@@ -51,13 +51,20 @@ def check(root: str, options: Mapping[str, Any]) -> None:
         raise InvalidArgumentError(f'{root}: expected key= and secret= together, got {present}= without {absent}=')
     if options.get('token') is not None and options.get('key') is None:
         raise InvalidArgumentError(f'{root}: expected key= and secret= with token=, got token= alone')
-    if (style := addressing(options)) not in _STYLES:
-        raise InvalidArgumentError(f'{root}: expected an addressing_style of {_STYLES}, got {style!r}')
+    addressing(root, options)
 
 
-def addressing(options: Mapping[str, Any]) -> str:
-    """Return ``'path'`` or ``'virtual'`` for a bucket in the URL's path or host name, or ``'auto'``."""
-    return str(((options.get('config_kwargs') or {}).get('s3') or {}).get('addressing_style') or 'auto')
+def addressing(root: str, options: Mapping[str, Any], configured: str = '') -> str:
+    """Return ``'path'`` or ``'virtual'`` for a bucket in the URL's path or host name, or ``'auto'``.
+
+    ``configured`` is the style of the configuration of AWS, if it has one; the options come first.
+    """
+    given = ((options.get('config_kwargs') or {}).get('s3') or {}).get('addressing_style')
+    style = str(given or configured or 'auto')
+    if style not in _STYLES:
+        source = '' if given else ' in the configuration of AWS'
+        raise InvalidArgumentError(f'{root}: expected an addressing_style of {_STYLES}{source}, got {style!r}')
+    return style
 
 
 def written_headers(options: Mapping[str, Any]) -> dict[str, str]:

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from xml.etree import ElementTree
 
+from granular._redact import hidden
 from granular.aio.http.messages import Head, http_date
-from granular.aio.http.retry import code_of, no_such_bucket
+from granular.aio.http.retry import RetryableError, code_of, no_such_bucket, refusal
 from granular.aio.http.transport import Answer
 from granular.aio.stores.base import ContentInfo, Entry
 from granular.aio.stores.listing import Listing, Page
@@ -21,6 +22,9 @@ from granular.errors import BadReplyError, GranularError, NotFoundError, StoreEr
 
 WRITER: Final = 'x-amz-meta-granular-writer'  # header of an object that identifies its writer
 
+_ERROR: Final = re.compile(rb'\s*(?:<\?xml[^>]*>\s*)?<Error>')
+# The statuses of errors that S3 reports within a reply that began with status 200, and that do not last.
+_STATUSES: Final = {'InternalError': 500, 'OperationAborted': 503, 'ServiceUnavailable': 503, 'SlowDown': 503}
 _ETAG: Final = re.compile(r'[0-9a-f]{32}(-\d+)?')
 _CRC32C: Final = re.compile(r'[A-Za-z0-9+/]{6}==')  # a checksum of parts does not match: it ends in their number
 
@@ -114,6 +118,12 @@ def next_page(listing: Listing, answer: Answer) -> Page:
     return listing.accept(Page(items, folders, token))
 
 
+def check_error(answer: Answer, name: str) -> None:
+    """Raise the error of an error document with status 200, as that of its own status: S3 sends it for long work."""
+    if answer.head.status == 200 and _ERROR.match(answer.body) and (status := _STATUSES.get(code_of(answer.body))):
+        raise refusal(answer.head._replace(status=status), answer.body, name)
+
+
 def check_empty(answer: Answer, name: str) -> None:
     """Check that the reply to a request without a result has no body."""
     if answer.body.strip():
@@ -179,7 +189,13 @@ def check_deleted(answer: Answer, name: str, keys: Sequence[str]) -> None:
     failed = {key: code for key, code in errors.items() if code != 'NoSuchKey'}
     if failed:
         key, code = next(iter(failed.items()))
-        raise StoreError(f'{name}: {key!r} was not deleted: {code}, as {len(failed)} of {len(keys)} objects')
+        messages = {text_of(error, 'Key', name): error.findtext('Message') or '' for error in root.findall('Error')}
+        reason = f'{code}: {hidden(messages[key])}' if messages[key] else code
+        message = f'{name}: {key!r} was not deleted: {reason}, as {len(failed)} of {len(keys)} objects'
+        statuses = {_STATUSES.get(code, 0) for code in failed.values()}
+        if 0 in statuses:
+            raise StoreError(message)
+        raise RetryableError(StoreError(message), throttled=503 in statuses, after=0.0)
     if unreported := requested - deleted - errors.keys():
         raise BadReplyError(
             f'{name}: a deletion of {len(keys)} objects does not report the outcome of {len(unreported)}, such as '

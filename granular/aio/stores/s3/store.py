@@ -25,14 +25,14 @@ class S3Store(Bucket, RemoteStore[S3Client]):
     ``tls_verify``, ``s3_additional_kwargs`` (headers of what is written, such as ``ServerSideEncryption``),
     ``client_kwargs`` (``endpoint_url`` and ``region_name``) and ``config_kwargs`` (``s3={'addressing_style': ...}``).
     ``key`` and ``secret`` are given together. Options that are not given come from the environment and from botocore's
-    credential chain.
+    credential chain and configuration, also the addressing style and the CA bundle.
     """
 
     passes = 5
     option_names = OPTIONS
     variables = (
         *('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY', 'AWS_SESSION_TOKEN', 'AWS_DEFAULT_PROFILE', 'AWS_PROFILE'),
-        *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE'),
+        *('AWS_SHARED_CREDENTIALS_FILE', 'AWS_CONFIG_FILE', 'AWS_CA_BUNDLE'),
     )
     endpoint: endpoints.S3Endpoint
 

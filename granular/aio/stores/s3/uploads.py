@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Collection
 
 from granular.aio.http.retry import code_of
 from granular.aio.http.transport import Answer
-from granular.aio.runtime.loops import ensure_event_loop
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Upload
 from granular.aio.stores.s3 import replies as s3replies
@@ -25,7 +24,6 @@ async def uploads(client: S3Client, key: str) -> AsyncGenerator[Upload, None]:
     markers: Markers | None = None
     requested: set[Markers] = set()
     while True:
-        await ensure_event_loop()  # the consumer may request a page on another thread than the previous one
         query = [('uploads', ''), ('encoding-type', 'url'), ('prefix', key)]
         if markers is not None:
             requested.add(markers)

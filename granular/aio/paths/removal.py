@@ -1,8 +1,8 @@
 """Marks of a running ``granular clean`` in folders of a bucket, which has no locks.
 
 The cleaner writes its mark, looks for ``spec.json``, and only if there is none removes the bags, and then the mark. A
-writer publishes ``spec.json``, and then lists the folder. So the cleaner sees the dataset, or the writer sees that its
-bags are being removed, or are gone.
+writer, or a copy, publishes ``spec.json``, and then lists the folder. So the cleaner sees the dataset, or the writer
+sees that its bags are being removed, or are gone.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from typing import Final
 
-from granular.aio.paths.path import Path
+from granular.aio.paths.pure import PurePath
 from granular.aio.stores import Entry
 
 _NAME: Final = re.compile(r'\.removal\.[0-9a-f]{16}')
@@ -22,7 +22,7 @@ def is_mark(name: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def marked(folder: Path) -> AsyncIterator[None]:
+async def marked(folder: PurePath) -> AsyncIterator[None]:
     """Mark a folder for the block. After an error the mark stays: a request to remove files may still be under way."""
     path = folder / f'.removal.{secrets.token_hex(8)}'
     await path.store.write(path.key, b'granular clean')
@@ -30,7 +30,7 @@ async def marked(folder: Path) -> AsyncIterator[None]:
     await path.store.delete([path.key])
 
 
-async def find_removal(folder: Path, names: Iterable[str], entries: Sequence[Entry]) -> str:
+async def find_removal(folder: PurePath, names: Iterable[str], entries: Sequence[Entry]) -> str:
     """Return why files of a folder may be removed now, or are already, for an error message; '' if that is not so.
 
     The entries of the folder were listed after ``spec.json`` was published.
@@ -41,10 +41,10 @@ async def find_removal(folder: Path, names: Iterable[str], entries: Sequence[Ent
     return '' if gone is None else f'{gone.name} was removed meanwhile'
 
 
-async def first_missing(files: Iterable[Path], listed: Collection[str]) -> Path | None:
+async def first_missing(files: Iterable[PurePath], listed: Collection[str]) -> PurePath | None:
     """Return the first file that is neither among the keys of a listing nor found: some stores list new files late."""
     for file in files:
-        if file.key not in listed and not await file.exists():
+        if file.key not in listed and await file.store.find(file.key) is None:
             return file
     return None
 

@@ -1,4 +1,4 @@
-"""The bridge between threads and the event loop, and its behaviour in entire programs."""
+"""The portal between threads and the event loop, and its behaviour in entire programs."""
 
 import asyncio
 import signal
@@ -8,9 +8,9 @@ import time
 import pytest
 
 from granular import aio
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.immediate import to_loop
 from granular.aio.runtime.loop_resources import scope
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.portal import run
 from granular.aio.runtime.tasks import gather
 from granular.aio.runtime.threads import map_threads, offload
 from granular.errors import ClosedError, GranularError
@@ -26,21 +26,22 @@ async def stay_on_thread():
 
 
 async def switch_to_loop():
-    await ensure_event_loop()
+    await to_loop()
     await asyncio.sleep(0)
     return current_thread()
 
 
-def test_coroutine_without_waits_runs_on_the_thread_of_the_caller():
-    assert run(stay_on_thread()) == current_thread()
-    other = run(switch_to_loop())
+def test_only_an_immediate_coroutine_without_waits_runs_on_the_thread_of_the_caller():
+    assert run(stay_on_thread(), immediate=True) == current_thread()
+    other = run(stay_on_thread())
+    assert run(switch_to_loop(), immediate=True) == other
     assert other != current_thread()
     assert run(switch_to_loop()) == other
 
 
 async def test_run_works_under_a_running_loop():
-    # As in a notebook, whose loop is not that of the bridge.
-    assert run(stay_on_thread()) == current_thread()
+    # As in a notebook, whose loop is not that of the portal.
+    assert run(stay_on_thread(), immediate=True) != current_thread()
     assert run(switch_to_loop()) != current_thread()
     assert asyncio.get_running_loop().is_running()
 
@@ -58,7 +59,7 @@ def test_many_threads_share_one_loop():
 
 async def fail(after_hop):
     if after_hop:
-        await ensure_event_loop()
+        await to_loop()
         await asyncio.sleep(0)
     raise LookupError('mine')
 
@@ -70,7 +71,7 @@ def test_errors_propagate(after_hop):
 
 
 async def cleans_up(log):
-    await ensure_event_loop()
+    await to_loop()
     log.append('started')
     try:
         await asyncio.sleep(30)
@@ -82,7 +83,7 @@ def test_cancellation_reaches_the_coroutine():
     log = []
 
     async def outer():
-        await ensure_event_loop()
+        await to_loop()
         task = asyncio.ensure_future(cleans_up(log))
         while not log:
             await asyncio.sleep(0)
@@ -95,7 +96,7 @@ def test_cancellation_reaches_the_coroutine():
 
 def test_blocking_call_on_the_background_loop_is_an_error():
     async def wrong():
-        await ensure_event_loop()
+        await to_loop()
         run(switch_to_loop())
 
     with pytest.raises(GranularError, match=r'granular\.aio'):
@@ -104,12 +105,12 @@ def test_blocking_call_on_the_background_loop_is_an_error():
 
 def test_offload_and_gather():
     async def several():
-        await ensure_event_loop()
+        await to_loop()
         assert await offload(current_thread) != current_thread()
         return await gather([switch_to_loop(), switch_to_loop()])
 
     assert len(run(several())) == 2
-    assert run(offload(current_thread)) == current_thread()
+    assert run(offload(current_thread), immediate=True) == current_thread()
 
 
 async def test_blocking_calls_use_the_entire_pool():
@@ -291,10 +292,10 @@ assert place.read_bytes() == b'content'
 def test_keyboard_interrupt_ends_a_wait(interpreter):
     code = """
 import asyncio
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 async def wait():
-    await ensure_event_loop()
+    await to_loop()
     print('waiting', flush=True)
     try:
         await asyncio.sleep(3600)
@@ -321,17 +322,17 @@ import asyncio, logging, signal, sys
 if not {uvloop}:
     sys.modules['uvloop'] = None
 logging.getLogger('asyncio').setLevel('CRITICAL')  # it tells of them
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.bridge import bridge, run
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import portal, run
 def callback():
     {what}
 async def call_back():
-    await ensure_event_loop()
+    await to_loop()
     asyncio.get_running_loop().call_soon(callback)
     await asyncio.sleep(0.01)
     return asyncio.get_running_loop()
 first = run(call_back())
-assert run(call_back()) is first is bridge.loop()
+assert run(call_back()) is first is portal.loop()
 """
     done = python(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
@@ -339,29 +340,28 @@ assert run(call_back()) is first is bridge.loop()
 
 def test_blocking_call_of_an_object_that_is_dropped_while_a_pool_takes_a_call_is_an_error(python):
     code = """
-import faulthandler
+import faulthandler, sys
 from concurrent.futures import ThreadPoolExecutor
-from granular.aio.runtime.bridge import run
-from granular.aio.runtime.loops import ensure_event_loop
+from granular.aio.runtime.pools import Threads
+from granular.aio.runtime.portal import run
 from granular.aio.runtime.threads import offload
 from granular.errors import GranularError
 faulthandler.dump_traceback_later(60, exit=True)
-async def read():
-    await ensure_event_loop()
-    return await offload(int, '7')
-class Pool(ThreadPoolExecutor):
-    def _adjust_thread_count(self):
-        dropped.clear()
-        super()._adjust_thread_count()
 class Dropped:
     def __del__(self):
         try:
-            run(read())
+            run(offload(int, '7'))
         except GranularError as error:
             print(error)
 dropped = [Dropped()]
-with Pool(1) as pool:
-    print(pool.submit(lambda: run(read())).result())
+def drop(frame, event, arg):
+    if frame.f_code is ThreadPoolExecutor.submit.__code__:
+        dropped.clear()
+pool = Threads(1, 'pool')
+sys.setprofile(drop)
+call = pool.submit(run, offload(int, '7'))
+sys.setprofile(None)
+print(call.result())
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, '')
@@ -369,53 +369,10 @@ with Pool(1) as pool:
     assert done.stdout.endswith('\n7\n')
 
 
-def test_interrupt_ends_the_calls_that_threads_share(python):
-    code = """
-import itertools, sys, threading
-from granular.aio.runtime.threads import map_threads_now, threads
-count, shared = 1_000_000, threading.Event()
-called = itertools.count()
-def call(i):
-    next(called)
-    if threading.current_thread() is not threading.main_thread():
-        shared.set()
-def interrupt(frame, event, arg):
-    if event == 'call' and frame.f_code.co_name == '_step' and shared.is_set():
-        sys.setprofile(None)
-        raise KeyboardInterrupt
-sys.setprofile(interrupt)
-try:
-    map_threads_now(call, count)
-except KeyboardInterrupt:
-    threads().shutdown()
-    print(next(called) < count)
-"""
-    done = python(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'True\n', '')
-
-
-def test_program_that_was_interrupted_while_a_thread_started_exits(python):
-    code = """
-import sys, threading
-from granular.aio.runtime.threads import map_threads_now
-def interrupt(frame, event, arg):
-    if event == 'return' and frame.f_code is threading.Thread.start.__code__:
-        sys.setprofile(None)
-        raise KeyboardInterrupt
-sys.setprofile(interrupt)
-try:
-    map_threads_now(lambda i: sum(range(1000)), 1000)
-except KeyboardInterrupt:
-    print('interrupted')
-"""
-    done = python(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, 'interrupted\n', '')
-
-
 def test_call_that_no_thread_could_make_is_not_made_later(python):
     code = """
 import resource, threading
-from granular.aio.runtime.threads import Threads
+from granular.aio.runtime.pools import Threads
 from granular.errors import GranularError
 pool, called = Threads(1, 'pool'), []
 limits, size = resource.getrlimit(resource.RLIMIT_AS), threading.stack_size(1 << 30)
@@ -441,14 +398,14 @@ def test_loop_that_cannot_start_fails_the_call(uvloop, python):
 import os, resource, sys
 if not {uvloop}:
     sys.modules['uvloop'] = None
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.bridge import run
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import run
 try:
     import uvloop  # now, as there are no descriptors to import it with below
 except ImportError:
     import asyncio, selectors
 async def hop():
-    await ensure_event_loop()
+    await to_loop()
     return 7
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) - 1, limits[1]))
@@ -467,18 +424,18 @@ def test_ended_loop_is_replaced_and_its_calls_fail(python):
     code = """
 import asyncio, sys, threading
 sys.modules['uvloop'] = None
-from granular.aio.runtime.loops import ensure_event_loop
-from granular.aio.runtime.bridge import bridge, run
+from granular.aio.runtime.immediate import to_loop
+from granular.aio.runtime.portal import portal, run
 from granular.errors import GranularError
 threading.excepthook = lambda args: None  # it would tell of the loop's end
 async def end():
-    await ensure_event_loop()
+    await to_loop()
     loop = asyncio.get_running_loop()
-    loop.run_forever = None  # what the bridge goes on with
+    loop.run_forever = None  # what the portal goes on with
     loop.stop()
     await asyncio.Event().wait()
 async def hop():
-    await ensure_event_loop()
+    await to_loop()
     return asyncio.get_running_loop()
 first = run(hop())
 try:
@@ -486,7 +443,7 @@ try:
 except GranularError as error:
     assert 'ended before this call completed' in str(error), error
 assert run(hop()) is not first
-assert run(hop()) is bridge.loop()
+assert run(hop()) is portal.loop()
 """
     done = python(code)
     assert (done.returncode, done.stdout) == (0, ''), done.stderr

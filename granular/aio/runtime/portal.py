@@ -1,69 +1,42 @@
-"""The bridge from threads to the async core: one background event loop, and ``run``, which blocks.
-
-``run`` steps a coroutine on the calling thread. A coroutine that never waits, such as a read from a local disk,
-finishes there and needs no loop. A coroutine that must wait asks for a loop
-(:func:`granular.aio.runtime.loops.ensure_event_loop`) and resumes on the background loop of the process, on a daemon
-thread, while the caller waits for its result.
-"""
+"""The portal from threads to the async core: one background event loop, and ``run``, which blocks until it is done."""
 
 import asyncio
-import concurrent.futures.thread
+import concurrent.futures
 import contextvars
-import inspect
-import logging
 import queue
+import sys
 import threading
 import time
-import types
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, TypeVar, cast
 
 from granular._lazy import at_exit, import_if_installed
 from granular._words import logger
-from granular.aio.runtime import threads
+from granular.aio.runtime import pools
 from granular.aio.runtime.forking import after_fork, inherited
-from granular.aio.runtime.loops import StartedCoroutine, end_coroutine, outside_loops, running_loop, start_coroutine
-from granular.aio.runtime.nesting import blocking_call
+from granular.aio.runtime.immediate import Rest, end_coroutine, start_coroutine
+from granular.aio.runtime.nesting import blocked, call_on_own_loop, outside_loops
 from granular.aio.runtime.tasks import HeldError, start_task
 from granular.aio.runtime.tracebacks import shorten
 from granular.errors import ClosedError, GranularError
 
 T = TypeVar('T')
 
-
 _STOP_TIMEOUT: Final = 5.0
 _CHECK_INTERVAL: Final = 1.0  # seconds between checks for interrupts
-# Modules that hold locks of threads, in all functions but those below which threads run, and those that wait, in which
-# handlers of signals are called.
-_LOCKING: Final = frozenset(
-    function.__code__.co_filename
-    for function in (
-        threading.Thread.start,
-        concurrent.futures.ThreadPoolExecutor.submit,
-        concurrent.futures.Future.set_result,
-        logging.Logger.log,
-    )
-)
-_FREE: Final = frozenset((
-    *('_bootstrap', '_bootstrap_inner', 'run', '_worker'),
-    *('join', '_wait_for_tstate_lock', 'wait', 'wait_for', 'result', 'exception', 'shutdown', '__exit__'),
-))  # fmt: skip
-# The function of all pools of threads that takes a call, and the lock that it holds meanwhile.
-_SUBMIT: Final = concurrent.futures.ThreadPoolExecutor.submit.__code__
-_SUBMITTING: Final = concurrent.futures.thread._global_shutdown_lock
 
 
 class Call(Generic[T]):
-    """The rest of a coroutine, to be run on a loop, and its result.
+    """The rest of a coroutine, to be run on the loop, and its result.
 
-    The caller may be interrupted at any point: the state that counts is set on the loop, which Ctrl-C never reaches,
-    and the caller waits for a queue, because an interrupt can leave the lock of a future locked, and with it the loop.
+    The caller may be interrupted anywhere: the state that counts is set on the loop, which Ctrl-C never reaches, and
+    the caller waits for a queue, because an interrupt can leave the lock of a future locked, and with it the loop.
     """
 
-    def __init__(self, rest: StartedCoroutine[T], undo: Callable[[T], None] | None) -> None:
+    def __init__(self, rest: Rest[T], undo: Callable[[T], None] | None) -> None:
         self._rest, self._undo = rest, undo
-        self._context = contextvars.copy_context()  # so that the loop sees the context variables of the caller
-        self._context.run(threads.fix_depth)
+        self.context: Final = contextvars.copy_context()  # so that the loop sees the context variables of the caller
+        self.context.run(pools.fix_depth)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None  # while it runs
         self._sent = self._begun = self._done = self._abandoned = self._ended = False
@@ -73,13 +46,19 @@ class Call(Generic[T]):
 
     def send(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        loop.call_soon_threadsafe(self._start, context=self._context)
+        loop.call_soon_threadsafe(self._start, context=self.context)
 
-    def result(self) -> T:
+    def result(self, closes: bool) -> T:
+        """Return the result; what ``closes`` something is left to a loop that has not responded for five seconds."""
+        responded = [time.monotonic()]
         # Python misses an interrupt that comes right before it waits, so it wakes up now and then.
         while not self._wait(_CHECK_INTERVAL):
             if self._loop is not None and self._loop.is_closed() and not self._done:
                 raise GranularError('the event loop of granular ended before this call completed')
+            if closes and self._loop is not None:
+                if time.monotonic() - responded[-1] > _STOP_TIMEOUT:
+                    return cast(T, None)
+                self._loop.call_soon_threadsafe(lambda: responded.append(time.monotonic()))
         if (error := self._error) is None:
             return self._results[0]
         try:
@@ -94,7 +73,7 @@ class Call(Generic[T]):
             return
         if self._loop.is_closed():
             return
-        self._loop.call_soon_threadsafe(self._cancel, context=self._context)
+        self._loop.call_soon_threadsafe(self._cancel, context=self.context)
         end = time.monotonic() + _STOP_TIMEOUT
         while not self._ended and (left := end - time.monotonic()) > 0:
             self._wait(left)
@@ -151,7 +130,7 @@ class Call(Generic[T]):
             self._news.put(None)
 
 
-class Bridge:
+class Portal:
     """An event loop on a daemon thread; uvloop's if it is installed."""
 
     def __init__(self) -> None:
@@ -168,7 +147,7 @@ class Bridge:
                 started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
                 thread = threading.Thread(target=self._main, args=(started,), name='granular-loop', daemon=True)
                 try:
-                    threads.start_thread(thread)
+                    pools.start_thread(thread)
                 except ClosedError:
                     self.ended = True
                     raise
@@ -184,10 +163,8 @@ class Bridge:
 
     def submit(self, call: Call[Any]) -> None:
         if self.is_current():
-            raise GranularError(
-                'a blocking call on the loop that would have to run it: await the method of granular.aio instead'
-            )
-        if _SUBMITTING.locked() and any(code is _SUBMIT for code in _callers()):
+            raise call_on_own_loop()
+        if pools.is_submitting():
             raise GranularError(
                 'a blocking call while this thread passes a call to a pool, and so holds a lock that the event loop '
                 'needs: by a `__del__`, or the handler of a signal: let another thread make it'
@@ -195,7 +172,7 @@ class Bridge:
         call.send(self.loop())
 
     def send(self, call: Call[Any]) -> None:
-        """Resume a coroutine on the loop, if there is one, without waiting for anything."""
+        """Run a coroutine on the loop, if there is one, without waiting for anything."""
         for loop, _ in self._running[:1]:
             call.send(loop)
 
@@ -242,57 +219,68 @@ class Bridge:
             loop.close()
 
 
-bridge: Final = Bridge()
-at_exit(bridge.stop)
-after_fork(bridge.after_fork)
+portal: Final = Portal()
+at_exit(portal.stop)
+after_fork(portal.after_fork)
 
 
-@blocking_call
-def run(coro: Coroutine[Any, Any, T], undo: Callable[[T], None] | None = None) -> T:
-    """Run a coroutine of the library and return its result, from any thread, with or without a running loop.
+def run(
+    coro: Coroutine[Any, Any, T],
+    undo: Callable[[T], None] | None = None,
+    *,
+    immediate: bool = False,
+    closes: bool = False,
+) -> T:
+    """Run a coroutine of the library on the portal's loop and return its result, from any thread.
 
-    An interrupt (Ctrl-C) cancels the coroutine and waits for it to clean up; ``undo`` is called on the loop with a
-    result that it kept from the caller.
+    An interrupt (Ctrl-C) cancels the coroutine and waits up to five seconds for it to clean up; a second one stops
+    waiting.
+
+    Args:
+      coro: the coroutine.
+      undo: called on the loop with a result that an interrupt kept from the caller.
+      immediate: True for what often need not wait, and changes nothing that an interrupt must not divide: it begins on
+        this thread, and moves to the loop where it must wait; but not in a thread that runs a loop, as in a notebook.
+      closes: True for what closes an object, maybe by a ``__del__`` of the user, which the garbage collector calls
+        anywhere: if this thread holds a lock that the loop needs, it goes on after five seconds.
     """
     call: Call[T] | None = None
     try:
-        outcome = _start(coro)
-        if not isinstance(outcome, StartedCoroutine):
+        if immediate and sys.get_asyncgen_hooks().firstiter is None:
+            outcome = start_coroutine(coro)
+        elif portal.is_current():
+            outcome = outside_loops(start_coroutine, coro)
+        else:
+            outcome = Rest(coro)
+        if not isinstance(outcome, Rest):
             return outcome
         call = Call(outcome, undo)
-        bridge.submit(call)
-        return call.result()
+        with blocked(coro, call.context):
+            portal.submit(call)
+            return call.result(closes)
     except BaseException as error:
         if call is None:
             end_coroutine(coro, error)
         else:
             call.cancel(error)
-        if (bridge.ended or threads.exiting.is_set()) and threading.current_thread().daemon:
+        if (portal.ended or pools.exiting.is_set()) and threading.current_thread().daemon:
             # The interpreter exits, and this thread with it: as silently as any other daemon thread.
             raise SystemExit from None
         shorten(error)
         raise
 
 
-def call_uninterrupted(fn: Callable[[], object]) -> None:
-    """Call a function that does not wait where Ctrl-C does not reach: on the loop, soon, if this is the main thread."""
-    if threading.current_thread() is threading.main_thread():
-        bridge.loop().call_soon_threadsafe(fn)
-    else:
-        fn()
+def call_on_loop(fn: Callable[[], object]) -> None:
+    """Call a function that does not wait soon, on the loop: where no interrupt comes."""
+    portal.loop().call_soon_threadsafe(fn)
 
 
 def run_close(coro: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine that closes something, as ``run`` does; it waits only where it may wait."""
-    try:
-        waits = may_wait()
-    except BaseException:  # an interrupt
-        coro.close()
-        raise
-    if waits:
-        run(coro)
-    elif isinstance(rest := _start(_logged(coro)), StartedCoroutine):
-        bridge.send(Call(rest, None))
+    if may_wait():
+        run(coro, immediate=True, closes=True)
+    elif isinstance(rest := outside_loops(start_coroutine, _logged(coro)), Rest):
+        portal.send(Call(rest, None))
 
 
 def may_wait() -> bool:
@@ -301,7 +289,7 @@ def may_wait() -> bool:
     The garbage collector calls a ``__del__`` of the user anywhere: on the loop, or while this thread passes a call to a
     pool, and so holds a lock that the loop needs.
     """
-    return not (bridge.is_current() or _holds_lock())
+    return not (portal.is_current() or pools.is_submitting())
 
 
 async def _logged(coro: Coroutine[Any, Any, None]) -> None:
@@ -309,24 +297,3 @@ async def _logged(coro: Coroutine[Any, Any, None]) -> None:
         await coro
     except Exception as error:
         logger.warning('closing a dropped object failed', exc_info=error)
-
-
-def _holds_lock() -> bool:
-    """Return whether this call comes from within a function of the standard library that holds a lock of threads."""
-    return any(code.co_filename in _LOCKING and code.co_name not in _FREE for code in _callers())
-
-
-def _callers() -> Iterator[types.CodeType]:
-    """Yield the code of each function that this call comes from, the innermost first."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        yield frame.f_code
-        frame = frame.f_back
-
-
-def _start(coro: Coroutine[Any, Any, T]) -> T | StartedCoroutine[T]:
-    """Step a coroutine on this thread. Returns its result, or the rest of it if it needs a loop."""
-    if running_loop() is None:
-        return start_coroutine(coro)
-    # In a thread with a running loop, as in Jupyter, our coroutine must not use that loop.
-    return outside_loops(start_coroutine, coro)

@@ -1,0 +1,348 @@
+"""List a folder or the matches of a pattern, and choose the files that are data."""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from granular._words import counted, logger
+from granular.aio.datasources.arguments import Paths, as_paths, name_of
+from granular.aio.datasources.discovery.hive import partitions_of
+from granular.aio.datasources.discovery.names import (
+    check_split,
+    hidden_part,
+    is_document,
+    kind_of,
+    refuse_gaps,
+    refuse_generations,
+    split_in,
+    split_of,
+    splits_of_classes,
+)
+from granular.aio.paths.path import Path, expand_braces, is_pattern, matches_of
+from granular.aio.paths.pure import relative_name
+from granular.aio.stores import Entry
+from granular.errors import InvalidArgumentError, NotFoundError
+
+MOST: Final = 1_000_000
+"""Files and folders that are listed at most."""
+
+_SHOWN: Final = 3  # names in an error or a warning
+_METADATA: Final = 'metadata.'  # files of labels beside images, as in Hugging Face's ImageFolder
+
+LeftOut = Mapping[str, str]
+
+
+class _Candidate(NamedTuple):
+    relative: str  # to the folder that is opened
+    entry: Entry
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Discovery:
+    """The data files of a folder or pattern.
+
+    Attributes:
+      path: the folder or pattern.
+      base: the folder below which names are relative.
+      format: the format of the files; empty if there are none, unless it was given.
+      entries: the files, sorted.
+      left_out: why other files are left out, by their names relative to the folder.
+      quiet: those of them that need no warning.
+      classes: the folder of the folders of classes of images, relative, with a slash at its end; or empty.
+    """
+
+    path: Path
+    base: Path
+    format: str
+    entries: tuple[Entry, ...]
+    left_out: LeftOut
+    quiet: frozenset[str]
+    classes: str = ''
+
+    @property
+    def name(self) -> str:
+        return f'{self.path}'
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(Path.of(self.base.store, entry.key) for entry in self.entries)
+
+    @property
+    def relatives(self) -> list[str]:
+        """The names of the files, relative to the folder."""
+        return [relative_name(self.base, entry.key) for entry in self.entries]
+
+    def warn(self) -> None:
+        """Log one warning that names what is left out, if it needs one."""
+        reasons = collections.defaultdict[str, list[str]](list)
+        for relative, reason in self.left_out.items():
+            if relative not in self.quiet:
+                reasons[reason].append(relative)
+        if reasons and self.entries:
+            parts = [f'{_listed(names)} ({reason})' for reason, names in reasons.items()]
+            count = counted(len(self.left_out) - len(self.quiet), 'file')
+            logger.warning('%s: left out %s: %s', self.name, count, '; '.join(parts))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ', '.join(names[:_SHOWN]) + (f' and {more:,} more' if more > 0 else '')
+
+
+async def in_folder(folder: Path, format: str = '', split: Any = None) -> Discovery:
+    """Return the data files in a folder, at any depth.
+
+    Args:
+      folder: the folder.
+      format: their format; by default that of all files of which one is known.
+      split: the split to read, if the files are of several.
+
+    Raises:
+      NotFoundError: if there is no such folder, the split is not there, or numbered files are missing.
+      InvalidArgumentError: if files are of several formats, splits or generations, or of too many.
+    """
+    async with contextlib.aclosing(folder.store.scan_tree(folder.key)) as tree:
+        files = await _files_in(tree, f'{folder}')
+    chosen = _Chosen(folder, folder, files, format, split)
+    chosen.refuse_folders()
+    return chosen.result()
+
+
+async def of_pattern(pattern: Path, format: str = '', split: Any = None) -> Discovery:
+    """Return the data files that match a pattern, or are in folders that do, likewise."""
+    base, matches = await matches_of(pattern)
+    files = {entry.key: entry for entry in matches if not entry.is_dir}
+    names = relative_name(base, pattern.key)
+    parts = names.split('/')
+    for folder in matches:
+        if folder.is_dir and not hidden_part(f'{relative_name(base, folder.key)}/x', parts):
+            async with contextlib.aclosing(base.store.scan_tree(folder.key)) as tree:
+                files.update((entry.key, entry) for entry in await _files_in(tree, f'{pattern}', len(files)))
+    return _Chosen(pattern, base, list(files.values()), format, split, names).result()
+
+
+async def _files_in(tree: AsyncIterable[Entry], name: str, count: int = 0) -> list[Entry]:
+    files = []
+    async for entry in tree:
+        count += 1
+        if count > MOST:
+            raise InvalidArgumentError(
+                f'{name}: has more than {MOST:,} files and folders, of which that many are listed at most: pass a '
+                f'pattern or a list of the files to read'
+            )
+        if not entry.is_dir:
+            files.append(entry)
+    return files
+
+
+class _Chosen:
+    """The files that are chosen among those that were listed."""
+
+    def __init__(
+        self, path: Path, base: Path, files: Sequence[Entry], format: str, split: Any, pattern: str = ''
+    ) -> None:
+        self._path, self._name, self._base, self._pattern = path, f'{path}', base, pattern
+        self._names = [relative_name(base, entry.key) for entry in files]
+        self._left_out: dict[str, str] = {}
+        self._quiet: set[str] = set()
+        self._classes = ''
+        known = self._known(files, format)
+        self._format = format or self._format_of(known)
+        self._taken = self._of_format(known)
+        self._choose_split(None if split is None else check_split(split))
+
+    def result(self) -> Discovery:
+        entries = tuple(sorted((candidate.entry for candidate in self._taken), key=lambda entry: entry.key))
+        paths = [Path.of(self._base.store, entry.key) for entry in entries]
+        if self._format != 'images':
+            refuse_generations(paths, self._name)
+            refuse_gaps(paths, self._name, self._pattern.rpartition('/')[2] or '*')
+        return Discovery(
+            self._path, self._base, self._format, entries, self._left_out, frozenset(self._quiet), self._classes
+        )
+
+    def _leave_out(self, relative: str, reason: str, quiet: bool = False) -> None:
+        self._left_out[relative] = reason
+        if quiet:
+            self._quiet.add(relative)
+
+    def _known(self, files: Sequence[Entry], format: str) -> list[_Candidate]:
+        """Return the files of known formats that are not hidden, or those of unknown ones that a pattern names."""
+        parts = self._pattern.split('/') if self._pattern else []
+        named = [name for part in parts for name in (expand_braces(part) if part.startswith('{') else (part,))]
+        known: list[_Candidate] = []
+        unknown: list[_Candidate] = []
+        for entry in sorted(files, key=lambda entry: entry.key):
+            relative, kind = relative_name(self._base, entry.key), kind_of(entry.name)
+            if is_document(entry.name):
+                self._leave_out(relative, 'describes the data', quiet=True)
+            elif part := hidden_part(relative, named):
+                reason = 'hidden' if part == entry.name else f'in the hidden folder {part}'
+                self._leave_out(relative, reason, quiet=not kind)
+            else:
+                (known if kind else unknown).append(_Candidate(relative, entry, kind))
+        if self._pattern and format and not any(kind == format for _, _, kind in known):
+            known, unknown = [*known, *(candidate._replace(kind=format) for candidate in unknown)], []
+        for relative, _, _ in unknown:
+            self._leave_out(relative, 'of no format that is read')
+        return known
+
+    def _format_of(self, files: Sequence[_Candidate]) -> str:
+        """Return the one format of files; raise ``InvalidArgumentError`` if there are several."""
+        examples: dict[str, str] = {}
+        for relative, _, kind in files:
+            examples.setdefault(kind, relative)
+        if len(examples) < 2:
+            return next(iter(examples), '')
+        listed = ', '.join(f'{kind} ({example})' for kind, example in sorted(examples.items()))
+        remedy = f'pass format={min(examples)!r}, or another one, or a pattern of the files to read'
+        raise InvalidArgumentError(f'{self._name}: expected files of one format, got {listed}: {remedy}')
+
+    def _of_format(self, files: Sequence[_Candidate]) -> list[_Candidate]:
+        taken = []
+        for candidate in files:
+            if candidate.kind == self._format:
+                taken.append(candidate)
+            else:
+                self._leave_out(candidate.relative, f'of the format {candidate.kind}, not {self._format}')
+        return taken
+
+    def _choose_split(self, wanted: str | None) -> None:
+        relatives = [candidate.relative for candidate in self._taken]
+        depth, splits = 0, [split_of(relative) for relative in relatives]
+        if self._format == 'images':
+            depth, splits = splits_of_classes(relatives)
+            splits = splits or [''] * len(relatives)
+        found = sorted(set(splits) - {''})
+        if wanted is None and len(found) > 1 and len(split_in(self._pattern)) < 2:
+            examples = [f'{split!r} ({relatives[splits.index(split)]})' for split in found]
+            raise InvalidArgumentError(
+                f'{self._name}: has files of the splits {", ".join(examples)}: pass one of them, as in '
+                f'split={found[-1]!r}, to open or convert, or a pattern or a list of the files to read'
+            )
+        if wanted is not None:
+            if wanted not in found:
+                others = f'only of {", ".join(map(repr, found))}' if found else 'and none that is named as a split'
+                raise NotFoundError(f'{self._name}: has no files of the split {wanted!r}, {others}')
+            for candidate, split in zip(self._taken, splits, strict=True):
+                if split != wanted:
+                    reason = f'of the split {split!r}, not {wanted!r}' if split else f'not named as {wanted!r}'
+                    self._leave_out(candidate.relative, reason)
+            pairs = zip(self._taken, splits, strict=True)
+            self._taken = [candidate for candidate, split in pairs if split == wanted]
+        if self._format == 'images':
+            self._find_classes(depth)
+
+    def _find_classes(self, depth: int) -> None:
+        """Find the folder that holds those of the classes, and leave out images that are in none of them."""
+        parents = {'/'.join(candidate.relative.split('/')[:depth]) for candidate in self._taken}
+        inside = f'{parents.pop()}/' if depth and len(parents) == 1 else ''
+        # The images of the only split may have no classes: then its folder is one.
+        if any('/' in candidate.relative[len(inside) :] for candidate in self._taken):
+            self._classes = inside
+        base = len(self._classes)
+        others = [candidate for candidate in self._taken if '/' not in candidate.relative[base:]]
+        if 0 < len(others) < len(self._taken):
+            for candidate in others:
+                self._leave_out(candidate.relative, 'in no folder of a class: move them into one')
+            self._taken = [candidate for candidate in self._taken if '/' in candidate.relative[base:]]
+
+    def refuse_folders(self) -> None:
+        """Raise ``InvalidArgumentError`` for record files in several folders, which have no schema to compare, and for
+        a Delta table, of which files that were deleted or replaced are still there.
+        """
+        if self._format == 'parquet' and any('_delta_log' in name.split('/') for name in self._names):
+            raise InvalidArgumentError(
+                f'{self._name}: is a Delta table, whose folder also has files that were deleted or replaced: pass the '
+                f'list of its files, such as deltalake.DeltaTable(...).file_uris()'
+            )
+        if self._format not in ('tfrecord', 'arrayrecord'):
+            return
+        folders = sorted({candidate.relative.rpartition('/')[0] for candidate in self._taken})
+        if len(folders) > 1:
+            shown = _listed([folder or '.' for folder in folders])
+            raise InvalidArgumentError(
+                f'{self._name}: has {self._format} files in several folders, {shown}, which may be of different '
+                f'datasets: open one of the folders, or pass a pattern or a list of the files to read'
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """The files of a source: those that were given, or those that are found when it is opened.
+
+    Attributes:
+      name: their name in errors.
+      paths: the files, or before they are found the folder or pattern.
+      found: what was found; None for files that were given.
+      is_final: False until they are found.
+      parts: the slices of them to take once they are found.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    found: Discovery | None = None
+    is_final: bool = True
+    parts: tuple[slice, ...] = ()
+
+    @classmethod
+    def of(cls, paths: 'Paths | Files') -> 'Files':
+        """Return the files that a user passed: of one path, it is not known yet whether it is a file."""
+        if isinstance(paths, Files):
+            return paths
+        given = as_paths(paths)
+        return cls(name_of(given), given, is_final=isinstance(paths, list | tuple) or len(given) > 1)
+
+    @classmethod
+    def from_discovery(cls, found: Discovery) -> 'Files':
+        return cls(found.name, found.paths, found)
+
+    async def resolved(self, format: str) -> 'Files':
+        """Return the files, those of a pattern found. A path without wildcards is taken for that of a file, so that
+        opening one costs no further request: ``in_folder`` looks again once it could not be read.
+        """
+        if self.is_final:
+            return self
+        await self.paths[0].store.ready()
+        if await is_pattern(self.paths[0]):
+            return self._found(await of_pattern(self.paths[0], format))
+        return self._sliced(dataclasses.replace(self, is_final=True, parts=()))
+
+    async def in_folder(self, format: str) -> 'Files | None':
+        """Return the files of a folder, found; None if they were given, or the path is not that of a folder."""
+        if self.is_final:
+            return None
+        stat = await self.paths[0].store.find(self.paths[0].key)
+        return self._found(await in_folder(self.paths[0], format)) if stat is not None and stat.is_dir else None
+
+    def _found(self, found: Discovery) -> 'Files':
+        if not found.entries:
+            raise NotFoundError(f'{found.name}: has no files of {found.format}')
+        found.warn()
+        return self._sliced(Files(self.name, found.paths, found))
+
+    def partitions(self) -> dict[str, list[Any]]:
+        """Return the columns in the names of folders below the one that was opened, with a value for each file."""
+        if self.found is None:
+            return {}
+        numbers = {path: number for number, path in enumerate(self.found.paths)}
+        chosen = [numbers[path] for path in self.paths]
+        columns = partitions_of(self.found.relatives)  # of all files, so that a part has the same types
+        return {name: [values[number] for number in chosen] for name, values in columns.items()}
+
+    def _sliced(self, files: 'Files') -> 'Files':
+        for part in self.parts:
+            files = files.of_part(part)
+        return files
+
+    def of_part(self, part: slice) -> 'Files':
+        """Return some of the files, now or once they are found."""
+        if not self.is_final:
+            return dataclasses.replace(self, parts=(*self.parts, part))
+        if not (paths := self.paths[part]):
+            count = counted(len(self.paths), 'file')
+            raise InvalidArgumentError(f'{self.name}: has {count}, of which {part} selects none')
+        return dataclasses.replace(self, name=self.name if self.found else name_of(paths), paths=paths)

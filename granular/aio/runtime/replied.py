@@ -1,0 +1,33 @@
+"""Servers that have replied to this process, or to the one that started it: their failures are temporary."""
+
+from typing import Final
+
+_MOST: Final = 4096
+
+Server = tuple[bool, str, int, tuple[str, int] | None]
+"""Whether TLS is used, the host and port, and the host and port of the proxy."""
+
+_replied: dict[Server, None] = {}
+
+
+def note_reply(server: Server) -> None:
+    """Record a reply of a server; the last 4,096 servers are remembered."""
+    _replied.pop(server, None)
+    _replied[server] = None
+    if len(_replied) > _MOST:
+        del _replied[next(iter(_replied))]
+
+
+def has_replied(server: Server) -> bool:
+    return server in _replied
+
+
+def replied_servers() -> list[Server]:
+    """Return the servers that have replied, for another process."""
+    return list(_replied)
+
+
+def inherit_replies(servers: list[Server]) -> None:
+    """Take over the servers that have replied to the process that started this one."""
+    for server in servers:
+        note_reply(server)

@@ -1,0 +1,1 @@
+"""One program per framework: ``main`` runs all its cases and writes their results."""

@@ -1,0 +1,155 @@
+"""Remedies that ``docs/states.md`` and errors name for states of other hosts: with each, a state fits any number."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from granular import IterDataset, MapDataset, ShardOptions
+from granular.aio.pipeline.position import FITS
+from granular.errors import StateError
+from tests.support.states import plain
+
+LENGTH = 60
+NUMBERS = MapDataset.range(LENGTH)
+EVEN = list(range(0, LENGTH, 2))
+DOCUMENTS = MapDataset.source([{'t': np.arange(10 * i, 10 * i + 3 + i % 5)} for i in range(1, 80)])
+
+
+def even(x):
+    return x % 2 == 0
+
+
+def fail(x):
+    if not even(x):
+        raise ValueError('odd')
+    return x
+
+
+def twice(x):
+    return [2 * x, 2 * x + 1]
+
+
+def length_of_parity(x):
+    return [x] * (1 + x % 2)
+
+
+def opened(x):
+    return MapDataset.range(10 * x, 10 * x + 4)
+
+
+# By the name of a stage, and of its remedy: a pipeline that follows it, and after how many elements of a host to save.
+FOLLOWED = {
+    'to_iter_dataset, elements dropped': {
+        'allow_nones': (lambda s: NUMBERS.filter(even).to_iter_dataset(shard_options=s, allow_nones=True), 5),
+        'slice': (lambda s: NUMBERS.slice(EVEN).to_iter_dataset(shard_options=s), 5),
+    },
+    'to_iter_dataset, on_error': {
+        'slice': (lambda s: NUMBERS.slice(EVEN).map(fail).to_iter_dataset(shard_options=s), 5),
+    },
+    'filter': {
+        'allow_nones': (lambda s: NUMBERS.filter(even).to_iter_dataset(shard_options=s, allow_nones=True).batch(3), 4),
+        'slice': (lambda s: NUMBERS.slice(EVEN).to_iter_dataset(shard_options=s).batch(3), 4),
+    },
+    'flat_map': {
+        'MapDataset': (
+            lambda s: NUMBERS.flat_map(twice, max_fan_out=2).to_iter_dataset(shard_options=s, allow_nones=True), 7,
+        ),
+        'of various lengths': (
+            lambda s: NUMBERS.flat_map(length_of_parity, max_fan_out=2).to_iter_dataset(
+                shard_options=s, allow_nones=True
+            ), 7,
+        ),
+    },
+    'rebatch': {'batch': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).batch(4), 2)},
+    'window_shuffle': {
+        'MapDataset': (lambda s: NUMBERS.window_shuffle(8, seed=1).to_iter_dataset(shard_options=s), 5),
+        'between windows': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).window_shuffle(4, seed=1), 8),
+    },
+    'window_shuffle, shards of unequal length': {
+        'drop_remainder': (lambda s: NUMBERS.to_iter_dataset(shard_options=even_shard(s)).window_shuffle(4, seed=1), 8),
+    },
+    'pack': {'shard_options': (lambda s: DOCUMENTS.to_iter_dataset().pack({'t': 9}, shard_options=s), 7)},
+    'cache': {
+        'without': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).repeat(2), LENGTH // 2 + 4),
+    },
+    'repeat, shards of unequal length': {
+        'drop_remainder': (lambda s: NUMBERS.to_iter_dataset(shard_options=even_shard(s)).repeat(2), LENGTH // 2 + 4),
+    },
+    'interleave, shards of unequal length': {
+        'drop_remainder': (
+            lambda s: IterDataset.interleave(
+                [opened(x).to_iter_dataset(shard_options=even_shard(s)) for x in range(6)], cycle_length=2
+            ), 6,
+        ),
+    },
+    'subclass of IterDataset': {
+        'map': (lambda s: NUMBERS.to_iter_dataset(shard_options=s).map(lambda x: x + 1), 5),
+    },
+}  # fmt: skip
+
+
+def even_shard(shard):
+    return ShardOptions(shard.shard_index, shard.shard_count, drop_remainder=True)
+
+
+def elements_of(iterator, most=None):
+    out = []
+    for element in itertools.islice(iterator, most):
+        value = plain(element)
+        out += [json.dumps(part) for part in (value if isinstance(value, list) else [value])]
+    return out
+
+
+@pytest.mark.parametrize(
+    ('kind', 'remedy'), [(kind, remedy) for kind, remedies in FOLLOWED.items() for remedy in remedies]
+)
+def test_the_remedy_lets_a_state_of_two_hosts_continue_on_any_number(kind, remedy):
+    make, count = FOLLOWED[kind][remedy]
+    given, states = [], []
+    for index in range(2):
+        with iter(make(ShardOptions(index, 2))) as iterator:
+            given += elements_of(iterator, count)
+            states.append(json.loads(json.dumps(iterator.get_state())))
+    expected = sorted(elements_of(make(ShardOptions(0, 1))))
+    for hosts in (1, 2, 3, 5):
+        for state in states:
+            rest = []
+            for index in range(hosts):
+                with iter(make(ShardOptions(index, hosts))) as iterator:
+                    iterator.set_state(state)
+                    rest += elements_of(iterator)
+            left = len(expected) - len(given) - len(rest)
+            if remedy == 'drop_remainder':
+                assert 0 <= left < 20, (hosts, left)
+                assert not set(given + rest) - set(expected)
+                if not kind.startswith('repeat'):
+                    assert len(set(given + rest)) == len(given + rest)
+            else:
+                assert sorted(given + rest) == expected, hosts
+
+
+def test_each_remedy_for_states_of_other_hosts_is_followed_by_a_test():
+    assert {kind for kind, fit in FITS.items() if fit.remedy} == FOLLOWED.keys()
+
+
+def test_errors_for_states_of_other_hosts_name_the_remedy():
+    pipelines = {
+        'filter': lambda s: NUMBERS.to_iter_dataset(shard_options=s).filter(even),
+        'to_iter_dataset, elements dropped': lambda s: NUMBERS.filter(even).to_iter_dataset(shard_options=s),
+        'to_iter_dataset, on_error': lambda s: NUMBERS.map(fail).to_iter_dataset(shard_options=s, on_error='skip'),
+        'flat_map': lambda s: NUMBERS.to_iter_dataset(shard_options=s).flat_map(twice),
+        'rebatch': lambda s: NUMBERS.to_iter_dataset(shard_options=s).batch(4).rebatch(3),
+        'window_shuffle': lambda s: NUMBERS.to_iter_dataset(shard_options=s).window_shuffle(7, seed=1),
+        'pack': lambda s: DOCUMENTS.to_iter_dataset(shard_options=s).pack({'t': 9}),
+        'cache': lambda s: NUMBERS.to_iter_dataset(shard_options=s).cache().repeat(2),
+    }
+    for kind, make in pipelines.items():
+        with iter(make(ShardOptions(0, 2))) as iterator:
+            elements_of(iterator, 1)
+            next(iterator)
+            state = iterator.get_state()
+        with iter(make(ShardOptions(0, 3))) as iterator, pytest.raises(StateError) as caught:
+            iterator.set_state(state)
+        assert str(caught.value).endswith(f'for states that fit any number, {FITS[kind].remedy}'), kind

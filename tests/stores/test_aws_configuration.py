@@ -1,0 +1,125 @@
+"""Settings of the configuration of AWS that change where and how requests are sent."""
+
+import contextlib
+import socket
+import ssl
+import warnings
+
+import pytest
+import trustme
+
+import granular
+from granular.errors import InvalidArgumentError, StoreError
+from tests.support.faults import DATA, FaultServer
+
+QUICK = granular.IOConfig(attempts=1)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Return the folder of the configuration, which is empty."""
+    for name in ('AWS_PROFILE', 'AWS_CA_BUNDLE', 'HTTP_PROXY', 'HTTPS_PROXY', 'http_proxy', 'https_proxy'):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv('AWS_CONFIG_FILE', str(tmp_path / 'config'))
+    monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(tmp_path / 'credentials'))
+    return tmp_path
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """Resolve all names that end in .test to this machine."""
+    look_up = socket.getaddrinfo
+
+    def resolve(host, *args, **kwargs):
+        return look_up('127.0.0.1' if str(host).endswith('.test') else host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, 'getaddrinfo', resolve)
+
+
+STYLE = '[default]\ns3 =\n  addressing_style = {}\n[profile other]\ns3 =\n  addressing_style = path\n'
+# The configuration, the options, and whether the bucket is in the host name.
+STYLES = {
+    'none': ('', {}, False),
+    'auto': (STYLE.format('auto'), {}, False),
+    'path': (STYLE.format('path'), {}, False),
+    'virtual': (STYLE.format('virtual'), {}, True),
+    'of another profile': (STYLE.format('virtual'), {'profile': 'other'}, False),
+    'of the options': (STYLE.format('virtual'), {'config_kwargs': {'s3': {'addressing_style': 'path'}}}, False),
+    'of the options alone': ('', {'config_kwargs': {'s3': {'addressing_style': 'virtual'}}}, True),
+}
+
+
+@pytest.mark.parametrize('name', STYLES)
+async def test_addressing_style_is_that_of_the_profile(name, home, names):
+    config, options, virtual = STYLES[name]
+    (home / 'config').write_text(config)
+    with FaultServer() as server:
+        endpoint = server.endpoint.replace('127.0.0.1', 'store.test')
+        login = {'key': 'k', 'secret': 's'}
+        path = granular.aio.Path('s3://bucket/key', endpoint_url=endpoint, config=QUICK, **login, **options)
+        assert await path.read_bytes() == DATA
+        await granular.aio.aclose()
+        host = endpoint.removeprefix('http://')
+        assert server.heads[0]['Host'] == (f'bucket.{host}' if virtual else host)
+        assert server.targets == ['/key' if virtual else '/bucket/key']
+
+
+def test_unknown_addressing_style_is_an_error(home):
+    (home / 'config').write_text(STYLE.format('odd'))
+    with pytest.raises(InvalidArgumentError, match="addressing_style .* in the configuration of AWS, got 'odd'"):
+        granular.Path('s3://bucket/key', endpoint_url='http://127.0.0.1:1', key='k', secret='s').read_bytes()
+
+
+@pytest.fixture(scope='module')
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture
+def server(authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert('127.0.0.1').configure_cert(context)
+    with FaultServer(context) as server:
+        yield server
+
+
+BUNDLES = {
+    'variable': ('', {'AWS_CA_BUNDLE': 'BUNDLE'}, {}),
+    'profile': ('[default]\nca_bundle = BUNDLE\n', {}, {}),
+    'another profile': ('[profile other]\nca_bundle = BUNDLE\n', {}, {'profile': 'other'}),
+    'variable before profile': ('[default]\nca_bundle = /none\n', {'AWS_CA_BUNDLE': 'BUNDLE'}, {}),
+    'option before both': ('[default]\nca_bundle = /none\n', {'AWS_CA_BUNDLE': '/none'}, {'tls_verify': 'BUNDLE'}),
+    'none needed': ('[default]\nca_bundle = /none\n', {}, {'tls_verify': False}),
+}
+
+
+@pytest.mark.parametrize('name', BUNDLES)
+def test_bundle_of_authorities_is_that_of_the_configuration(name, home, server, authority, monkeypatch):
+    bundle = str(home / 'authority.pem')
+    authority.cert_pem.write_to_path(bundle)
+    config, variables, options = BUNDLES[name]
+    (home / 'config').write_text(config.replace('BUNDLE', bundle))
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value.replace('BUNDLE', bundle))
+    options = {key: bundle if value == 'BUNDLE' else value for key, value in options.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        path = granular.Path(
+            's3://bucket/key', endpoint_url=server.endpoint, key='k', secret='s', config=QUICK, **options
+        )
+        assert path.read_bytes() == DATA
+
+
+def test_unknown_authority_names_the_remedy(home, server):
+    with pytest.raises(StoreError, match='certificate verify failed.*pass its file as tls_verify='):
+        granular.Path('s3://bucket/key', endpoint_url=server.endpoint, key='k', secret='s', config=QUICK).read_bytes()
+
+
+@pytest.mark.parametrize('content', [None, 'no certificate'])
+def test_bundle_that_cannot_be_read_is_named(home, server, monkeypatch, content):
+    file = home / 'bundle.pem'
+    with contextlib.suppress(TypeError):
+        file.write_text(content)
+    monkeypatch.setenv('AWS_CA_BUNDLE', str(file))
+    with pytest.raises(InvalidArgumentError, match=r'bundle\.pem.*AWS_CA_BUNDLE.*cannot be read as a CA bundle'):
+        granular.Path('s3://bucket/key', endpoint_url=server.endpoint, key='k', secret='s', config=QUICK).read_bytes()
