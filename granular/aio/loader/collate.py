@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from granular._lazy import is_masked
 from granular.aio.execution.failures import Errors, Failure, OnError
 from granular.aio.pipeline.nodes.source import Source, all_stages
-from granular.aio.pipeline.nodes.stacking import array_of_texts, checked, memory_for
+from granular.aio.pipeline.nodes.stacking import NUMBERS, array_of_texts, checked, memory_for, stack_leaves
 from granular.aio.runtime.threads import offload
 from granular.config import MiB
 from granular.errors import DatapointError
@@ -85,32 +85,42 @@ class Assembly:
         for i, datapoint in enumerate(datapoints):
             if type(datapoint) is not dict or datapoint.keys() != self.spec.keys():
                 check_keys(datapoint, first + i, self.spec)
-        out = None
+        memory: Batch = {}
         if len(datapoints) == self._size:
             with contextlib.suppress(IndexError):  # another thread may take the last one
-                out = self.recycled.popleft()
-        if out is None:
-            out = {key: self._new((len(datapoints), *shape), dtype) for key, (dtype, shape) in self.spec.items()}
-        for key, (dtype, shape) in self.spec.items():
-            if dtype.kind in _TEXT and not dtype.itemsize:
-                texts: list[str | bytes] = []
-                for i, datapoint in enumerate(datapoints):
-                    check_value(key, datapoint[key], first + i, dtype, shape)
-                    texts += _texts(datapoint[key])
-                out[key] = array_of_texts(texts, dtype.kind == 'U').reshape(len(datapoints), *shape)
-                continue
-            target = out[key]
-            if not shape and (column := _scalars([datapoint[key] for datapoint in datapoints], dtype)) is not None:
-                target[:] = column
-                continue
-            for i, datapoint in enumerate(datapoints):
-                value = datapoint[key]
-                if type(value) is not np.ndarray:
-                    value = _as_array(key, value, first + i)
-                if (value.dtype is not dtype and value.dtype != dtype) or value.shape != shape:
-                    raise differing(key, value, first + i, dtype, shape)
-                target[i] = value
-        return LoadedBatch(out, len(datapoints), sum(array.nbytes for array in out.values()), failed)
+                memory = self.recycled.popleft()
+        batch = {
+            key: self._column(key, [datapoint[key] for datapoint in datapoints], first, memory.get(key))
+            for key in self.spec
+        }
+        return LoadedBatch(batch, len(datapoints), sum(array.nbytes for array in batch.values()), failed)
+
+    def _column(self, key: str, values: list[Any], first: int, memory: NDArray[Any] | None) -> NDArray[Any]:
+        """Stack the values of a key, in memory that is used again if there is some."""
+        dtype, shape = self.spec[key]
+        if dtype.kind in _TEXT and not dtype.itemsize:
+            for i, value in enumerate(values):
+                check_value(key, value, first + i, dtype, shape)
+            texts = [text for value in values for text in _texts(value)]
+            return array_of_texts(texts, dtype.kind == 'U').reshape(len(values), *shape)
+        kinds = set(map(type, values))
+        if not values:  # all failed
+            return self._new((0, *shape), dtype)
+        if not shape and len(kinds) == 1 and kinds <= NUMBERS:
+            with contextlib.suppress(DatapointError):  # it is raised again for the one that is too large
+                column: NDArray[Any] = stack_leaves(values)
+                if column.dtype == dtype:
+                    if memory is None:
+                        return column
+                    memory[:] = column
+                    return memory
+        if kinds != {np.ndarray} or not all(
+            (value.dtype is dtype or value.dtype == dtype) and value.shape == shape for value in values
+        ):
+            values = [check_value(key, value, first + i, dtype, shape) for i, value in enumerate(values)]
+        if memory is None:
+            memory = self._new((len(values), *shape), dtype)
+        return stack_leaves(values, memory)  # type: ignore[no-any-return]
 
     def _resolved(self, datapoints: list[Any], first: int, failed: list[tuple[int, str]]) -> list[Any]:
         """Apply the ``on_error`` policy to datapoints that failed or differ from the spec; return the others."""
@@ -178,18 +188,6 @@ def _texts(value: Any) -> Iterator[str | bytes]:
             yield from np.asarray(leaf).ravel().tolist()
 
 
-def _scalars(values: list[Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
-    """Convert Python's numbers at once, if they are of one type and numpy gives them the expected dtype; else None."""
-    kinds = set(map(type, values))
-    if len(kinds) != 1 or not kinds <= {bool, int, float}:
-        return None
-    try:
-        array = np.array(values)
-    except OverflowError:
-        return None
-    return array if array.dtype == dtype else None
-
-
 def spec_of(datapoint: Any, step: int) -> Spec:
     """Return the dtype and shape of each key, from the datapoint at a step, the first of a source.
 
@@ -216,10 +214,12 @@ def check(datapoint: Any, step: int, spec: Spec) -> None:
         check_value(key, datapoint[key], step, dtype, shape)
 
 
-def check_value(key: str, value: Any, step: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+def check_value(key: str, value: Any, step: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return a value as an array; raise ``DatapointError`` if dtype or shape differ from those of the first."""
     array = _as_array(key, value, step)
     if _dtype_of(array, value) != dtype or array.shape != shape:
         raise differing(key, array, step, dtype, shape)
+    return array
 
 
 def check_keys(datapoint: Any, step: int, spec: Spec) -> None:

@@ -23,9 +23,10 @@ _REMEDY: Final = 'make them equal in a map, or pass batch_fn'
 _IN_PLACE: Final = 1 << 18  # bytes; smaller batches are stacked on the event loop
 _ALIGNED: Final = 1 << 16  # bytes; smaller batches are copied in no time
 _ALIGNMENT: Final = 64  # bytes, which JAX needs on a CPU to use memory as it is
-_NUMBERS: Final = (  # types for which np.array gives the result of np.stack in a tenth of the time
+_FAST: Final = 'biufc'  # kinds of dtypes, of which np.array gives the result of np.stack in a third of the time
+NUMBERS: Final = frozenset((  # types for which it takes a tenth
     int, float, bool, str, np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_,
-)  # fmt: skip
+))  # fmt: skip
 _EXACT: Final = 1 << 53  # up to which a float of 64 bits has all integers
 _TEXTS: Final = (str, (bytes, bytearray))
 
@@ -37,7 +38,7 @@ def stack(datapoints: Sequence[Any]) -> Any:
     that is None in every datapoint stays None. Raise ``DatapointError`` if structures or shapes differ, or numpy would
     change a value to one of another kind.
     """
-    return combine(datapoints, _stack_leaves)
+    return combine(datapoints, stack_leaves)
 
 
 def memory_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -74,25 +75,32 @@ def _unlike(i: int, datapoint: Any, first: Any) -> DatapointError:
     return DatapointError(f'datapoint {i} of a batch is {_outline(datapoint)}, the first {_outline(first)}: {_REMEDY}')
 
 
-def _stack_leaves(datapoints: Sequence[Any]) -> Any:
+def stack_leaves(datapoints: Sequence[Any], out: NDArray[Any] | None = None) -> Any:
+    """Stack leaves of datapoints, as ``stack`` does; arrays of one dtype and shape into ``out``, if it is given."""
     first = datapoints[0]
     kinds = set(map(type, datapoints))
+    if kinds == {np.ndarray} and (out is not None or first.dtype.isnative) and _are_alike(datapoints):
+        size, dtype, shape = len(datapoints), first.dtype, first.shape
+        if not shape:
+            return np.array(datapoints, dtype) if dtype.kind in _FAST else np.stack(datapoints)
+        if out is None:
+            out = memory_for((size, *shape), dtype)
+        np.concatenate(datapoints, out=out.reshape(size * shape[0], *shape[1:]))  # in less time than np.stack
+        return out
     for texts in _TEXTS:
         if any(issubclass(kind, texts) for kind in kinds):
             if not all(issubclass(kind, texts) or kind is NoneType for kind in kinds):
                 _check_dtypes(datapoints)
                 raise DatapointError(f'some values of a batch are text, others arrays: {_REMEDY}')
             return array_of_texts(datapoints, texts is str and NoneType not in kinds)
-    out: Any
+    stacked: Any
     try:
         if any(map(is_masked, kinds)):
-            out = np.ma.stack(_with_masks(datapoints))
-        elif type(first) in _NUMBERS:
-            out = np.array(datapoints)
-        elif kinds == {np.ndarray} and first.dtype.isnative and _are_large(datapoints):
-            out = np.stack(datapoints, out=memory_for((len(datapoints), *first.shape), first.dtype))
+            stacked = np.ma.stack(_with_masks(datapoints))
+        elif type(first) in NUMBERS:
+            stacked = np.array(datapoints)
         else:
-            out = np.stack(datapoints)
+            stacked = np.stack(datapoints)
     except TypeError as error:
         raise _of_no_dtype(datapoints, error) from None
     except ValueError:
@@ -102,10 +110,10 @@ def _stack_leaves(datapoints: Sequence[Any]) -> Any:
         raise DatapointError(
             f'datapoint {odd} of a batch has shape {np.shape(datapoints[odd])}, the first {np.shape(first)}: {_REMEDY}'
         ) from None
-    out = checked(out, datapoints)
-    if out.dtype.kind == 'O' and out.ndim == 1:  # numbers and dicts, for example
+    stacked = checked(stacked, datapoints)
+    if stacked.dtype.kind == 'O' and stacked.ndim == 1:  # numbers and dicts, for example
         _check_dtypes([datapoint for datapoint in datapoints if datapoint is not None])
-    return out
+    return stacked
 
 
 def _with_masks(datapoints: Sequence[Any]) -> list[Any]:
@@ -115,10 +123,9 @@ def _with_masks(datapoints: Sequence[Any]) -> list[Any]:
     return [masked if datapoint is np.ma.masked else datapoint for datapoint in datapoints]
 
 
-def _are_large(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Return whether arrays of one dtype are so many bytes that ``memory_for`` aligns them."""
-    first = arrays[0]
-    return first.nbytes * len(arrays) >= _ALIGNED and all(array.dtype == first.dtype for array in arrays)
+def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
+    dtype, shape = arrays[0].dtype, arrays[0].shape
+    return all((array.dtype is dtype or array.dtype == dtype) and array.shape == shape for array in arrays)
 
 
 def checked(out: Any, datapoints: Sequence[Any]) -> Any:
@@ -217,8 +224,8 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0)
     def pad(leaves: Sequence[Any]) -> Any:
         missing = batch_size - len(leaves)
         if isinstance(leaves[0], str | bytes | bytearray):
-            return _stack_leaves([*leaves, *[text(isinstance(leaves[0], str))] * missing])
-        rows = _stack_leaves(leaves)
+            return stack_leaves([*leaves, *[text(isinstance(leaves[0], str))] * missing])
+        rows = stack_leaves(leaves)
         if not missing:
             return rows
         kind = rows.dtype.kind
