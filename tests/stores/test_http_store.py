@@ -261,7 +261,7 @@ def test_presigned_addresses_are_opened_and_copied(seaweed, tmp_path):
 
 
 async def test_large_pages_do_not_block_the_loop(server):
-    server.script.append(page(*(f'file-{i:06}' for i in range(60_000))))
+    server.script.append(page(*(f'file-{i:06}.txt' for i in range(60_000))))
     path = granular.aio.Path(f'{server.endpoint}/folder', config=QUICK)
     ticks = 0
 

@@ -1,5 +1,6 @@
 """Read-only files on a web server; the links of a folder's page are its listing."""
 
+import asyncio
 import contextlib
 import dataclasses
 import hashlib
@@ -32,6 +33,7 @@ from granular.errors import (
 
 _MAX_PAGE: Final = 16 * MiB
 _AT_ONCE: Final = 16  # entries that are asked for at a time
+_IN_TURN: Final = 1_000  # entries that are yielded before the event loop does other work
 _TEXT: Final = re.compile(r'text/|application/(json|xml|xhtml)|\S*\+(json|xml)', re.IGNORECASE)
 # Of the page of a folder, which may be empty: its title, or the link to the folder above.
 _LISTING: Final = re.compile(rb'index of|directory listing|parent directory|href=["\']?\.\.?/?["\'>]', re.IGNORECASE)
@@ -138,13 +140,10 @@ class HTTPStore(RemoteStore['HTTPClient']):
             if _TEXT.match(kind):
                 raise self._no_listing(name, shown(kind))
             raise NotFoundError(f'{name}: no such folder: expected a page of links, got {shown(kind)}', path=name)
-        children = await offload(_children, answer.body, answer.url)
-        if not children and _LISTING.search(answer.body) is None:
+        entries = await offload(_entries_of, answer, folder, query, name)
+        if not entries and _LISTING.search(answer.body) is None:
             raise self._no_listing(name, 'one without links to files in it')
-        for child in children:
-            if any(char in child for char in '/\0'):
-                raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name', path=name)
-        return [_Link(folder + keyed(child) + query, is_dir) for child, is_dir in children.items()]
+        return entries
 
     def _no_listing(self, name: str, got: str) -> UnsupportedError:
         return UnsupportedError(
@@ -157,7 +156,9 @@ class HTTPStore(RemoteStore['HTTPClient']):
         entries = await self._entries(key)
         if not any(entry.is_dir for entry in entries):
             entries = await self._with_kinds(entries)
-        for entry in entries:
+        for i, entry in enumerate(entries, 1):
+            if not i % _IN_TURN:
+                await asyncio.sleep(0)  # the page may have 100,000 entries
             yield entry
 
     async def _with_kinds(self, entries: list[Entry]) -> list[Entry]:
@@ -172,7 +173,7 @@ class HTTPStore(RemoteStore['HTTPClient']):
                     folders.add(entry.key)
 
         await for_each([entry for entry in entries if '.' not in entry.name], ask, _AT_ONCE)
-        return [dataclasses.replace(entry, is_dir=entry.key in folders) for entry in entries]
+        return [dataclasses.replace(entry, is_dir=True) if entry.key in folders else entry for entry in entries]
 
 
 class HTTPClient(Client):
@@ -210,6 +211,15 @@ def _check_page(answer: Answer, name: str) -> Answer:
     if b'<html' in body and b'</html' not in body:
         raise BadReplyError(f'{name}: the page of links ends before its end, after {len(body)} bytes')
     return answer
+
+
+def _entries_of(answer: Answer, folder: str, query: str, name: str) -> list[Entry]:
+    """Return the entries of the page of a folder, whose keys begin with ``folder`` and end with ``query``."""
+    children = _children(answer.body, answer.url)
+    for child in children:
+        if '/' in child or '\0' in child:
+            raise StoreError(f'{name}: has a link to {shown(child)}, which is not a file name', path=name)
+    return [_Link(folder + keyed(child) + query, is_dir) for child, is_dir in children.items()]
 
 
 def _children(page: bytes, url: str) -> dict[str, bool]:
