@@ -19,7 +19,6 @@ from granular.aio.datasets.reader import DatasetReader
 from granular.aio.datasets.sharded_reader import ShardedDatasetReader, columns_of_shards, compare_shards
 from granular.aio.datasources.detect import Opened
 from granular.aio.datasources.indexed_files import MaskedFiles, fields_of
-from granular.aio.datasources.parquet.source import ParquetDataSource, encrypted_of
 from granular.aio.runtime.threads import offload
 from granular.aio.stores.fanout import once_more
 from granular.config import MiB
@@ -251,9 +250,6 @@ class ForeignSource(Source):
         self._format = type(reader).__name__.removesuffix('DataSource')
         self._records = not isinstance(reader, MaskedFiles)
         names: tuple[str, ...] = ('record',) if self._records else fields_of(reader)
-        if isinstance(reader, ParquetDataSource) and (encrypted := encrypted_of(reader)):
-            self._format = f'Parquet, without the encrypted {", ".join(encrypted)}'
-            names = tuple(name for name in names if name not in encrypted)
         # Members of tar files have the ending of a type; the types of other values are known when they are read.
         tar = self._format == 'WebDataset'
         self.spec = {name: name.rpartition('.')[2].lower() if tar else 'value' for name in names}

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from granular._lazy import import_extra
-from granular.aio.datasources.parquet.encryption import encrypted_columns
 from granular.aio.datasources.scanning import FileIndex
 from granular.aio.paths.path import Path
 from granular.aio.paths.seekable import SeekableFile
@@ -23,6 +22,7 @@ from granular.indexing import Ints
 MAGIC: Final = b'PAR1'
 TAIL: Final = 8  # bytes after the footer: its length and the magic
 _ENCRYPTED: Final = b'PARE'
+_DECRYPT: Final = 'write it again without encryption, by pyarrow.parquet and its decryption_properties'
 # Writers whose chunks exceed their declared length by the dictionary header (PARQUET-816).
 _OLD: Final = re.compile(r'parquet-mr version (0|1\.[01]|1\.2\.[0-8])\b')
 _EXCESS: Final = 100  # bytes
@@ -35,7 +35,6 @@ class Footer(FileIndex):
     metadata: Any  # pyarrow's ``FileMetaData``
     names: tuple[str, ...]  # of the columns
     leaves: dict[str, list[int]]  # for each column, the numbers of its chunks in a row group
-    encrypted: frozenset[int]  # the numbers of the chunks that are encrypted
     excess: int  # bytes that a chunk may have beyond its declared length
     stops: Ints  # cumulative number of rows up to the end of each row group
 
@@ -49,10 +48,10 @@ class Footer(FileIndex):
 
 def footer_length(path: Path, size: int, tail: bytes) -> int:
     """Return the length of the footer and the bytes after it, from the last bytes of the file; raise ``CorruptError``
-    if it is not a Parquet file, and ``UnsupportedError`` if its footer is encrypted.
+    if it is not a Parquet file, and ``UnsupportedError`` if it is encrypted.
     """
     if tail[-4:] == _ENCRYPTED:
-        raise UnsupportedError(f'{path}: its footer is encrypted, which is not supported')
+        raise UnsupportedError(f'{path}: is encrypted, which is not supported: {_DECRYPT}')
     if size < TAIL + len(MAGIC) or tail[-4:] != MAGIC:
         raise CorruptError(
             f'{path}: is not a Parquet file, or is truncated: its {size} bytes end with {tail[-4:]!r}, not {MAGIC!r}'
@@ -65,7 +64,7 @@ def footer_length(path: Path, size: int, tail: bytes) -> int:
 
 def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Footer:
     """Parse a file's footer and the bytes after it; raise ``CorruptError`` if they are damaged, and
-    ``UnsupportedError`` if two columns have the same name.
+    ``UnsupportedError`` if two columns have the same name, or some are encrypted.
     """
     pa, parquet = import_extra('pyarrow', 'parquet'), import_extra('pyarrow.parquet', 'parquet')
     try:
@@ -73,12 +72,11 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         names = tuple(metadata.schema.to_arrow_schema().names)
         paths = [metadata.schema.column(i).path.split('.') for i in range(metadata.num_columns)]
         rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        # If columns are encrypted, the plain footer is followed by its signature.
-        signed = metadata.serialized_size != len(tail) - TAIL
-        encrypted = encrypted_columns(tail[: metadata.serialized_size]) if signed else frozenset[int]()
         excess = _EXCESS if _OLD.match(metadata.created_by or '') else 0
     except (pa.ArrowException, ValueError, OSError, IndexError, KeyError, TypeError) as error:
         raise CorruptError(f'{path}: its footer of {len(tail)} bytes cannot be parsed: {error}') from error
+    if metadata.serialized_size != len(tail) - TAIL:  # a plain footer is followed by its signature
+        raise UnsupportedError(f'{path}: has encrypted columns, which are not supported: {_DECRYPT}')
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise CorruptError(f'{path}: is damaged: expected {metadata.num_rows} rows in all row groups, got {sum(rows)}')
     if len(set(names)) < len(names):
@@ -90,39 +88,26 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
         for count in range(1, len(parts) + 1):
             if (name := '.'.join(parts[:count])) in leaves:
                 leaves[name].append(number)
-    footer = Footer(size, version, path, metadata, names, leaves, encrypted, excess, np.cumsum(rows, dtype=np.int64))
+    footer = Footer(size, version, path, metadata, names, leaves, excess, np.cumsum(rows, dtype=np.int64))
     _check_chunks(footer)
     return footer
 
 
 def _check_chunks(footer: Footer) -> None:
-    """Raise ``CorruptError`` if pyarrow cannot return the metadata of a chunk that is not encrypted: it would end the
-    process. It reports an error only where it prepares to read the chunks, so it gets a file without bytes.
+    """Raise ``CorruptError`` if pyarrow cannot return the metadata of a chunk: it would end the process. It reports an error only where it prepares to read the chunks, so it gets a file without bytes.
     """
     parquet = import_extra('pyarrow.parquet', 'parquet')
-    encrypted, nothing = encrypted_names(footer), _Nothing(footer.size)
+    nothing = _Nothing(footer.size)
     file = parquet.ParquetFile(nothing, metadata=footer.metadata, pre_buffer=True)
-    names = [name for name in footer.names if name not in encrypted]
     try:
-        next(file.iter_batches(1, columns=names, use_threads=False), None)
+        next(file.iter_batches(1, columns=list(footer.names), use_threads=False), None)
     except Exception as error:  # it has no bytes, and perhaps columns of unsupported types, which reading refuses
         if not nothing.was_read and isinstance(error, OSError):
             raise CorruptError(f'{footer.path}: is damaged: its footer describes no valid columns: {error}') from error
 
 
-def encrypted_names(footer: Footer) -> list[str]:
-    """Return the names of the columns that are encrypted, as a whole or in part."""
-    return [name for name, leaves in footer.leaves.items() if not footer.encrypted.isdisjoint(leaves)]
-
-
 def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[int, Any]]:
-    """Return numbers and metadata of the chunks of some columns; refuse encrypted ones, at which pyarrow crashes."""
-    if footer.encrypted and (refused := [name for name in encrypted_names(footer) if name in names]):
-        others = [name for name in footer.names if name not in encrypted_names(footer)]
-        raise UnsupportedError(
-            f'{footer.path}: encrypted columns are not supported: {", ".join(map(repr, refused))}: read others, with '
-            f'columns={others!r:.200}'
-        )
+    """Return numbers and metadata of the chunks of some columns."""
     row_group = footer.metadata.row_group(group)
     numbers = sorted({i for name in names for i in footer.leaves[name]})
     if numbers and numbers[-1] >= row_group.num_columns:
@@ -135,7 +120,7 @@ def _chunks(footer: Footer, group: int, names: tuple[str, ...]) -> list[tuple[in
 
 def chunk_ranges(footer: Footer, group: int, names: tuple[str, ...]) -> tuple[Ints, Ints]:
     """Return where the chunks of some columns of a row group begin and end; raise ``CorruptError`` if the file is too
-    short for one, and ``UnsupportedError`` if one is encrypted.
+    short for one.
     """
     ranges = []
     for number, chunk in _chunks(footer, group, names):

@@ -8,7 +8,7 @@ from granular._typing import Datapoint_co
 from granular.aio.datasources.arguments import Paths, names_in
 from granular.aio.datasources.discovery.discover import Files
 from granular.aio.datasources.indexed_files import MaskedFiles, bytes_from, files_of
-from granular.aio.datasources.parquet.file import Footer, encrypted_names, footer_length, parse_footer
+from granular.aio.datasources.parquet.file import Footer, footer_length, parse_footer
 from granular.aio.datasources.parquet.row_groups import RowGroups, Values
 from granular.aio.paths.path import Path
 from granular.aio.runtime.tasks import gather
@@ -49,8 +49,7 @@ class ParquetDataSource(MaskedFiles[Footer, Datapoint_co]):
 
     Raises:
       CorruptError: if a file is not a Parquet file, or is damaged.
-      UnsupportedError: if its footer is encrypted, or it has several columns of one name; and when a column is read
-        that is encrypted.
+      UnsupportedError: if it is encrypted, as a whole or in part, or has several columns of one name.
       CorruptDatasetError: if a file has other columns than the first.
       InvalidArgumentError: if the name of a folder has a column that the files have, too.
       UnknownKeyError: if a column of ``columns`` does not exist.
@@ -192,11 +191,6 @@ async def columns_with_nulls(source: ParquetDataSource[Any]) -> set[str]:
 def may_have_nulls(source: ParquetDataSource[Any]) -> list[bool]:
     """Return for each column of the files of an open source whether it may have nulls, also in lists and structs."""
     return [source._groups.may_have_nulls(name) for name in stored_columns(source)]
-
-
-def encrypted_of(source: ParquetDataSource[Any]) -> list[str]:
-    """Return the names of the columns of an open source that are encrypted in any file."""
-    return sorted({name for footer in source._groups.footers for name in encrypted_names(footer)})
 
 
 def row_groups_of(source: ParquetDataSource[Any]) -> RowGroups:
