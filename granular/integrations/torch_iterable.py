@@ -11,7 +11,7 @@ from granular.aio.execution.failures import OnError
 from granular.aio.pipeline.blocking_iterator import DatasetIterator
 from granular.aio.pipeline.iter_dataset import IterDataset, stream_of
 from granular.aio.pipeline.map_dataset import MapOperations
-from granular.aio.pipeline.position import VERSION, check_plain, version_of
+from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.pipeline.shards import ShardByTorchRank, ShardOptions, as_shard
 from granular.aio.pipeline.streams.flow import number_of
 from granular.aio.pipeline.streams.stream import Stream
@@ -207,7 +207,7 @@ class IterableDataset(_Base):  # type: ignore[misc]
         """
         check_plain(state)
         epoch = number_of(state, 'epoch')
-        version_of(state)
+        check_version(state)
         self._loaded = dict(state) if 'state' in state and not state.get('ended') else None
         if self._asked is None or self._asked <= epoch:
             self._epoch.value = epoch

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import granular
 from granular import IterDataset, MapDataset, ShardOptions
 
 NAMES = ('web', 'code', 'books', 'math')
@@ -154,17 +153,6 @@ def test_stages_behind_a_mix_of_packs_restore_what_they_hold():
                 with iter(stream) as iterator:
                     iterator.set_state(state)
                     assert [row['t'].tolist() for row in iterator] == whole[at:]
-
-
-def test_a_state_of_an_earlier_release_within_a_window_is_refused():
-    stream = mix((1, 1), ShardOptions(1, 2), repeats=True).window_shuffle(5, seed=0)
-    with iter(stream) as iterator:
-        for _ in range(3):
-            next(iterator)
-        state = iterator.get_state()
-        del state['state']['parent']['even']
-        with pytest.raises(granular.errors.StateError, match='an earlier release saved the state'):
-            iterator.set_state(state)
 
 
 def test_a_mix_continues_with_other_weights_and_hosts():

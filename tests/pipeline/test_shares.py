@@ -212,24 +212,3 @@ def test_even_turns_stay_as_they_are():
         dataset = mix(*weights, length=60)
         for rank in range(ranks):
             assert list(part_of_host(dataset, (rank, ranks))) == list(dataset[rank::ranks])
-
-
-def test_states_of_earlier_releases_that_hold_elements_are_refused():
-    dataset = mix(1, 1, length=60)
-    stream = part_of_host(dataset, (1, 2)).window_shuffle(8, seed=0)
-    with iter(stream) as iterator:
-        for _ in range(3):
-            next(iterator)
-        state = iterator.get_state()
-        assert state['state']['parent'] == {'at': 0, 'hosts': 2, 'even': True}
-        del state['state']['parent']['even']
-        with pytest.raises(granular.errors.StateError, match='an earlier release saved the state'):
-            iterator.set_state(state)
-    with iter(part_of_host(dataset, (1, 2))) as iterator:
-        for _ in range(3):
-            next(iterator)
-        state = iterator.get_state()
-        del state['state']['even']
-        rest = list(iterator)
-        iterator.set_state(state)
-        assert list(iterator) == rest

@@ -2,10 +2,9 @@
 
 import abc
 from collections.abc import Mapping
-from typing import Any, Final, Self, cast
+from typing import Any, Self, cast
 
 from granular._other_names import answering
-from granular._words import logger
 from granular.aio.execution.failures import OnError
 from granular.aio.execution.prefetch import END
 from granular.aio.loader.collate import DROPPED, Batch, Spec
@@ -14,12 +13,10 @@ from granular.aio.pipeline.describe import block_orders, check_fingerprint, fing
 from granular.aio.pipeline.nodes.adapters import convert
 from granular.aio.pipeline.nodes.indices import recurring
 from granular.aio.pipeline.nodes.source import Source
-from granular.aio.pipeline.position import VERSION, check_plain, version_of
+from granular.aio.pipeline.position import VERSION, check_plain, check_version
 from granular.aio.runtime.lifecycle import copied
 from granular.errors import InvalidArgumentError, StateError
 from granular.indexing import MOST_WORKERS, check_integer
-
-_WITH_EPOCHS: Final = 3  # the first version of states whose steps count over epochs
 
 
 class LoaderHandle(abc.ABC):
@@ -103,7 +100,7 @@ class LoaderHandle(abc.ABC):
     def load(self, state: Mapping[str, Any], strict: bool = True) -> Any:
         """Continue from a state; also possible while iterating. Drops prefetched batches.
 
-        A state without ``'pipeline'``, of an earlier release, is compared by what it has.
+        A state of granular 0.21, ``{'step': ..., 'seed': ...}``, is compared by these.
 
         Args:
           state: from ``save``.
@@ -283,7 +280,8 @@ class Loader(LoaderHandle):
         length = state.get('length')
         if length is not None and (type(length) is not int or not 1 <= length < 1 << 63):
             raise StateError(f'expected the length of an epoch, got {length!r:.100} in {state!r:.200}')
-        version = version_of(state)
+        if 'version' in state:  # those of granular 0.21 have none
+            check_version(state)
         self._check_source(state, strict)
         self._core.check()
         epochs = self._core.flow.epochs_if_open()
@@ -295,10 +293,8 @@ class Loader(LoaderHandle):
                 f"a multiple of this loader's {self.batch} datapoints per batch"
             )
         described = self._core.flow.source.describe()
-        if own is not None and (place > own or (epoch and 'version' in state and version < _WITH_EPOCHS)):
+        if own is not None and place > own:
             raise StateError(f'the state is at step {step}, {described} has {own} datapoints')
-        if own is not None and version < _WITH_EPOCHS:
-            logger.info('%s: the state of an earlier release is taken for one of epoch %s', described, epoch)
         self._core.load(epoch * (own or 0) + place)
 
     def _check_source(self, state: Mapping[str, Any], strict: bool) -> None:
@@ -308,13 +304,8 @@ class Loader(LoaderHandle):
             refuse_state(f'the state was saved with seed {seed}, this source has {self.source.seed}', strict)
         if 'pipeline' in state:
             check_fingerprint(state['pipeline'], fingerprint(self.source), strict)
-        elif (saved := state.get('orders', [])) != (orders := block_orders(self.source)):
-            reason = '' if saved else ': before granular had stratified windows, Blocks was another order'
-            refuse_state(
-                f'the state was saved with the block orders {saved}, this source has {orders}{reason}; continue with '
-                f'the settings and the release that saved the state, or from the start of an epoch',
-                strict,
-            )
+        elif orders := block_orders(self.source):
+            refuse_state(f'the state is of granular 0.21, which has none of the orders {orders} of this source', strict)
 
     load_state_dict = load
 

@@ -13,11 +13,10 @@ from granular.shuffle import Blocks
 
 _ENDLESS: Final = 1 << 62
 _INFINITE: Final = '∞'
-_DETAILS: Final = (  # which lines of earlier releases do not have, the latest first
+_DETAILS: Final = (  # which lines may lack, the latest first
     re.compile(r', \d+ bytes$'),
     re.compile(r' of \d+(, \d+ bytes)?$|, CRC32C [0-9a-f]{8}(?=\)?$)'),
 )
-_UNNAMED: Final = re.compile(r' *(prefetch|seed)\(')  # stages without a state, which states of earlier releases have
 _UNUSED_SEED: Final = re.compile(r'seed=\d+, (?=Sequential\(\))')
 _SHOWN: Final = 5  # stages that differ, in a message
 
@@ -90,7 +89,7 @@ def _without_size(line: str) -> str:
 
 
 def _differ_in_detail_only(saved: str, current: str) -> bool:
-    """Return whether one of two lines lacks details, as that of an earlier release, or of a reader before it opens."""
+    """Return whether one of two lines lacks details, as that of a reader before it opens."""
     bare = ((detail.sub('', saved), detail.sub('', current)) for detail in _DETAILS)
     return any(was == now and (saved == was) != (current == now) for was, now in bare)
 
@@ -106,8 +105,7 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
         return
     if not isinstance(state_lines, list | tuple):
         raise StateError(f'expected the lines of a pipeline such as {list(own_lines)}, got {state_lines!r:.200}')
-    listed = [line for line in map(str, state_lines) if not _UNNAMED.match(line)]
-    saved, current = [_UNUSED_SEED.sub('seed=0, ', line) for line in listed], list(own_lines)
+    saved, current = [_UNUSED_SEED.sub('seed=0, ', str(line)) for line in state_lines], list(own_lines)
     if len(saved) == len(current):
         for i, (was, now) in enumerate(zip(saved, current, strict=True)):
             resized = i >= len(current) - resizable and _without_size(was) == _without_size(now)
@@ -127,7 +125,7 @@ def check_fingerprint(state_lines: Any, own_lines: Sequence[str], strict: bool, 
 
 
 def check_size(saved: Any, size: int, files: str, strict: bool) -> None:
-    """Check that files have as many bytes as a state says; None if it is of an earlier release, or of no open file."""
+    """Check that files have as many bytes as a state says; None if they were not open."""
     if saved is not None and saved != size:
         refuse_state(f'{files}: {size} bytes, the state was saved with {saved!r:.100}', strict)
 
@@ -142,8 +140,6 @@ def refuse_state(
 
 
 def _reason(saved: str, current: str) -> str:
-    if 'Blocks(' in saved and 'stratified' in current and 'stratified' not in saved:
-        return ': before granular had stratified windows, Blocks was another order; restart the epoch'
     mixes = all(line.lstrip().startswith('mix of ') for line in (saved, current))
     return ' (weights may change in states of IterDataset.mix with names)' if mixes else ''
 

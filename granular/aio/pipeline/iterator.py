@@ -9,7 +9,7 @@ from granular._words import counted
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.cursor import Cursor
 from granular.aio.pipeline.describe import check_fingerprint, fingerprint, resizable_stages
-from granular.aio.pipeline.position import VERSION, check_plain, restoring, version_of
+from granular.aio.pipeline.position import VERSION, check_plain, check_version, restoring
 from granular.aio.pipeline.streams.flow import restore_checked
 from granular.aio.pipeline.streams.stream import Stream
 from granular.aio.pipeline.streams.tracing import StageSummary, summary_of, trace_of, traced
@@ -58,7 +58,8 @@ class StreamCursor(Cursor):
         check_plain(state)
         if not isinstance(state, Mapping) or 'state' not in state:
             raise StateError(f'expected what get_state() or granular.load_state(path) returned, got {state!r:.200}')
-        terms = restoring.get()._replace(version=version_of(state))  # those of the caller's thread
+        check_version(state)
+        terms = restoring.get()  # those of the caller's thread
         strict = strict and terms.strict
         async with self.turn():
             self.check()

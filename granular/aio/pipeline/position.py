@@ -10,25 +10,23 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from granular._words import counted, logger
+from granular._words import counted
 from granular.aio.pipeline.nodes.patterns import Shares
 from granular.aio.pipeline.shards import ShardOptions
 from granular.errors import StateError
 from granular.indexing import Ints
 
 VERSION: Final = 3
-"""The version of the states that are saved. Those of version 1 have no number; up to 2, those of a Loader no epoch."""
+"""The version of the states that are saved."""
 
 
-def version_of(state: Mapping[str, Any]) -> int:
-    """Return the version of a state; raise ``StateError`` if a later release saved it."""
-    version = state.get('version', 1)
-    if type(version) is not int or not 1 <= version <= VERSION:
+def check_version(state: Mapping[str, Any]) -> None:
+    """Raise ``StateError`` if another release saved the state, in another form."""
+    if (version := state.get('version')) != VERSION:
         raise StateError(
-            f'the state has version {version!r:.100}, this release reads those up to {VERSION}: continue with the '
-            f'release that saved it'
+            f'the state has version {version!r:.100}, this release reads version {VERSION}: continue with the release '
+            f'that saved it, or from the start of an epoch'
         )
-    return version
 
 
 EARLIER: Final = 'load an earlier state'
@@ -154,7 +152,6 @@ class Terms(NamedTuple):
     in_step: bool = True  # False if the state of each host is its own
     # Continue with the weights of this pipeline, read again with those of the state, or refuse other ones.
     weights: Literal['own', 'saved', 'same'] = 'own'
-    version: int = VERSION  # of the state
     strict: bool = True  # False to continue from a state of a different pipeline, also within an iterator of the user's
 
     def of(self, stage: str, kind: str, held: bool) -> 'Terms':
@@ -167,12 +164,10 @@ class Terms(NamedTuple):
             return self._replace(weights=weights)
         if self.held and not held:
             return self._replace(in_step=fit.in_step, weights=weights)
-        return Terms(stage, kind, held, fit.in_step and self.in_step, weights, self.version)
+        return Terms(stage, kind, held, fit.in_step and self.in_step, weights)
 
     def check_hosts(self, saved: int | None, own: int) -> None:
         """Raise ``StateError`` if the terms exclude a state of ``saved`` hosts, None if it names none, on ``own``."""
-        if saved is None and self.version == 1 and (self.held or not self.in_step):
-            judge_unnamed_hosts(self.stage, own)
         hosts = saved or 1
         if hosts != own and (self.held or (hosts > 1 and not self.in_step)):
             fit, later = (
@@ -268,28 +263,3 @@ class EvenTurns(Turns):
         taken = super().taken(rounds)
         taken[complete] = self._shares.taken(rounds[complete])
         return taken
-
-    def state(self, at: Any, own: bool) -> Any:
-        return {**super().state(at, own), 'even': True}
-
-    def at(self, state: Any, terms: Terms) -> Any:
-        at = super().at(state, terms)
-        # Other hosts may stand in other rounds, or this one gives out elements of earlier rounds once more.
-        own = at is not state and state.get('hosts') == self.count
-        if own and not state.get('even') and (terms.held or not terms.in_step):
-            raise StateError(
-                f'{terms.stage}: an earlier release saved the state, in which hosts had other elements of a mix: '
-                f'continue with that release, or from the start of an epoch'
-            )
-        return at
-
-
-def judge_unnamed_hosts(stage: str, hosts: int) -> None:
-    """Raise ``StateError`` for a state of version 1, which has no number of hosts, of a stage for which it matters.
-
-    A host without others takes it for its own, and logs it.
-    """
-    earlier = f'{stage}: an earlier release saved the state, without the number of hosts'
-    if hosts > 1:
-        raise StateError(f'{earlier}: continue with that release, or from the start of an epoch')
-    logger.warning('%s: it is taken for that of a single host', earlier)

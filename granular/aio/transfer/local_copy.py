@@ -219,10 +219,7 @@ def _origin(address: str, server: str) -> str:
 
 
 async def _state(target: Path) -> dict[str, Any] | None:
-    """Return the content of a folder's marker; None if it has none.
-
-    Earlier releases wrote neither the server nor, of a source with archives, whether they were unpacked.
-    """
+    """Return the content of a folder's marker; None if it has none."""
     marker = target / MARKER
     if not await marker.exists():
         marker = target / _SHARD / MARKER

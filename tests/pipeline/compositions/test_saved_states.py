@@ -17,8 +17,6 @@ from tests.pipeline.compositions.saved_states import cases, pipelines
 FOLDER = pathlib.Path(__file__).parent / 'saved_states'
 RELEASES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir() and path.name[0].isdigit())
 
-UNKNOWN = 'without the number of hosts: it is taken for that of a single host'
-
 pytestmark = pytest.mark.filterwarnings('ignore:.*multi-threaded.*:DeprecationWarning')  # forked workers
 
 
@@ -109,7 +107,7 @@ def stream_of_mix(pipeline, name):
 
 
 @pytest.mark.parametrize('hosts', [1, 2, 3, 4])
-def test_states_of_shards_are_continued_by_other_hosts_or_are_refused(hosts, caplog):
+def test_states_of_shards_are_continued_by_other_hosts_or_are_refused(hosts):
     wrong = []
     groups = collections.defaultdict(list)
     for case in saved('hosts'):
@@ -119,7 +117,6 @@ def test_states_of_shards_are_continued_by_other_hosts_or_are_refused(hosts, cap
             continue  # one host had fewer elements
         make = pipelines.OTHER_HOSTS[name]
         expected = counts(named(make(ShardOptions(0, 1))))
-        caplog.clear()
         elements = [restored(make(ShardOptions(i, hosts)), group[i % before]['state']) for i in range(hosts)]
         if any(part is None for part in elements):
             assert hosts != before or all(part is None for part in elements), (name, before, taken)
@@ -128,8 +125,6 @@ def test_states_of_shards_are_continued_by_other_hosts_or_are_refused(hosts, cap
             cases.digest(part) == case['following'] for part, case in zip(elements, group, strict=True)
         ):
             wrong.append((name, before, taken, 'other elements follow'))
-        if hosts == 1 != before and UNKNOWN in caplog.text:
-            continue  # a state of version 1 does not tell, and this is logged
         given = counts(text for case in group for text in case['before'])
         given.update(text for part in elements for text in named(part))
         if name == 'hosts, mix':  # ends with the first of its streams, and so leaves out the last elements of others

@@ -94,7 +94,9 @@ def parse_footer(path: Path, size: int, version: str | None, tail: bytes) -> Foo
 
 
 def _check_chunks(footer: Footer) -> None:
-    """Raise ``CorruptError`` if pyarrow cannot return the metadata of a chunk: it would end the process. It reports an error only where it prepares to read the chunks, so it gets a file without bytes.
+    """Raise ``CorruptError`` if pyarrow cannot return the metadata of a chunk: it would end the process.
+
+    It reports an error only where it prepares to read the chunks, so it gets a file without bytes.
     """
     parquet = import_extra('pyarrow.parquet', 'parquet')
     nothing = _Nothing(footer.size)

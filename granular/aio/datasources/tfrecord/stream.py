@@ -15,7 +15,7 @@ from granular.aio.execution.prefetch import END
 from granular.aio.paths.path import Path
 from granular.aio.pipeline.describe import check_size
 from granular.aio.pipeline.iter_dataset import IterDataset
-from granular.aio.pipeline.position import FREE, Terms, Turns, judge_unnamed_hosts
+from granular.aio.pipeline.position import FREE, Terms, Turns
 from granular.aio.pipeline.shards import ShardOptions
 from granular.aio.pipeline.streams.flow import Flow, number_of
 from granular.aio.pipeline.streams.stream import Stream
@@ -255,8 +255,6 @@ class _Reading(Flow):
         if at['file'] > len(self._paths):
             raise StateError(f'the state is of file {at["file"]}, of {counted(len(self._paths), "file")}')
         turn = at['position'] if at is state else number_of(state, 'turn')
-        if at is state and terms.version == 1 and self.hosts > 1 and turn:
-            judge_unnamed_hosts('TFRecordIterDataset', self.hosts)
         if turn != self._turn or at != self.turns.at(self.state(), FREE):
             await self._stop()
             self._seek(at, turn)

@@ -308,8 +308,7 @@ class Interleaving(Outlasting):
         turn = number_of(state, 'turn', len(numbers))
         states = {int(number): saved for number, saved in state['parents'].items()}
         opened = {number for number in numbers if number is not None}
-        # A state of an earlier release does not name the streams that wait for their first turn.
-        if states.keys() | set(state.get('waiting', opened - states.keys())) != opened:
+        if states.keys() | set(state['waiting']) != opened:
             raise StateError(
                 f'{self._stage.describe()}: expected states of the streams {sorted(opened)}, got those of '
                 f'{sorted(states)}: {EARLIER}'
@@ -339,7 +338,7 @@ class Interleaving(Outlasting):
         decides = terms.held or not terms.in_step
         if decides or not any(number is not None for number in numbers):
             await self._learn_hosts((saved or 1) if decides else 1)
-        if terms.version == 1 or saved is not None:
+        if saved is not None:
             terms.check_hosts(saved, self._hosts or 1)
 
     async def _learn_hosts(self, saved: int) -> None:

@@ -190,24 +190,9 @@ class Mixing(_Combining):
         owner = next(i for i, counts in enumerate(zip(before, after, strict=True)) if counts[0] != counts[1])
         return await self._mixed[owner].next()
 
-    def state(self) -> Any:
-        return {**super().state(), **self._marks()}
-
-    def _marks(self) -> dict[str, Any]:
-        return {'even': True} if self._begins_apart or self._rows is not None else {}
-
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         await super().restore(state, terms)
         self._arrange()
-        self._check_marks(state, terms)
-
-    def _check_marks(self, state: Any, terms: Terms) -> None:
-        """Raise ``StateError`` if a later stage holds elements that came in another order in an earlier release."""
-        if terms.held and self._marks() and not state.get('even'):
-            raise StateError(
-                f'{terms.stage}: an earlier release saved the state, in which hosts had other elements of a mix: '
-                f'continue with that release, or from the start of an epoch'
-            )
 
 
 class _SharedRows:
@@ -324,7 +309,7 @@ class NamedMixing(Mixing):
         named = [name for name in self._current if name in self._named]
         states = {name: {'state': self._named[name].state(), 'pipeline': self._lines[name]} for name in named}
         parents = {**states, **self._removed}
-        return {'parents': parents, 'count': self._count, 'weights': self._current, **self._marks()}
+        return {'parents': parents, 'count': self._count, 'weights': self._current}
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
         count, current = number_of(state, 'count'), self._chosen(state, terms)
@@ -340,7 +325,6 @@ class NamedMixing(Mixing):
         self._removed = {name: state['parents'][name] for name in current if name not in self._named}
         self._current, self._count, self._ended = current, count, False
         self._arrange()
-        self._check_marks(state, terms)
         # Both follow from a name that was changed by mistake, too.
         if begun := [name for name in current if name not in state['parents']]:
             logger.warning('%s: begins %s, which the state does not have', self._description, begun)

@@ -387,7 +387,7 @@ class Reading(Flow):
         position = self.turns.at(self._unnumbered(state), terms)
         if type(position) is not int or not 0 <= position < 1 << 63:
             raise StateError(f'{self._read.describe()}: expected the position of an element, got {state!r:.100}')
-        if position > self._length and terms.version > 1:
+        if position > self._length:
             raise StateError(
                 f'{self._read.describe()}: the state is at element {position}, the source has {self._length} elements'
             )

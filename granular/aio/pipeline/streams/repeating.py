@@ -6,12 +6,11 @@ import numpy as np
 
 from granular.aio.execution.prefetch import END
 from granular.aio.pipeline.nodes.indices import ENDLESS
-from granular.aio.pipeline.position import FREE, Terms, judge_unnamed_hosts, same_position
+from granular.aio.pipeline.position import FREE, Terms, same_position
 from granular.aio.pipeline.streams.flow import Flow, Outlasting, flag_of, number_of
 from granular.aio.pipeline.streams.held import Holding
 from granular.aio.pipeline.streams.stream import Staged, Stream
 from granular.aio.runtime.buffers import read_only
-from granular.errors import StateError
 
 
 class Repeated(Staged):
@@ -168,15 +167,6 @@ class Caching(Holding):
         return state
 
     async def restore(self, state: Any, terms: Terms = FREE) -> None:
-        if type(state) is int:  # of version 1
-            if state and self._parent.adapts:
-                raise StateError(
-                    f'{self._stage}: an earlier release saved the state, without the weights of mixes: continue with '
-                    f'that release, or from the start of an epoch'
-                )
-            if state:
-                judge_unnamed_hosts(self._stage, self._parent.hosts)
-            state = {'parent': self._held.before, 'place': state}
         if self._astray and self._after is not None:
             await self._held.go_back(self._after)
             self._astray = False
