@@ -296,7 +296,7 @@ def test_stream_continues_after_a_worker_failure(death, count, held):
             with pytest.raises(kind, match=message):
                 list(iterator)
             assert iterator.get_state()['state'] <= 150
-        iterator.set_state({'state': 151})
+        iterator.set_state({'version': 3, 'state': 151})
         assert list(iterator) == list(range(151, 200))
         workers = [child for child in psutil.Process().children(recursive=True) if child not in children]
     assert not psutil.wait_procs(workers, timeout=60)[1]
@@ -525,7 +525,7 @@ def streams(method):
     workers = granular.MultiprocessingOptions(int(method is not None), start_method=method or 'spawn')
     with iter(dataset.to_iter_dataset().mp_prefetch(workers)) as iterator:
         for step in range(1, len(dataset)):
-            iterator.set_state({'state': step})
+            iterator.set_state({'version': 3, 'state': step})
             yield from outcome(iterator)
 
 def outcome(items):

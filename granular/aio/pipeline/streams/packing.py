@@ -353,10 +353,7 @@ class Packing(Holding):
         expected = {'parent', *self._base, 'row'}
         if not isinstance(state, Mapping) or not expected <= set(state) <= {*expected, 'held', 'documents'}:
             keys = sorted(state) if isinstance(state, Mapping) else state
-            raise StateError(
-                f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}: states saved by earlier '
-                f'versions of granular cannot be continued: start again at the beginning of an epoch'
-            )
+            raise StateError(f'pack: expected a state with {sorted(expected)}, got {keys!s:.200}')
         row = self.turns.at(state['row'], terms)
         offsets, numbers = state['offsets'], [state['document'], state['rows'], row]
         if len(offsets) != len(self._features):

@@ -65,7 +65,6 @@ class Recipe:
             for path, size in _leaves(length)
         )
         _check_paths(self.features, {'alignment': alignment, 'padding': padding, 'bos': bos})
-        # Begins as in earlier releases: their states are then refused for their content, with a clearer message.
         options = {
             'strategy': (strategy, 'first_fit'), 'meta_features': (list(meta), []),
             'max_segments': (max_segments, None), 'split_long': (split_long, False),
