@@ -16,7 +16,6 @@ from benchmarks import (
     mixing,
     parquet,
     pipelines,
-    planning,
     remote,
     requests,
     rest,
@@ -35,7 +34,7 @@ BENCHMARKS = {
         mixing.mixing, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        planning.planning, arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
+        arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
         accelerator.accelerator,
     )
 }  # fmt: skip

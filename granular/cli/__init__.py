@@ -23,7 +23,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors='backslashreplace')  # of encodings without some characters, as stderr does
     try:
-        from granular.cli import planning, transfers  # noqa: F401 - which add to the commands
+        from granular.cli import measuring, transfers  # noqa: F401 - which add to the commands
         from granular.cli.commands import app
 
         app()

@@ -15,11 +15,11 @@ from granular.aio.runtime.portal import run
 from granular.aio.runtime.tasks import gather
 from granular.aio.stores.base import Request
 from granular.aio.stores.remote import RemoteStore
-from granular.cli.model import check
 from granular.config import KiB, MiB
 from granular.errors import InvalidArgumentError, NotFoundError, StoreTimeoutError
 
 IN_FLIGHT: Final = (1, 4, 16, 64, 256)
+_MOST: Final = 1e18  # seconds or bytes
 SIZES: Final = (64 * KiB, MiB, 4 * MiB)
 
 _FILES: Final = 64  # objects that are listed and read
@@ -93,8 +93,9 @@ def bench(path: granular.Path, seconds: float = 20.0, nbytes: float = 1 << 30) -
     if not isinstance(store, RemoteStore):
         kind = 'a local one' if store.local else type(store).__name__
         raise InvalidArgumentError(f'{path}: expected a path in a bucket or on a web server, got {kind}')
-    check('seconds', seconds, above=0)
-    check('bytes', nbytes, at_least=_SMALL)
+    for name, bound, least in (('seconds', seconds, 1e-3), ('bytes', nbytes, _SMALL)):
+        if not least <= bound <= _MOST:
+            raise InvalidArgumentError(f'{name}: expected a number from {least:g} to {_MOST:g}, got {bound:g}')
     # Each measurement sets its own number of requests in flight. Nothing is cached, hedged or split.
     config = dataclasses.replace(
         store.config, concurrency=max(IN_FLIGHT), hedge=0.0, cache_dir='', index_cache='', max_request=64 * MiB

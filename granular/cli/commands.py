@@ -410,6 +410,13 @@ def _print_description(description: dict[str, Any]) -> None:
             table.add_row(Text(printable(key)), Text(printable(row['type'])), *counts)
         console.print()
         console.print(table, highlight=False)
+    if 'epoch' in description:
+        table = Table('an epoch', 'requests', 'dollars', box=None, header_style='bold')
+        for row in description['epoch']:
+            dollars = '?' if row['dollars'] is None else f'{row["dollars"]:,.2f}'
+            table.add_row(row['order'], f'≤ {row["requests"]:,}', dollars)
+        console.print()
+        console.print(table, highlight=False)
     if 'files' in description:
         taken, left_out = description['files']['taken'], description['files']['left_out']
         lines = [f'taken     {name}' for name in taken[:_MAX_FILES]]

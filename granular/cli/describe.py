@@ -1,11 +1,13 @@
 """Describes datasets as plain data, for the command line."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
 import granular
+from granular import shuffle
 from granular.aio.conversion.convert import PLAN
 from granular.aio.datasets.codec import Decoders
 from granular.aio.datasets.index import index_path
@@ -20,6 +22,9 @@ from granular.sync.path import Path
 from granular.view.sources import source_of
 
 _CONVERTED: Final = ('images', 'huggingface')  # formats of files that are only converted
+# The price of 1,000 requests that read, in dollars, of S3 Standard in us-east-1 and of GCS Standard in one region:
+# https://aws.amazon.com/s3/pricing, https://cloud.google.com/storage/pricing
+_PRICES: Final = {'s3': 0.0004, 'gs': 0.0004}
 _FACTS: Final = ('kind', 'layout', 'versions', 'shards', 'bytes')
 _MAX_VALUES: Final = 8  # number of array values to show
 _DEPTH: Final = 64  # limit on the nesting of lists and maps
@@ -79,9 +84,27 @@ def describe(path: Path, format: str | None = None, split: str | None = None) ->
             description['spec'] = reader.spec
         if isinstance(reader, ShardedDatasetReader):
             description['index'] = Path(index_path(path.aio)).exists()
+        if facts.get('layout') and not path.store.local:
+            description['epoch'] = _epoch(path, description)
         if (discovery := discovery_of(reader.aio)) is not None:
             description.update(_files(discovery))
         return description
+
+
+def _epoch(path: Path, description: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return for orders what an epoch takes, at most: requests, and dollars where they have a price."""
+    length, index = description['datapoints'], description.get('index')
+    sizes = [row['bytes'] for key, row in description['keys'].items() if not (index and key == 'refs')]
+    order = shuffle.Blocks().sized(sum(sizes) / max(1, length))
+    blocks = math.ceil(length / order.block)
+    most = path.store.merge.max_request
+    requests = {
+        'shuffle.Index()': length * len(sizes),
+        f'shuffle.Blocks({order.block}, {order.window})': sum(max(blocks, math.ceil(size / most)) for size in sizes),
+    }
+    price = _PRICES.get(path.store.root.partition('://')[0])
+    dollars = {order: None if price is None else count / 1000 * price for order, count in requests.items()}
+    return [{'order': order, 'requests': count, 'dollars': dollars[order]} for order, count in requests.items()]
 
 
 def _files(found: Discovery) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_bench_of_a_bucket_measures_the_objects_of_a_dataset(fakegcs):
 
 @pytest.mark.parametrize(('seconds', 'nbytes'), [(0, MIB), (1, 100), (-1, MIB), (math.nan, MIB), (1, math.inf)])
 def test_bounds_are_checked(folder, seconds, nbytes):
-    with HTTPServer(folder) as server, pytest.raises(InvalidArgumentError, match='expected a number, '):
+    with HTTPServer(folder) as server, pytest.raises(InvalidArgumentError, match='expected a number from '):
         bench(granular.Path(server.endpoint), seconds, nbytes)
 
 
@@ -208,10 +208,7 @@ def test_busy_thread_is_the_limit():
     assert limit_of(saturating(by_in_flight), by_in_flight, by_size, 1e9, 0) == 'this core'
 
 
-def test_command_prints_a_plot_and_json_for_plans(granular_cli, folder, tmp_path):
-    with granular.DatasetWriter(folder / 'set', {'x': 'int'}, granular.encoders) as writer:
-        for i in range(100):
-            writer.append({'x': i})
+def test_command_prints_a_plot_or_json(granular_cli, folder):
     with HTTPServer(folder) as server:
         code, out, err = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1)
         assert (code, err) == (0, '')
@@ -220,8 +217,3 @@ def test_command_prints_a_plot_and_json_for_plans(granular_cli, folder, tmp_path
         code, out, _ = granular_cli('bench', f'{server.endpoint}/data', '--seconds', 30, '--mib', 1, '--json')
         assert code == 0
         assert json.loads(out)['bytes_per_second'] > 0
-        (tmp_path / 'bench.json').write_text(out)
-        code, out, _ = granular_cli(
-            'plan', f'{server.endpoint}/set', '--batch', 10, '--bench', tmp_path / 'bench.json', '--json'
-        )
-        assert all(one['seconds'] > 0 for one in json.loads(out)['plans'])

@@ -112,13 +112,37 @@ def test_json_of_cat_is_json_whatever_the_numbers(granular_cli, tmp_path):
     assert (values['x'], values['y'][0], values['y'][1]['head']) == ('nan', 'inf', [1, '-inf'])
 
 
+@pytest.mark.parametrize('indexed', [False, True])
+def test_info_tells_the_requests_of_an_epoch(granular_cli, tmp_path, moto, monkeypatch, indexed):
+    path = granular.Path(f'{moto.place()}', **moto.options, config=granular.IOConfig(max_gap=0, hedge=0))
+    with granular.ShardedDatasetWriter(path, {'a': 'bytes', 'b': 'bytes'}, shardlen=20) as writer:
+        for i in range(40):
+            writer.append({'a': bytes(600_000), 'b': bytes(i)}, flush=False)
+    if indexed:
+        granular.build_index(path)
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
+    command = ('info', path, '--endpoint-url', moto.endpoint)
+    [shuffled, blocks] = json.loads(granular_cli(*command, '--json')[1])['epoch']
+    block = int(re.search(r'\d+', blocks['order'])[0])
+    for row, size in ((shuffled, 1), (blocks, block)):
+        with granular.open(path, None) as reader:
+            before = granular.metrics.snapshot()
+            for start in range(0, 40, size):
+                reader.fetch(range(start, min(40, start + size)))
+            requests = granular.metrics.snapshot().total('requests') - before.total('requests')
+        assert row['requests'] * 0.7 <= requests <= row['requests']
+        assert row['dollars'] == pytest.approx(row['requests'] * 4e-7)
+    assert re.search(r'shuffle\.Index\(\) +≤ +(80|120) +0\.00', granular_cli(*command)[1])
+
+
 def test_cat_shows_custom_types_as_bytes(granular_cli, tmp_path):
     with granular.DatasetWriter(tmp_path / 'ds', {'x': 'mine'}, None) as writer:
         writer.append({'x': b'1234'})
     assert granular_cli('cat', tmp_path / 'ds', 0) == (0, 'x: {"type": "mine", "bytes": 4}\n', '')
 
 
-@pytest.mark.parametrize('command', [('plan',), ('verify',), ('index',)])
+@pytest.mark.parametrize('command', [('verify',), ('index',)])
 def test_commands_of_datasets_name_those_of_other_files(granular_cli, tmp_path, command):
     (tmp_path / 'rows.parquet').write_bytes(b'PAR1')
     code, _, err = granular_cli(command[0], tmp_path / 'rows.parquet', *command[1:])
@@ -174,7 +198,7 @@ def test_copy_and_info_of_a_bucket(granular_cli, path, fakegcs):
     ('args', 'match'),
     [(('info', '/nowhere/x'), 'no such file or folder'),
      (('cat', '/nowhere/x', '0'), 'nowhere'), (('ls', '/nowhere/x'), 'nowhere'),
-     (('ls', __file__), 'this, or a part of its path, is a file'), (('plan', '/nowhere/x'), 'no such file or folder'),
+     (('ls', __file__), 'this, or a part of its path, is a file'), (('verify', '/nowhere/x'), 'no such file or folder'),
      (('copy', '/nowhere/x', '/tmp/y'), 'nowhere'), (('info', 'nosuch://x'), 'nosuch'),
      (('demo', '--store', 'x'), 'store')],
 )  # fmt: skip
@@ -214,8 +238,10 @@ def test_output_that_cannot_be_written_is_no_traceback(output, message, tmp_path
 
 
 @pytest.mark.parametrize('encoding', ['ascii', 'latin-1'])
-def test_characters_that_the_output_cannot_have_are_escaped(path, encoding):
-    command = [sys.executable, '-m', 'granular', 'plan', path, '--batch', '2', '--order', 'blocks']
+def test_characters_that_the_output_cannot_have_are_escaped(tmp_path, encoding):
+    with granular.DatasetWriter(tmp_path / '\u2264', {'x': 'int'}) as writer:
+        writer.append({'x': 1})
+    command = [sys.executable, '-m', 'granular', 'info', tmp_path / '\u2264']
     environment = {**os.environ, 'PYTHONIOENCODING': encoding}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, '')
@@ -227,7 +253,7 @@ def test_interrupt_while_modules_are_imported_is_no_traceback():
         'import sys\n'
         'class Finder:\n'
         '    def find_spec(name, path, target=None):\n'
-        "        if name == 'granular.cli.planning':\n"
+        "        if name == 'granular.cli.measuring':\n"
         '            raise KeyboardInterrupt\n'
         'sys.meta_path.insert(0, Finder)\n'
         'from granular.cli import main\n'
@@ -279,7 +305,6 @@ def test_single_things_are_counted_in_the_singular(granular_cli, tmp_path):
         ['index', tmp_path / 'one'],
         ['clean', tmp_path / 'left', '--older', 0],
         ['copy-to-local', tmp_path / 'file', tmp_path / 'copied'],
-        ['plan', tmp_path / 'one', '--batch', 2],
     ):
         text = ''.join(granular_cli(*command)[1:])
         assert not re.findall(r'\b1 [a-z]+s\b(?! *\d)', text)
@@ -404,7 +429,6 @@ MISTAKES = {
     ),
     'unfinished dataset to convert': (['convert', 'killed', 'x'], 'write it again, or remove it with `granular clean'),
     'bags to verify': (['verify', 'bags'], 'bags: has bags but no spec.json: open one of them, such as a.bag; if'),
-    'batch of a plan': (['plan', 'ds', '--batch', 9], 'for a batch of 9 on 1 host, got 5: choose a smaller --batch'),
 }
 
 

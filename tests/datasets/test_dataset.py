@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import granular
-import granular.cli.plan
 from granular import aio
 from granular.errors import (
     BucketNotFoundError,
@@ -610,7 +609,6 @@ MISSING_BUCKET = {
     'copy_to_local of a part': lambda path: granular.copy_to_local(path, 'copied', 'part'),
     'glob': lambda path: list(path.glob('*')),
     'load_state': granular.load_state,
-    'plan': lambda path: granular.cli.plan.plan(path, granular.cli.plan.Run(1)),
     'verify': granular.verify,
 }
 

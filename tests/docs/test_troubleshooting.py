@@ -102,7 +102,7 @@ def test_quoted_messages_are_those_of_the_code(page):
         ('`…: has no spec.json: …`', True),
         ('`attempt 3 failed, retrying in 0.41 s: …`', True),
         ('`was killed by SIGKILL`', True),
-        ('`own shards`', True),
+        ('`left alone: …`', True),
         ('`no trouble`', False),
         ('`…: is no dataset at all: …`', False),
         ('`A page, a window, or a bag of one key.`', False),
