@@ -394,6 +394,8 @@ def _print_description(description: dict[str, Any]) -> None:
 
     console = Console()
     head = Table.grid(padding=(0, 2))
+    head.add_column()
+    head.add_column(overflow='fold')  # an address is not cut off
     for name in ('url', 'kind', 'layout', 'versions', 'shards', 'datapoints', 'bytes', 'index'):
         value = description.get(name)
         if name == 'versions' and value:
