@@ -20,6 +20,7 @@ from benchmarks import (
     remote,
     requests,
     rest,
+    sharding,
     training,
 )  # fmt: skip
 from benchmarks.bars import Bar, Figures, machine, write
@@ -35,7 +36,7 @@ BENCHMARKS = {
         mixing.mixing, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        planning.planning, arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, training.training,
+        planning.planning, arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding, training.training,
         accelerator.accelerator,
     )
 }  # fmt: skip

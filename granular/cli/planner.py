@@ -8,7 +8,7 @@ import numpy as np
 
 import granular
 from granular import metrics
-from granular.aio.datasets.columns import Columns, record_requests
+from granular.aio.datasets.columns import Columns, Picks, record_rows
 from granular.aio.datasets.sharded_reader import columns_of_shards, indexed_shards_of
 from granular.aio.stores import ranges
 from granular.cli.describe import open_any, refuse_other_formats
@@ -76,8 +76,8 @@ class Planner:
                 firsts, counts = part.references.at(own)
             for i, choice in enumerate(self._choices, 1):
                 if choice.field.key not in self._cached:
-                    [request], _ = record_requests([(part, own)], choice, [(firsts, counts)])
-                    records.append(self._located(*request, base + i))
+                    ((bag,), _, wanted), _ = record_rows(Picks.of(part, own), choice, (firsts, counts))
+                    records.append(self._located(bag, wanted, base + i))
         plans = [self._planned(found) for found in (references, records)]
         return sum(count for count, _ in plans), sum(nbytes for _, nbytes in plans)
 
