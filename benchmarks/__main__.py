@@ -36,7 +36,8 @@ BENCHMARKS = {
         mixing.mixing, caching.blockcache, caching.shared,
         local_rivals.local_rivals,
         rest.local, rest.batch, rest.opening, rest.memory, rest.first, rest.images, rest.processes,
-        planning.planning, arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding, training.training,
+        planning.planning, arrayrecord.arrayrecord, parquet.parquet, clusters.ray, indexing.index, sharding.sharding,
+        training.training,
         accelerator.accelerator,
     )
 }  # fmt: skip
